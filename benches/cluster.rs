@@ -1,6 +1,11 @@
 //! A cluster of three masters beside one server, in alternating rounds; and how soon a lock is to be had after a master was
 //! lost. `cargo bench --bench cluster`.
-#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+#![allow(
+    missing_docs,
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss
+)]
 
 mod support;
 
@@ -33,30 +38,53 @@ fn ask(at: SocketAddr, command: &str) -> std::io::Result<String> {
 
 /// Processor seconds that a server has had.
 fn cpu(server: &SpawnedServer) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.pid())).expect("its statistics");
-    let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
+    let stat =
+        std::fs::read_to_string(format!("/proc/{}/stat", server.pid())).expect("its statistics");
+    let fields: Vec<&str> = stat
+        .rsplit_once(')')
+        .expect("a name")
+        .1
+        .split_whitespace()
+        .collect();
     let ticks = |at: usize| fields[at].parse::<f64>().expect("ticks");
     (ticks(11) + ticks(12)) / 100.0
 }
 
 async fn beside_one_server() {
-    let (cluster, one) = (SpawnedCluster::start(3, 0).expect("a cluster"), SpawnedServer::start().expect("a server"));
-    let in_cluster = LockClient::connect(cluster.url()).await.expect("the cluster");
+    let (cluster, one) = (
+        SpawnedCluster::start(3, 0).expect("a cluster"),
+        SpawnedServer::start().expect("a server"),
+    );
+    let in_cluster = LockClient::connect(cluster.url())
+        .await
+        .expect("the cluster");
     let at_one = LockClient::connect(one.url()).await.expect("the server");
     for tasks in [1, TASKS] {
         let (mut ratios, mut costs) = (Vec::new(), (Vec::new(), Vec::new()));
         for _ in 0..ROUNDS {
             let (before, nodes) = (cpu(&one), cluster.nodes());
             let alone = pairs(&at_one, tasks, ROUND).await;
-            costs.0.push((cpu(&one) - before) / (alone * ROUND.as_secs_f64()) * 1e6);
+            costs
+                .0
+                .push((cpu(&one) - before) / (alone * ROUND.as_secs_f64()) * 1e6);
             let before: f64 = nodes.iter().map(cpu).sum();
             let shared = pairs(&in_cluster, tasks, ROUND).await;
             let after: f64 = nodes.iter().map(cpu).sum();
-            costs.1.push((after - before) / (shared * ROUND.as_secs_f64()) * 1e6);
+            costs
+                .1
+                .push((after - before) / (shared * ROUND.as_secs_f64()) * 1e6);
             ratios.push(shared / alone);
         }
-        report(&format!("{tasks} tasks, pairs/s in a cluster of 3 / at one server"), median(&mut ratios), "");
-        report("  the one server's processor time for a pair", median(&mut costs.0), "us");
+        report(
+            &format!("{tasks} tasks, pairs/s in a cluster of 3 / at one server"),
+            median(&mut ratios),
+            "",
+        );
+        report(
+            "  the one server's processor time for a pair",
+            median(&mut costs.0),
+            "us",
+        );
         report("  the three nodes', together", median(&mut costs.1), "us");
     }
 }
@@ -70,17 +98,43 @@ async fn after_a_loss(lose: Loss, elsewhere: bool) -> f64 {
         .connect(cluster.url())
         .await
         .expect("the cluster");
-    let master_of = |name: &str| cluster.master_of(SpawnedCluster::slot_of(name)).expect("a master").addr();
+    let master_of = |name: &str| {
+        cluster
+            .master_of(SpawnedCluster::slot_of(name))
+            .expect("a master")
+            .addr()
+    };
     let master = master_of("l");
-    let mut names = (0..).map(|n| if elsewhere { format!("l{n}") } else { "l".to_owned() });
-    let name = names.find(|name| (master_of(name) != master) == elsewhere).expect("there are others");
+    let mut names = (0..).map(|n| {
+        if elsewhere {
+            format!("l{n}")
+        } else {
+            "l".to_owned()
+        }
+    });
+    let name = names
+        .find(|name| (master_of(name) != master) == elsewhere)
+        .expect("there are others");
     let lock = client.reentrant_lock(&name).expect("a name");
-    lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
-    let others: Vec<SocketAddr> = cluster.addrs().into_iter().filter(|addr| *addr != master).collect();
+    lock.lock()
+        .await
+        .expect("the lock")
+        .unlock()
+        .await
+        .expect("the unlock");
+    let others: Vec<SocketAddr> = cluster
+        .addrs()
+        .into_iter()
+        .filter(|addr| *addr != master)
+        .collect();
     let serves = thread::spawn(move || {
         // whoever is no master of the slot says MOVED, or that the cluster is down
         let probe = format!("SET {{{name}}}probe 1");
-        let serves = || others.iter().any(|at| ask(*at, &probe).is_ok_and(|said| said.starts_with("+OK")));
+        let serves = || {
+            others
+                .iter()
+                .any(|at| ask(*at, &probe).is_ok_and(|said| said.starts_with("+OK")))
+        };
         for wanted in [false, true] {
             while serves() != wanted {
                 thread::sleep(Duration::from_millis(1));
@@ -91,15 +145,26 @@ async fn after_a_loss(lose: Loss, elsewhere: bool) -> f64 {
     let losing = {
         let cluster = Arc::clone(&cluster);
         thread::spawn(move || {
-            let node = cluster.nodes().iter().find(|node| node.addr() == master).expect("it");
+            let node = cluster
+                .nodes()
+                .iter()
+                .find(|node| node.addr() == master)
+                .expect("it");
             lose(&cluster, node);
         })
     };
     // until one ends that began when the new one served already
-    let (mut ended, serves) =
-        (Vec::new(), tokio::task::spawn_blocking(move || serves.join().expect("somebody serves")));
+    let (mut ended, serves) = (
+        Vec::new(),
+        tokio::task::spawn_blocking(move || serves.join().expect("somebody serves")),
+    );
     let until = loop {
-        lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+        lock.lock()
+            .await
+            .expect("the lock")
+            .unlock()
+            .await
+            .expect("the unlock");
         ended.push(Instant::now());
         if serves.is_finished() {
             break serves.await.expect("somebody serves");
@@ -107,9 +172,17 @@ async fn after_a_loss(lose: Loss, elsewhere: bool) -> f64 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     };
     losing.join().expect("it was lost");
-    lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+    lock.lock()
+        .await
+        .expect("the lock")
+        .unlock()
+        .await
+        .expect("the unlock");
     ended.push(Instant::now());
-    let first = ended.into_iter().find(|ended| *ended >= until).expect("one came later");
+    let first = ended
+        .into_iter()
+        .find(|ended| *ended >= until)
+        .expect("one came later");
     (first - until).as_secs_f64() * 1e3
 }
 
@@ -120,9 +193,21 @@ type Loss = fn(&SpawnedCluster, &SpawnedServer);
 async fn main() {
     beside_one_server().await;
     let ways: [(&str, Loss, bool); 4] = [
-        ("killed: the first pair after the new one serves", |_, master| master.kill().expect("a kill"), false),
-        ("killed: the first pair of another after that serves again", |_, master| master.kill().expect("a kill"), true),
-        ("hangs: the first pair after the new one serves", |_, master| master.stop().expect("a stop"), false),
+        (
+            "killed: the first pair after the new one serves",
+            |_, master| master.kill().expect("a kill"),
+            false,
+        ),
+        (
+            "killed: the first pair of another after that serves again",
+            |_, master| master.kill().expect("a kill"),
+            true,
+        ),
+        (
+            "hangs: the first pair after the new one serves",
+            |_, master| master.stop().expect("a stop"),
+            false,
+        ),
         (
             "hands over: the first pair after the new one serves",
             |cluster, master| _ = cluster.failover(master).expect("a failover"),
@@ -134,7 +219,11 @@ async fn main() {
         for _ in 0..FAILOVERS {
             took.push(after_a_loss(lose, elsewhere).await);
         }
-        report(&format!("a master {what}, median"), median(&mut took.clone()), "ms");
+        report(
+            &format!("a master {what}, median"),
+            median(&mut took.clone()),
+            "ms",
+        );
         report("  the worst", quantile(&mut took, 1.0), "ms");
     }
 }

@@ -1,7 +1,12 @@
 //! Handing a lock over: from `unlock` called in one client to `lock` returned in another that waits.
 //!
 //! Figures are PING round trips of the same run, or times where the bound is one. `cargo bench --bench contended`.
-#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+#![allow(
+    missing_docs,
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss
+)]
 
 mod support;
 
@@ -73,11 +78,17 @@ async fn ping(bare: &Client) -> f64 {
 async fn with_signals(url: &str) {
     let bare = bare(url).await;
     let signal: Door = |client, name| client.signal_lock(name).expect("a name");
-    let [a, b] = [LockClient::connect(url).await.expect("a"), LockClient::connect(url).await.expect("b")];
+    let [a, b] = [
+        LockClient::connect(url).await.expect("a"),
+        LockClient::connect(url).await.expect("b"),
+    ];
     for (machine, idle) in [("idle before", true), ("busy before", false)] {
         let (hand_overs, mut pings) = hand_over(signal, &a, &b, &bare, idle, 1000).await;
         let ping = median(&mut pings);
-        let mut trips: Vec<f64> = hand_overs.into_iter().map(|seconds| seconds / ping).collect();
+        let mut trips: Vec<f64> = hand_overs
+            .into_iter()
+            .map(|seconds| seconds / ping)
+            .collect();
         let what = format!("signal lock's hand-over in PING round trips, {machine}");
         report(&format!("{what}, median"), median(&mut trips), "<= 3");
         report(&format!("{what}, p99"), quantile(&mut trips, 0.99), "<= 10");
@@ -87,14 +98,20 @@ async fn with_signals(url: &str) {
 async fn with_messages(url: &str) {
     let bare = bare(url).await;
     let reentrant: Door = |client, name| client.reentrant_lock(name).expect("a name");
-    let own = [LockClient::connect(url).await.expect("a"), LockClient::connect(url).await.expect("b")];
+    let own = [
+        LockClient::connect(url).await.expect("a"),
+        LockClient::connect(url).await.expect("b"),
+    ];
     let over_fred = || LockClient::builder().wire(Wire::Fred).connect(url);
     let fred = [over_fred().await.expect("a"), over_fred().await.expect("b")];
     for (wire, [a, b]) in [("own wire", &own), ("over fred", &fred)] {
         for (machine, idle) in [("idle before", true), ("busy before", false)] {
             let (hand_overs, mut pings) = hand_over(reentrant, a, b, &bare, idle, 1000).await;
             let ping = median(&mut pings);
-            let mut trips: Vec<f64> = hand_overs.into_iter().map(|seconds| seconds / ping).collect();
+            let mut trips: Vec<f64> = hand_overs
+                .into_iter()
+                .map(|seconds| seconds / ping)
+                .collect();
             println!("    PING {:.0} us", ping * 1e6);
             let what = format!("hand-over in PING round trips, {wire}, {machine}");
             report(&format!("{what}, median"), median(&mut trips), "<= 3");
@@ -107,17 +124,36 @@ async fn with_messages(url: &str) {
 async fn without_messages(url: &str) {
     let bare = bare(url).await;
     let command = CustomCommand::new_static("ACL", ClusterHash::FirstKey, false);
-    let rule = ["SETUSER", "deaf", "on", ">deaf", "~*", "+@all", "resetchannels", "&none"].map(Value::from);
+    let rule = [
+        "SETUSER",
+        "deaf",
+        "on",
+        ">deaf",
+        "~*",
+        "+@all",
+        "resetchannels",
+        "&none",
+    ]
+    .map(Value::from);
     let _: Value = bare.custom(command, rule.to_vec()).await.expect("a user");
     let cap = Duration::from_millis(500);
     let deaf = url.replace("redis://", "redis://deaf:deaf@");
     let a = LockClient::connect(url).await.expect("a");
-    let b = LockClient::builder().poll_cap(cap).connect(deaf).await.expect("b");
+    let b = LockClient::builder()
+        .poll_cap(cap)
+        .connect(deaf)
+        .await
+        .expect("b");
     // its own unlock may not publish either, so the waiter here only takes the lock; the lease ends it
     let mut worst = 0_f64;
     for round in 0..10 {
         let name = format!("deaf-{round}");
-        let guard = a.reentrant_lock(&name).expect("a name").lock().await.expect("the lock");
+        let guard = a
+            .reentrant_lock(&name)
+            .expect("a name")
+            .lock()
+            .await
+            .expect("the lock");
         let theirs = b.reentrant_lock(&name).expect("a name");
         let waiter = tokio::spawn(async move {
             let guard = theirs.lock().await.expect("the lock");
@@ -130,7 +166,11 @@ async fn without_messages(url: &str) {
         worst = worst.max((returned - start).as_secs_f64());
         let _ = guard.forget();
     }
-    report("hand-over without any pub/sub message, worst, in ms (poll cap 500 ms)", worst * 1e3, "<= 550");
+    report(
+        "hand-over without any pub/sub message, worst, in ms (poll cap 500 ms)",
+        worst * 1e3,
+        "<= 550",
+    );
 }
 
 async fn many_tasks(link: &Link) {
@@ -143,7 +183,12 @@ async fn many_tasks(link: &Link) {
             let lock = client.reentrant_lock("hot").expect("a name");
             tokio::spawn(async move {
                 for _ in 0..holds_each {
-                    lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+                    lock.lock()
+                        .await
+                        .expect("the lock")
+                        .unlock()
+                        .await
+                        .expect("the unlock");
                 }
             })
         })
@@ -152,18 +197,31 @@ async fn many_tasks(link: &Link) {
         task.await.expect("a task");
     }
     let holds = 64.0 * f64::from(holds_each);
-    link.report("holds/s, 64 tasks of one client on one lock", holds / start.elapsed().as_secs_f64(), "");
+    link.report(
+        "holds/s, 64 tasks of one client on one lock",
+        holds / start.elapsed().as_secs_f64(),
+        "",
+    );
 }
 
 /// R70: from the writer's unlock to the last of fifty readers that it woke.
 async fn many_readers(link: &Link) {
     let bare = bare(&link.url).await;
-    let (a, b) = (LockClient::connect(&link.url).await.expect("a"), LockClient::connect(&link.url).await.expect("b"));
+    let (a, b) = (
+        LockClient::connect(&link.url).await.expect("a"),
+        LockClient::connect(&link.url).await.expect("b"),
+    );
     link.slow_down();
     let (mut last, mut pings) = (Vec::new(), Vec::new());
     for round in 0..if link.is_far() { 20 } else { 50 } {
         let name = format!("shared-{round}");
-        let guard = a.read_write_lock(&name).expect("a name").write_lock().lock().await.expect("the lock");
+        let guard = a
+            .read_write_lock(&name)
+            .expect("a name")
+            .write_lock()
+            .lock()
+            .await
+            .expect("the lock");
         let readers: Vec<_> = (0..50)
             .map(|_| {
                 let lock = b.read_write_lock(&name).expect("a name").read_lock();
@@ -190,7 +248,11 @@ async fn many_readers(link: &Link) {
         }
     }
     let (last, ping) = (median(&mut last), median(&mut pings));
-    link.report("50 readers woken by a writer's unlock, the last one in, in ms, median", last * 1e3, "");
+    link.report(
+        "50 readers woken by a writer's unlock, the last one in, in ms, median",
+        last * 1e3,
+        "",
+    );
     link.report("the same in PING round trips", last / ping, "<= 20");
 }
 
@@ -224,7 +286,11 @@ async fn recovery() {
         let returned = waiter.await.expect("a task");
         worst = worst.max(returned.saturating_duration_since(open).as_secs_f64());
     }
-    report("first acquire after a killed server's port opens again, worst of 10, in ms", worst * 1e3, "<= 250");
+    report(
+        "first acquire after a killed server's port opens again, worst of 10, in ms",
+        worst * 1e3,
+        "<= 250",
+    );
 }
 
 #[tokio::main]

@@ -65,7 +65,9 @@ impl Fault {
             return gracefully_in_a_cluster(replicas.min(1)).await;
         }
         let group = SpawnedSentinel::start(REPLICAS, 3).expect("a group");
-        let [master, one, other] = group.servers() else { unreachable!("a master and two replicas") };
+        let [master, one, other] = group.servers() else {
+            unreachable!("a master and two replicas")
+        };
         let builder = || builder(replicas);
         let client = builder().connect(group.url()).await.expect("a client");
         let is_away = |replica: &SpawnedServer| {
@@ -76,7 +78,11 @@ impl Fault {
         let guards = match self {
             Self::KilledUpToDate => {
                 let guards = take(&client, 4).await;
-                let copied = || [one, other].iter().all(|replica| keys(replica.addr()) == keys(master.addr()));
+                let copied = || {
+                    [one, other]
+                        .iter()
+                        .all(|replica| keys(replica.addr()) == keys(master.addr()))
+                };
                 until(copied).await;
                 master.kill().expect("a signal");
                 guards
@@ -92,7 +98,10 @@ impl Fault {
             }
             Self::KilledWithWhoHeard => {
                 is_away(other);
-                until(|| ask(one.addr(), "ROLE") == "*5" && keys(one.addr()) == keys(master.addr())).await;
+                until(|| {
+                    ask(one.addr(), "ROLE") == "*5" && keys(one.addr()) == keys(master.addr())
+                })
+                .await;
                 let guards = take(&client, 3).await;
                 until(|| keys(one.addr()) == keys(master.addr())).await;
                 master.kill().expect("a signal");
@@ -110,21 +119,32 @@ impl Fault {
                 guards
             }
         };
-        let new = settled(|| group.wait_for_another_master(master).map(SpawnedServer::addr));
+        let new = settled(|| {
+            group
+                .wait_for_another_master(master)
+                .map(SpawnedServer::addr)
+        });
         // what it had not heard of before it became the master is not there
         count(&guards, |_| new)
     }
 }
 
 fn builder(replicas: u32) -> LockClientBuilder {
-    LockClient::builder().outage_patience(LONG).replicas(replicas, Duration::from_millis(300))
+    LockClient::builder()
+        .outage_patience(LONG)
+        .replicas(replicas, Duration::from_millis(300))
 }
 
 /// Takes locks one after the other; what is refused is not taken.
 async fn take(client: &LockClient, locks: usize) -> Vec<LockGuard> {
     let mut guards = Vec::new();
     for n in 0..locks {
-        match client.mutex(format!("lock:{n}")).expect("a name").try_lock().await {
+        match client
+            .mutex(format!("lock:{n}"))
+            .expect("a name")
+            .try_lock()
+            .await
+        {
             Ok(Some(guard)) => guards.push(guard),
             Ok(None) => {}
             Err(error) => assert!(matches!(error, Error::NotReplicated { .. }), "{error}"),
@@ -140,7 +160,12 @@ async fn take_on(client: LockClient, time: Duration) -> Vec<LockGuard> {
         if from.elapsed() > time {
             break;
         }
-        if let Ok(Some(guard)) = client.mutex(format!("lock:{n}")).expect("a name").try_lock().await {
+        if let Ok(Some(guard)) = client
+            .mutex(format!("lock:{n}"))
+            .expect("a name")
+            .try_lock()
+            .await
+        {
             guards.push(guard);
         }
         sleep(Duration::from_millis(2)).await;
@@ -152,8 +177,11 @@ async fn take_on(client: LockClient, time: Duration) -> Vec<LockGuard> {
 /// ask the sentinels.
 async fn late_requests(group: &SpawnedSentinel, replicas: u32) -> Outcome {
     let master = &group.servers()[0];
-    let client =
-        builder(replicas).command_timeout(Duration::from_secs(10)).connect(master.url()).await.expect("a client");
+    let client = builder(replicas)
+        .command_timeout(Duration::from_secs(10))
+        .connect(master.url())
+        .await
+        .expect("a client");
     // its scripts are known
     drop(take(&client, 1).await);
     client.idle().await;
@@ -178,18 +206,30 @@ async fn late_requests(group: &SpawnedSentinel, replicas: u32) -> Outcome {
 
 async fn gracefully_in_a_cluster(replicas: u32) -> Outcome {
     let cluster = SpawnedCluster::start(3, 3).expect("a cluster");
-    let client = builder(replicas).connect(cluster.url()).await.expect("a client");
+    let client = builder(replicas)
+        .connect(cluster.url())
+        .await
+        .expect("a client");
     let taking = tokio::spawn(take_on(client, Duration::from_secs(2)));
     sleep(Duration::from_millis(500)).await;
     settled(|| cluster.failover(&cluster.nodes()[0]).map(drop));
     let guards = taking.await.expect("no panic");
-    count(&guards, |name| cluster.master_of(SpawnedCluster::slot_of(name)).expect("a master").addr())
+    count(&guards, |name| {
+        cluster
+            .master_of(SpawnedCluster::slot_of(name))
+            .expect("a master")
+            .addr()
+    })
 }
 
 /// Those whose record is not where it should be.
 fn count(guards: &[LockGuard], at: impl Fn(&str) -> SocketAddr) -> Outcome {
-    let is_lost = |guard: &&LockGuard| ask(at(guard.name()), &format!("EXISTS {}", guard.name())) != ":1";
-    Outcome { granted: guards.len(), lost: guards.iter().filter(is_lost).count() }
+    let is_lost =
+        |guard: &&LockGuard| ask(at(guard.name()), &format!("EXISTS {}", guard.name())) != ":1";
+    Outcome {
+        granted: guards.len(),
+        lost: guards.iter().filter(is_lost).count(),
+    }
 }
 
 fn settled<T>(wait: impl FnOnce() -> Result<T, nestlock_embedded::SpawnError>) -> T {
@@ -219,34 +259,66 @@ fn ask(server: SocketAddr, request: &str) -> String {
 }
 
 fn main() {
-    let each = std::env::args().find_map(|arg| arg.strip_prefix("each=")?.parse().ok()).unwrap_or(20);
+    let each = std::env::args()
+        .find_map(|arg| arg.strip_prefix("each=")?.parse().ok())
+        .unwrap_or(20);
     let columns = [0, 1, REPLICAS as u32];
-    let cells: Vec<(Fault, u32)> = Fault::ALL.into_iter().flat_map(|fault| columns.map(|n| (fault, n))).collect();
-    let work = cells.iter().flat_map(|cell| std::iter::repeat_n(*cell, each));
+    let cells: Vec<(Fault, u32)> = Fault::ALL
+        .into_iter()
+        .flat_map(|fault| columns.map(|n| (fault, n)))
+        .collect();
+    let work = cells
+        .iter()
+        .flat_map(|cell| std::iter::repeat_n(*cell, each));
     let (work, done) = (Mutex::new(work), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
-                let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+                let runtime = tokio::runtime::Builder::new_multi_thread()
+                    .worker_threads(1)
+                    .enable_all()
+                    .build();
                 let runtime = runtime.expect("a runtime");
                 loop {
                     let next = work.lock().expect("no panic").next();
                     let Some((fault, replicas)) = next else { break };
-                    let outcome = runtime.block_on(async { tokio::spawn(fault.happen(replicas)).await });
-                    done.lock().expect("no panic").push((fault, replicas, outcome.expect("no panic")));
+                    let outcome =
+                        runtime.block_on(async { tokio::spawn(fault.happen(replicas)).await });
+                    done.lock().expect("no panic").push((
+                        fault,
+                        replicas,
+                        outcome.expect("no panic"),
+                    ));
                 }
             });
         }
     });
     let done = done.into_inner().expect("no panic");
-    println!("{each} failovers a cell: locks that were granted and are lost, of all that were granted");
+    println!(
+        "{each} failovers a cell: locks that were granted and are lost, of all that were granted"
+    );
     println!("| what happens | `replicas(0)` | 1 | all |\n|---|---|---|---|");
     for fault in Fault::ALL {
         let cell = |replicas| {
-            let of = done.iter().filter(|(of, n, _)| (*of, *n) == (fault, replicas)).map(|(_, _, outcome)| outcome);
-            let (lost, granted) = of.fold((0, 0), |(lost, granted), one| (lost + one.lost, granted + one.granted));
-            if granted == 0 { "none granted".to_owned() } else { format!("{lost} of {granted}") }
+            let of = done
+                .iter()
+                .filter(|(of, n, _)| (*of, *n) == (fault, replicas))
+                .map(|(_, _, outcome)| outcome);
+            let (lost, granted) = of.fold((0, 0), |(lost, granted), one| {
+                (lost + one.lost, granted + one.granted)
+            });
+            if granted == 0 {
+                "none granted".to_owned()
+            } else {
+                format!("{lost} of {granted}")
+            }
         };
-        println!("| {} | {} | {} | {} |", fault.name(), cell(0), cell(1), cell(REPLICAS as u32));
+        println!(
+            "| {} | {} | {} | {} |",
+            fault.name(),
+            cell(0),
+            cell(1),
+            cell(REPLICAS as u32)
+        );
     }
 }

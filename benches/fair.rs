@@ -1,7 +1,12 @@
 //! What order costs: the fair lock's hand-over beside the plain one's, and one hold where few or many wait.
 //!
 //! Figures are ratios within one run, and times. `cargo bench --bench fair`.
-#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+#![allow(
+    missing_docs,
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss
+)]
 
 mod support;
 
@@ -14,7 +19,10 @@ use support::{Link, median, quantile, report, server};
 const NEVER: Duration = Duration::from_secs(3600);
 
 async fn client(url: &str, grants: bool) -> LockClient {
-    let builder = LockClient::builder().poll_cap(NEVER).watchdog_timeout(4 * NEVER).fair_patience(4 * NEVER);
+    let builder = LockClient::builder()
+        .poll_cap(NEVER)
+        .watchdog_timeout(4 * NEVER)
+        .fair_patience(4 * NEVER);
     builder.grants(grants).connect(url).await.expect("a client")
 }
 
@@ -31,7 +39,11 @@ async fn hand_over(from: Lock, to: Lock) -> f64 {
     tokio::time::sleep(Duration::from_millis(5)).await;
     let start = Instant::now();
     guard.unlock().await.expect("the unlock");
-    waiter.await.expect("a task").duration_since(start).as_secs_f64()
+    waiter
+        .await
+        .expect("a task")
+        .duration_since(start)
+        .as_secs_f64()
 }
 
 async fn hand_overs(url: &str) {
@@ -52,11 +64,30 @@ async fn hand_overs(url: &str) {
     }
     let times = [&mut fair, &mut asked, &mut before, &mut plain].map(|times| median(times));
     let [granted, asks, before, other] = times;
-    println!("    fair, without grants, the same over fred, plain: {:.0?} us", times.map(|time| time * 1e6));
-    report("hand-over, fair to fair without grants, median", granted / asks, "");
-    report("hand-over, fair to fair without grants over fred, median", granted / before, "<= 0.6");
-    report("hand-over, fair to plain, median", granted / other, "<= 1.3");
-    report("hand-over, fair to plain, p99", quantile(&mut fair, 0.99) / quantile(&mut plain, 0.99), "");
+    println!(
+        "    fair, without grants, the same over fred, plain: {:.0?} us",
+        times.map(|time| time * 1e6)
+    );
+    report(
+        "hand-over, fair to fair without grants, median",
+        granted / asks,
+        "",
+    );
+    report(
+        "hand-over, fair to fair without grants over fred, median",
+        granted / before,
+        "<= 0.6",
+    );
+    report(
+        "hand-over, fair to plain, median",
+        granted / other,
+        "<= 1.3",
+    );
+    report(
+        "hand-over, fair to plain, p99",
+        quantile(&mut fair, 0.99) / quantile(&mut plain, 0.99),
+        "",
+    );
 }
 
 /// The mean time of one hold while this many queue, in seconds. Each that was served waits again, at the end.
@@ -64,7 +95,9 @@ async fn hold_among(link: &Link, waiters: usize, round: usize, grants: bool) -> 
     let measured = if link.is_far() { 100 } else { 1000 };
     link.speed_up();
     let client = client(&link.url, grants).await;
-    let lock = client.fair_lock(format!("crowd-{waiters}-{round}-{grants}")).expect("a name");
+    let lock = client
+        .fair_lock(format!("crowd-{waiters}-{round}-{grants}"))
+        .expect("a name");
     let guard = lock.lock().await.expect("the lock");
     let (served, mut reports) = tokio::sync::mpsc::unbounded_channel();
     let tasks: Vec<_> = (0..waiters)
@@ -111,10 +144,22 @@ async fn crowds(link: &Link) {
         many.push(hold_among(link, 500, round, true).await);
         asked.push(hold_among(link, 100, round, false).await);
     }
-    link.report("time of one hold among 100, to that without grants", median(&mut few) / median(&mut asked), "");
+    link.report(
+        "time of one hold among 100, to that without grants",
+        median(&mut few) / median(&mut asked),
+        "",
+    );
     let (few, many) = (median(&mut few), median(&mut many));
-    println!("    one hold among 100: {:.0} us, among 500: {:.0} us", few * 1e6, many * 1e6);
-    link.report("time of one hold, 500 waiters to 100, median of 5", many / few, "<= 1.3");
+    println!(
+        "    one hold among 100: {:.0} us, among 500: {:.0} us",
+        few * 1e6,
+        many * 1e6
+    );
+    link.report(
+        "time of one hold, 500 waiters to 100, median of 5",
+        many / few,
+        "<= 1.3",
+    );
 }
 
 #[tokio::main]

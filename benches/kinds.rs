@@ -1,7 +1,12 @@
 //! Each kind without contention, beside the reentrant lock in the same run; and a multi-lock beside single ones.
 //!
 //! Run: `cargo bench --bench kinds`
-#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+#![allow(
+    missing_docs,
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss
+)]
 
 mod support;
 
@@ -26,7 +31,10 @@ async fn main() {
         ("read", read_write.read_lock()),
         ("write", read_write.write_lock()),
         ("spin", client.spin_lock("spin").expect("a name")),
-        ("non-reentrant", client.non_reentrant_lock("once").expect("a name")),
+        (
+            "non-reentrant",
+            client.non_reentrant_lock("once").expect("a name"),
+        ),
         ("signal", client.signal_lock("signal").expect("a name")),
     ];
     println!("lock + unlock, against the reentrant lock's, medians of {ROUNDS} alternating rounds");
@@ -34,8 +42,13 @@ async fn main() {
         report(name, ratio(lock, &reentrant).await, "");
     }
 
-    let members: Vec<Lock> =
-        (0..MEMBERS).map(|number| client.reentrant_lock(format!("{{slot}}:{number}")).expect("a name")).collect();
+    let members: Vec<Lock> = (0..MEMBERS)
+        .map(|number| {
+            client
+                .reentrant_lock(format!("{{slot}}:{number}"))
+                .expect("a name")
+        })
+        .collect();
     let multi = client.multi_lock(members.clone()).expect("members");
     let mut ratios = Vec::new();
     for _ in 0..=ROUNDS {
@@ -52,7 +65,11 @@ async fn main() {
         }
         ratios.push(together / start.elapsed().as_secs_f64());
     }
-    report("a multi-lock of 10, against 10 locks one after another", median(&mut ratios[1..]), "");
+    report(
+        "a multi-lock of 10, against 10 locks one after another",
+        median(&mut ratios[1..]),
+        "",
+    );
 }
 
 async fn ratio(lock: &Lock, baseline: &Lock) -> f64 {
@@ -68,7 +85,12 @@ async fn ratio(lock: &Lock, baseline: &Lock) -> f64 {
 async fn time(lock: &Lock, pairs: u32) -> f64 {
     let start = Instant::now();
     for _ in 0..pairs {
-        lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+        lock.lock()
+            .await
+            .expect("the lock")
+            .unlock()
+            .await
+            .expect("the unlock");
     }
     start.elapsed().as_secs_f64()
 }

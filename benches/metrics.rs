@@ -2,7 +2,12 @@
 //!
 //! `cargo bench --bench metrics --features metrics`. There is one recorder for each process, so each round is one, and rounds alternate.
 //! With `OFF=program`, this bench as it was built without the feature, that is held against them, too.
-#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+#![allow(
+    missing_docs,
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss
+)]
 
 mod support;
 
@@ -26,7 +31,12 @@ async fn pairs(client: &LockClient, each: usize) -> f64 {
         let lock = client.mutex(format!("task-{task}")).expect("a name");
         tokio::spawn(async move {
             for _ in 0..each {
-                lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+                lock.lock()
+                    .await
+                    .expect("the lock")
+                    .unlock()
+                    .await
+                    .expect("the unlock");
             }
         })
     };
@@ -41,7 +51,9 @@ async fn pairs(client: &LockClient, each: usize) -> f64 {
 #[tokio::main(worker_threads = 2)]
 async fn round(recorder: bool, url: &str) {
     if recorder {
-        let builder = PrometheusBuilder::new().set_buckets(&[0.001, 0.01, 0.1, 1.0]).expect("buckets");
+        let builder = PrometheusBuilder::new()
+            .set_buckets(&[0.001, 0.01, 0.1, 1.0])
+            .expect("buckets");
         builder.install_recorder().expect("the only one");
     }
     let client = LockClient::connect(url).await.expect("a client");
@@ -50,7 +62,12 @@ async fn round(recorder: bool, url: &str) {
     let lock = client.mutex("one").expect("a name");
     let before = ALLOCATOR.stats().allocations;
     for _ in 0..1_000 {
-        lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+        lock.lock()
+            .await
+            .expect("the lock")
+            .unlock()
+            .await
+            .expect("the unlock");
     }
     let allocations = (ALLOCATOR.stats().allocations - before) as f64 / 1_000.0;
     println!("{rate} {allocations}");
@@ -63,7 +80,9 @@ fn measured(program: &PathBuf, recorder: bool, url: &str) -> [f64; 2] {
         .output()
         .expect("a round");
     let text = String::from_utf8(output.stdout).expect("text");
-    let mut figures = text.split_whitespace().map(|figure| figure.parse().expect("a figure"));
+    let mut figures = text
+        .split_whitespace()
+        .map(|figure| figure.parse().expect("a figure"));
     [figures.next(), figures.next()].map(|figure| figure.expect("two figures"))
 }
 
@@ -90,16 +109,36 @@ fn main() {
     }
     // of neighbours in time: the machine has moods
     let against = |at: usize, base: usize| {
-        let mut ratios: Vec<f64> = rates[at].iter().zip(&rates[base]).map(|(one, other)| one / other).collect();
+        let mut ratios: Vec<f64> = rates[at]
+            .iter()
+            .zip(&rates[base])
+            .map(|(one, other)| one / other)
+            .collect();
         median(&mut ratios)
     };
     let mut of = |at: usize| median(&mut allocations[at]);
     let (without, with) = (of(0), of(1));
-    report("pairs/s, 64 tasks: with a recorder of Prometheus' / without one", against(1, 0), "at least 0.97");
-    report("allocations a pair, 1 task: more with the recorder", with - without, "at most 1");
+    report(
+        "pairs/s, 64 tasks: with a recorder of Prometheus' / without one",
+        against(1, 0),
+        "at least 0.97",
+    );
+    report(
+        "allocations a pair, 1 task: more with the recorder",
+        with - without,
+        "at most 1",
+    );
     if programs.len() > 2 {
-        report("pairs/s, 64 tasks: feature on, no recorder / feature off", against(0, 2), "about 1");
-        report("pairs/s, 64 tasks: with a recorder / feature off", against(1, 2), "at least 0.97");
+        report(
+            "pairs/s, 64 tasks: feature on, no recorder / feature off",
+            against(0, 2),
+            "about 1",
+        );
+        report(
+            "pairs/s, 64 tasks: with a recorder / feature off",
+            against(1, 2),
+            "at least 0.97",
+        );
         report("allocations a pair, 1 task: feature off", of(2), "");
     }
 }

@@ -1,7 +1,12 @@
 //! Readers and writers of one lock, mixed: what each side gets, where all are near, where readers are far, and where all are.
 //!
 //! Figures are holds a second, and the longest wait of a reader. `cargo bench --bench read_write`.
-#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+#![allow(
+    missing_docs,
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss
+)]
 
 mod support;
 
@@ -38,8 +43,17 @@ async fn mixed(what: &str, name: &str, reader_url: &str, writer_url: &str) {
     for (url, count, reads) in [(reader_url, READERS, true), (writer_url, WRITERS, false)] {
         let client = LockClient::connect(url).await.expect("a client");
         let lock = client.read_write_lock(name).expect("a name");
-        let lock = if reads { lock.read_lock() } else { lock.write_lock() };
-        sides.push((client, (0..count).map(|_| tokio::spawn(at_it(lock.clone(), until))).collect::<Vec<_>>()));
+        let lock = if reads {
+            lock.read_lock()
+        } else {
+            lock.write_lock()
+        };
+        sides.push((
+            client,
+            (0..count)
+                .map(|_| tokio::spawn(at_it(lock.clone(), until)))
+                .collect::<Vec<_>>(),
+        ));
     }
     let mut figures = Vec::new();
     for (client, tasks) in sides {
@@ -48,9 +62,15 @@ async fn mixed(what: &str, name: &str, reader_url: &str, writer_url: &str) {
             waits.extend(task.await.expect("a task"));
         }
         client.shutdown().await.expect("an end");
-        figures.push((waits.len() as f64 / TIME.as_secs_f64(), quantile(&mut waits, 0.5), quantile(&mut waits, 1.0)));
+        figures.push((
+            waits.len() as f64 / TIME.as_secs_f64(),
+            quantile(&mut waits, 0.5),
+            quantile(&mut waits, 1.0),
+        ));
     }
-    let [(reads, _, longest), (writes, median, _)] = figures[..] else { unreachable!("two sides") };
+    let [(reads, _, longest), (writes, median, _)] = figures[..] else {
+        unreachable!("two sides")
+    };
     println!(
         "{what}: {reads:.0} reads/s, {writes:.0} writes/s; a reader waits {longest:.3} s at most, a writer {median:.4} s"
     );
@@ -61,7 +81,9 @@ async fn main() {
     let server = server();
     let [near, far] = server.links();
     far.slow_down();
-    println!("{READERS} readers and {WRITERS} writers, each holds it for {HOLD:?}, far is 50 ms a round trip");
+    println!(
+        "{READERS} readers and {WRITERS} writers, each holds it for {HOLD:?}, far is 50 ms a round trip"
+    );
     mixed("all near", "near", &near.url, &near.url).await;
     mixed("readers far", "readers", &far.url, &near.url).await;
     mixed("writers far", "writers", &near.url, &far.url).await;

@@ -1,7 +1,12 @@
 //! Many tasks of one client on one lock: handed on among them, against each asking the server.
 //!
 //! Both in one run, in alternating rounds. `cargo bench --bench relay`.
-#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+#![allow(
+    missing_docs,
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss
+)]
 
 mod support;
 
@@ -29,15 +34,26 @@ struct Round {
 
 async fn scripts(bare: &Client) -> f64 {
     let info: String = bare.info(Some(InfoKind::CommandStats)).await.expect("INFO");
-    let calls = |line: &str| line.split(['=', ',']).nth(1).and_then(|calls| calls.parse::<f64>().ok());
+    let calls = |line: &str| {
+        line.split(['=', ','])
+            .nth(1)
+            .and_then(|calls| calls.parse::<f64>().ok())
+    };
     let counted = info.lines().filter(|line| line.starts_with("cmdstat_eval"));
     counted.filter_map(calls).sum()
 }
 
 /// So many tasks take and give the same lock back, until told to end; the waits of each, in seconds.
-fn crowd(client: &LockClient, tasks: usize, over: &Arc<AtomicBool>) -> Vec<tokio::task::JoinHandle<Vec<f64>>> {
+fn crowd(
+    client: &LockClient,
+    tasks: usize,
+    over: &Arc<AtomicBool>,
+) -> Vec<tokio::task::JoinHandle<Vec<f64>>> {
     let spawn = |_| {
-        let (lock, over) = (client.reentrant_lock("hot").expect("a name"), Arc::clone(over));
+        let (lock, over) = (
+            client.reentrant_lock("hot").expect("a name"),
+            Arc::clone(over),
+        );
         tokio::spawn(async move {
             let mut waits = Vec::new();
             while !over.load(Ordering::Relaxed) {
@@ -73,7 +89,14 @@ async fn round(bare: &Client, client: &LockClient, beside: Option<&LockClient>) 
     let (seconds, scripts) = (from.elapsed().as_secs_f64(), scripts(bare).await - before);
     let holds = waits.len() as f64;
     let p99 = quantile(&mut waits, 0.99);
-    (Round { holds: holds / seconds, scripts: scripts / (holds + theirs), p99 }, theirs / seconds)
+    (
+        Round {
+            holds: holds / seconds,
+            scripts: scripts / (holds + theirs),
+            p99,
+        },
+        theirs / seconds,
+    )
 }
 
 fn main() {

@@ -2,7 +2,12 @@
 //! beside many holds; many readers; many lists that are waited for.
 //!
 //! `cargo bench --bench scale`
-#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+#![allow(
+    missing_docs,
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss
+)]
 
 mod support;
 
@@ -28,18 +33,39 @@ async fn hold_many(client: &LockClient, count: usize) -> Vec<LockGuard> {
 
 /// Many holds: none may be lost, and one with a short TTL is renewed beside them.
 async fn many_holds(link: &Link) {
-    let client = LockClient::builder().watchdog_timeout(WATCHDOG).connect(&link.url).await.expect("a client");
+    let client = LockClient::builder()
+        .watchdog_timeout(WATCHDOG)
+        .connect(&link.url)
+        .await
+        .expect("a client");
     let guards = hold_many(&client, 100_000).await;
     let options = AcquireOptions::new().watchdog_timeout(Duration::from_secs(1));
-    let short =
-        client.reentrant_lock("short").expect("a name").try_lock_with(options).await.expect("an answer").expect("free");
+    let short = client
+        .reentrant_lock("short")
+        .expect("a name")
+        .try_lock_with(options)
+        .await
+        .expect("an answer")
+        .expect("free");
     link.slow_down();
     tokio::time::sleep(Duration::from_secs(20)).await;
     let lost = guards.iter().filter(|guard| guard.is_lost()).count();
     link.report("100,000 locks, TTL 6 s, 20 s: locks lost", lost as f64, "0");
-    link.report("a lock with a TTL of 1 s beside them: lost", f64::from(u8::from(short.is_lost())), "0");
-    let least = guards.iter().map(LockGuard::remaining).min().unwrap_or_default();
-    link.report("shortest remaining lease, as a share of it", least.as_secs_f64() / WATCHDOG.as_secs_f64(), "");
+    link.report(
+        "a lock with a TTL of 1 s beside them: lost",
+        f64::from(u8::from(short.is_lost())),
+        "0",
+    );
+    let least = guards
+        .iter()
+        .map(LockGuard::remaining)
+        .min()
+        .unwrap_or_default();
+    link.report(
+        "shortest remaining lease, as a share of it",
+        least.as_secs_f64() / WATCHDOG.as_secs_f64(),
+        "",
+    );
     // that many releases at once would take longer than a shutdown may
     link.speed_up();
     drop((guards, short));
@@ -64,25 +90,47 @@ async fn beside_many(link: &Link) {
             let (since, mut pairs) = (Instant::now(), 0_u32);
             while since.elapsed() < long {
                 let options = AcquireOptions::new().watchdog_timeout(Duration::from_secs(8));
-                lock.try_lock_with(options).await.expect("an answer").expect("free").unlock().await.expect("an answer");
+                lock.try_lock_with(options)
+                    .await
+                    .expect("an answer")
+                    .expect("free")
+                    .unlock()
+                    .await
+                    .expect("an answer");
                 pairs += 1;
             }
             rates.push(f64::from(pairs) / since.elapsed().as_secs_f64());
         }
         ratios.push(rates[1] / rates[0]);
     }
-    link.report("pairs/s, each with a TTL of 8 s, beside 200,000 holds / beside none", median(&mut ratios), ">= 0.90");
+    link.report(
+        "pairs/s, each with a TTL of 8 s, beside 200,000 holds / beside none",
+        median(&mut ratios),
+        ">= 0.90",
+    );
     link.speed_up();
     drop(guards);
     busy.idle().await;
 }
 
 async fn script_us(client: &Client) -> (f64, f64) {
-    let stats: String = client.info(Some(InfoKind::CommandStats)).await.expect("INFO");
-    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:")).unwrap_or("calls=0,usec=0");
+    let stats: String = client
+        .info(Some(InfoKind::CommandStats))
+        .await
+        .expect("INFO");
+    let line = stats
+        .lines()
+        .find_map(|line| line.strip_prefix("cmdstat_evalsha:"))
+        .unwrap_or("calls=0,usec=0");
     let field = |name: &str| {
-        let value = line.split(',').find_map(|field| field.strip_prefix(name)).unwrap_or("=0");
-        value.trim_start_matches('=').parse::<f64>().expect("a number")
+        let value = line
+            .split(',')
+            .find_map(|field| field.strip_prefix(name))
+            .unwrap_or("=0");
+        value
+            .trim_start_matches('=')
+            .parse::<f64>()
+            .expect("a number")
     };
     (field("calls"), field("usec"))
 }
@@ -91,10 +139,16 @@ async fn script_us(client: &Client) -> (f64, f64) {
 async fn readers(link: &Link) {
     // renewals of so many would be counted, too
     let builder = LockClient::builder().watchdog_timeout(Duration::from_secs(3_600));
-    let (client, bare) = (builder.connect(&link.url).await.expect("a client"), bare(&link.url).await);
+    let (client, bare) = (
+        builder.connect(&link.url).await.expect("a client"),
+        bare(&link.url).await,
+    );
     link.slow_down();
     let pairs = if link.is_far() { 50 } else { 200 };
-    let read = client.read_write_lock("shared").expect("a name").read_lock();
+    let read = client
+        .read_write_lock("shared")
+        .expect("a name")
+        .read_lock();
     let mut guards: Vec<LockGuard> = Vec::new();
     let mut first = None;
     for count in [10_usize, 1000, 5000] {
@@ -113,7 +167,11 @@ async fn readers(link: &Link) {
         let (calls, us) = (after.0 - before.0, after.1 - before.1);
         let pair = us / calls * 2.0;
         let first = *first.get_or_insert(pair);
-        link.report(&format!("server time of a reader's pair with {count} readers, in us"), pair, "");
+        link.report(
+            &format!("server time of a reader's pair with {count} readers, in us"),
+            pair,
+            "",
+        );
         link.report("    against 10 readers", pair / first, "<= 2");
     }
     link.speed_up();
@@ -132,13 +190,22 @@ async fn lists(link: &Link) {
         link.speed_up();
         while kept.len() < count {
             let name = format!("idle:{}", kept.len());
-            kept.push(b.signal_lock(&name).expect("a name").lock().await.expect("the lock"));
+            kept.push(
+                b.signal_lock(&name)
+                    .expect("a name")
+                    .lock()
+                    .await
+                    .expect("the lock"),
+            );
             let lock = a.signal_lock(&name).expect("a name");
             tasks.push(tokio::spawn(async move { drop(lock.lock().await) }));
         }
         link.slow_down();
         tokio::time::sleep(Duration::from_secs(3)).await;
-        let (waits, holds) = (a.signal_lock("hot").expect("a name"), b.signal_lock("hot").expect("a name"));
+        let (waits, holds) = (
+            a.signal_lock("hot").expect("a name"),
+            b.signal_lock("hot").expect("a name"),
+        );
         let mut times = Vec::new();
         for _ in 0..if link.is_far() { 20 } else { 60 } {
             let guard = holds.lock().await.expect("the lock");
@@ -155,7 +222,11 @@ async fn lists(link: &Link) {
         }
         let time = median(&mut times);
         let first = *first.get_or_insert(time);
-        link.report(&format!("a signal lock's hand-over beside {count} lists waited for, in us, median"), time, "");
+        link.report(
+            &format!("a signal lock's hand-over beside {count} lists waited for, in us, median"),
+            time,
+            "",
+        );
         link.report("    against none", time / first, "");
     }
     link.speed_up();
@@ -163,8 +234,11 @@ async fn lists(link: &Link) {
 }
 
 fn main() {
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
     runtime.block_on(async {
         // a server for each part: what one leaves behind must not slow down the next
         for part in 0..4 {

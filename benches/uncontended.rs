@@ -2,7 +2,12 @@
 //!
 //! Rounds of both alternate in one run; figures are ratios of the medians. `make bench`, or
 //! `cargo bench --bench uncontended`.
-#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+#![allow(
+    missing_docs,
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss
+)]
 
 mod support;
 
@@ -25,14 +30,23 @@ const ROUNDS: usize = 15;
 const TASKS: usize = 64;
 
 async fn bare_pair(client: &Client, acquire: &str, release: &str, name: &str, channel: &str) {
-    let taken: Value = client.evalsha(acquire, name, vec![OWNER, "30000", "1"]).await.expect("an answer");
+    let taken: Value = client
+        .evalsha(acquire, name, vec![OWNER, "30000", "1"])
+        .await
+        .expect("an answer");
     assert_eq!(taken.as_i64(), Some(1));
-    let freed: Value = client.evalsha(release, name, vec![OWNER, "0", channel]).await.expect("an answer");
+    let freed: Value = client
+        .evalsha(release, name, vec![OWNER, "0", channel])
+        .await
+        .expect("an answer");
     assert_eq!(freed.as_i64(), Some(1));
 }
 
 async fn bare_pairs(client: Client, name: String, pairs: usize) -> Vec<f64> {
-    let (acquire, release) = (fred::util::sha1_hash(ACQUIRE), fred::util::sha1_hash(RELEASE));
+    let (acquire, release) = (
+        fred::util::sha1_hash(ACQUIRE),
+        fred::util::sha1_hash(RELEASE),
+    );
     let channel = format!("redisson_lock__channel:{{{name}}}");
     let mut micros = Vec::with_capacity(pairs);
     for _ in 0..pairs {
@@ -48,7 +62,12 @@ async fn our_pairs(client: LockClient, name: String, pairs: usize) -> Vec<f64> {
     let mut micros = Vec::with_capacity(pairs);
     for _ in 0..pairs {
         let start = Instant::now();
-        lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+        lock.lock()
+            .await
+            .expect("the lock")
+            .unlock()
+            .await
+            .expect("the unlock");
         micros.push(start.elapsed().as_secs_f64() * 1e6);
     }
     micros
@@ -70,8 +89,16 @@ async fn latency(ours: &LockClient, bare: &Client, spawned: bool, what: &str, bo
     for _ in 0..ROUNDS {
         ping.extend(pings(bare, 200).await);
         if spawned {
-            plain.extend(tokio::spawn(bare_pairs(bare.clone(), "one".into(), 400)).await.expect("a task"));
-            nest.extend(tokio::spawn(our_pairs(ours.clone(), "one".into(), 400)).await.expect("a task"));
+            plain.extend(
+                tokio::spawn(bare_pairs(bare.clone(), "one".into(), 400))
+                    .await
+                    .expect("a task"),
+            );
+            nest.extend(
+                tokio::spawn(our_pairs(ours.clone(), "one".into(), 400))
+                    .await
+                    .expect("a task"),
+            );
         } else {
             plain.extend(bare_pairs(bare.clone(), "one".into(), 400).await);
             nest.extend(our_pairs(ours.clone(), "one".into(), 400).await);
@@ -79,7 +106,11 @@ async fn latency(ours: &LockClient, bare: &Client, spawned: bool, what: &str, bo
     }
     let (plain, nest, ping) = (median(&mut plain), median(&mut nest), median(&mut ping));
     println!("    PING {ping:.0} us, bare pair {plain:.0} us, lock + unlock {nest:.0} us");
-    report(&format!("latency of one pair / two bare EVALSHA, 1 task, {what}"), nest / plain, bound);
+    report(
+        &format!("latency of one pair / two bare EVALSHA, 1 task, {what}"),
+        nest / plain,
+        bound,
+    );
 }
 
 /// 64 tasks on distinct names.
@@ -104,14 +135,22 @@ async fn throughput(ours: &LockClient, bare: &Client, what: &str, bound: &str) {
                 task.await.expect("a task");
             }
             let rate = (TASKS * 200) as f64 / start.elapsed().as_secs_f64();
-            if first { our_rate = rate } else { bare_rate = rate }
+            if first {
+                our_rate = rate;
+            } else {
+                bare_rate = rate;
+            }
         }
         ratios.push(our_rate / bare_rate);
         ours_best = ours_best.max(our_rate);
         bare_best = bare_best.max(bare_rate);
     }
     println!("    best rounds: bare {bare_best:.0} pairs/s, lock + unlock {ours_best:.0} pairs/s");
-    report(&format!("pairs/s with 64 tasks / bare EVALSHA with 64 tasks, {what}"), median(&mut ratios), bound);
+    report(
+        &format!("pairs/s with 64 tasks / bare EVALSHA with 64 tasks, {what}"),
+        median(&mut ratios),
+        bound,
+    );
 }
 
 async fn measure(url: &str, runtime: &str, wire: Wire) {
@@ -119,8 +158,21 @@ async fn measure(url: &str, runtime: &str, wire: Wire) {
     for script in [ACQUIRE, RELEASE] {
         let _: Value = bare.script_load(script).await.expect("a digest");
     }
-    let ours = LockClient::builder().wire(wire).connect(url).await.expect("a connection");
-    let what = |place: &str| format!("{runtime} {place}, {}", if wire == Wire::Own { "own wire" } else { "over fred" });
+    let ours = LockClient::builder()
+        .wire(wire)
+        .connect(url)
+        .await
+        .expect("a connection");
+    let what = |place: &str| {
+        format!(
+            "{runtime} {place}, {}",
+            if wire == Wire::Own {
+                "own wire"
+            } else {
+                "over fred"
+            }
+        )
+    };
     latency(&ours, &bare, false, &what("main"), "<= 1.25").await;
     latency(&ours, &bare, true, &what("spawned"), "").await;
     throughput(&ours, &bare, &what("spawned"), ">= 0.85").await;
@@ -129,9 +181,22 @@ async fn measure(url: &str, runtime: &str, wire: Wire) {
 
 fn main() {
     let server = server();
-    let multi = || Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    let single = || Builder::new_current_thread().enable_all().build().expect("a runtime");
-    for (name, make) in [("multi-thread", multi as fn() -> Runtime), ("current-thread", single)] {
+    let multi = || {
+        Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime")
+    };
+    let single = || {
+        Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime")
+    };
+    for (name, make) in [
+        ("multi-thread", multi as fn() -> Runtime),
+        ("current-thread", single),
+    ] {
         for wire in [Wire::Fred, Wire::Own] {
             make().block_on(measure(server.url(), name, wire));
         }

@@ -34,7 +34,10 @@ impl Cache {
         self.fills.fetch_add(1, SeqCst);
         sleep(Duration::from_millis(50)).await;
         let value = format!("the report of {key}");
-        self.values.lock().expect("nobody panics").insert(key.to_owned(), value.clone());
+        self.values
+            .lock()
+            .expect("nobody panics")
+            .insert(key.to_owned(), value.clone());
         value
     }
 }

@@ -16,7 +16,10 @@ use tokio::time::sleep;
 #[tokio::main]
 async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let server = support::server()?;
-    let (client, other) = (LockClient::connect(server.url()).await?, LockClient::connect(server.url()).await?);
+    let (client, other) = (
+        LockClient::connect(server.url()).await?,
+        LockClient::connect(server.url()).await?,
+    );
 
     // a named owner: every task that uses it shares its holds
     let lock = client.reentrant_lock("job")?;
@@ -34,12 +37,17 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     first.unlock().await?;
 
     // hand-over: keep the hold, send its owner as text, release it elsewhere. The lease is the net
-    let guard = lock.lock_with(options.lease(Duration::from_secs(60))).await?;
+    let guard = lock
+        .lock_with(options.lease(Duration::from_secs(60)))
+        .await?;
     let ticket = guard.forget().to_string();
     let there = other.reentrant_lock("job")?;
     assert!(there.try_lock().await?.is_none());
     there.release(&ticket.parse()?).await?;
-    println!("released by another client: locked: {}", there.is_locked().await?);
+    println!(
+        "released by another client: locked: {}",
+        there.is_locked().await?
+    );
     assert!(!there.is_locked().await?);
 
     // branches of a join! are one task, hence one owner: both get in. A scope makes a branch an owner of its own
@@ -49,8 +57,10 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     a?;
     b?;
     let together = most.swap(0, Ordering::SeqCst);
-    let (a, b) =
-        tokio::join!(OwnerId::scope(branch(&lock, &inside, &most)), OwnerId::scope(branch(&lock, &inside, &most)),);
+    let (a, b) = tokio::join!(
+        OwnerId::scope(branch(&lock, &inside, &most)),
+        OwnerId::scope(branch(&lock, &inside, &most)),
+    );
     a?;
     b?;
     let scoped = most.load(Ordering::SeqCst);

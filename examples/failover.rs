@@ -18,12 +18,24 @@ const LONG: Duration = Duration::from_secs(60);
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let group = SpawnedSentinel::start(1, 3)?;
-    let [master, replica] = group.servers() else { return Err("a master and a replica".into()) };
-    let client = LockClient::builder().outage_patience(LONG).connect(group.url()).await?;
-    let other = LockClient::builder().outage_patience(LONG).connect(group.url()).await?;
+    let [master, replica] = group.servers() else {
+        return Err("a master and a replica".into());
+    };
+    let client = LockClient::builder()
+        .outage_patience(LONG)
+        .connect(group.url())
+        .await?;
+    let other = LockClient::builder()
+        .outage_patience(LONG)
+        .connect(group.url())
+        .await?;
     let began = Instant::now();
     let say = |what: &str| println!("{:5.2} s  {what}", began.elapsed().as_secs_f64());
-    say(&format!("the master is {}, the replica {}", master.addr(), replica.addr()));
+    say(&format!(
+        "the master is {}, the replica {}",
+        master.addr(),
+        replica.addr()
+    ));
 
     // one lock that the replica has heard of, and one that it has not: its link is cut while it hangs
     let copied = client.mutex("copied")?.lock().await?;
@@ -35,9 +47,16 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     ask(master.addr(), "CLIENT KILL TYPE replica")?;
     let forgotten = client.mutex("forgotten")?.lock().await?;
     say("A holds `copied` and `forgotten`; B waits for both");
-    let careful = client.mutex("careful")?.try_lock_with(AcquireOptions::new().replicas(1)).await;
-    let Err(refused @ Error::NotReplicated { .. }) = careful else { return Err("no replica can have it".into()) };
-    say(&format!("C, which asks for replicas(1), is told: {refused}"));
+    let careful = client
+        .mutex("careful")?
+        .try_lock_with(AcquireOptions::new().replicas(1))
+        .await;
+    let Err(refused @ Error::NotReplicated { .. }) = careful else {
+        return Err("no replica can have it".into());
+    };
+    say(&format!(
+        "C, which asks for replicas(1), is told: {refused}"
+    ));
     let waits = |name: &'static str| {
         let lock = other.mutex(name);
         tokio::spawn(async move { lock?.lock().await })
@@ -50,9 +69,20 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let loss = timeout(LONG, forgotten.lost()).await?;
     say(&format!("A is told: {loss}"));
-    assert!(matches!(loss, Error::Lost { reason: LossReason::RecordMissing | LossReason::TakenOver, .. }), "{loss:?}");
+    assert!(
+        matches!(
+            loss,
+            Error::Lost {
+                reason: LossReason::RecordMissing | LossReason::TakenOver,
+                ..
+            }
+        ),
+        "{loss:?}"
+    );
     let now_bs = timeout(LONG, waits_for_forgotten).await???;
-    say("B holds `forgotten`: between the two, there may have been two holders. Fencing tokens are for that");
+    say(
+        "B holds `forgotten`: between the two, there may have been two holders. Fencing tokens are for that",
+    );
 
     assert!(!copied.is_lost() && !waits_for_copied.is_finished());
     say("A holds `copied` still");
@@ -61,7 +91,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     say("A has released it, and B holds it");
     now_bs.unlock().await?;
     guard.unlock().await?;
-    say(&format!("the client knows: {}", client.topology().to_string().replace('\n', "; ")));
+    say(&format!(
+        "the client knows: {}",
+        client.topology().to_string().replace('\n', "; ")
+    ));
     Ok(())
 }
 

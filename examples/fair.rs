@@ -16,7 +16,10 @@ use tokio::time::sleep;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = support::server()?;
-    let (here, there) = (LockClient::connect(server.url()).await?, LockClient::connect(server.url()).await?);
+    let (here, there) = (
+        LockClient::connect(server.url()).await?,
+        LockClient::connect(server.url()).await?,
+    );
 
     let desk = here.fair_lock("desk")?;
     let opening = desk.lock().await?;
@@ -28,7 +31,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         customers.push(tokio::spawn(async move {
             // the fourth one is in a hurry, and leaves the queue
             let wait = Duration::from_millis(if number == 3 { 200 } else { 60_000 });
-            let Some(guard) = desk.try_lock_for(wait).await? else { return Ok(()) };
+            let Some(guard) = desk.try_lock_for(wait).await? else {
+                return Ok(());
+            };
             order.lock().expect("nobody panics").push(number);
             guard.unlock().await
         }));

@@ -18,7 +18,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let redis = Builder::from_config(Config::from_url(server.url())?).build()?;
     redis.init().await?;
     // two processes, as far as the lock can tell
-    let (paused, next) = (LockClient::connect(server.url()).await?, LockClient::connect(server.url()).await?);
+    let (paused, next) = (
+        LockClient::connect(server.url()).await?,
+        LockClient::connect(server.url()).await?,
+    );
     let name = format!("nestlock-example:{}", process::id());
     let (guarded, plain) = (format!("{name}:guarded"), format!("{name}:plain"));
 
@@ -34,24 +37,39 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let token = guard.fencing_token().ok_or("a fenced lock has tokens")?;
     assert!(token > late_token);
     assert_eq!(next.fenced_get(&guarded, token).await?, None);
-    next.fenced_set(&guarded, "from the next holder", token).await?;
-    redis.set::<(), _, _>(&plain, "from the next holder", None, None, false).await?;
+    next.fenced_set(&guarded, "from the next holder", token)
+        .await?;
+    redis
+        .set::<(), _, _>(&plain, "from the next holder", None, None, false)
+        .await?;
     println!("the next holder has token {token}, and writes");
 
     // the first one wakes, and goes on where it was
-    redis.set::<(), _, _>(&plain, "late", None, None, false).await?;
+    redis
+        .set::<(), _, _>(&plain, "late", None, None, false)
+        .await?;
     let refused = paused.fenced_set(&guarded, "late", late_token).await;
-    println!("the first one wakes, and writes: {}", refused.as_ref().err().ok_or("it was not refused")?);
+    println!(
+        "the first one wakes, and writes: {}",
+        refused.as_ref().err().ok_or("it was not refused")?
+    );
     assert!(matches!(refused, Err(nestlock::Error::StaleToken { seen, .. }) if seen == token));
 
-    let (without, with) = (redis.get::<String, _>(&plain).await?, redis.get::<String, _>(&guarded).await?);
+    let (without, with) = (
+        redis.get::<String, _>(&plain).await?,
+        redis.get::<String, _>(&guarded).await?,
+    );
     println!("without the token the value is {without:?}, with it {with:?}");
     assert_eq!((&*without, &*with), ("late", "from the next holder"));
 
     guard.unlock().await?;
     drop(late);
-    for key in [&guarded, &plain, &format!("nestlock_fence:{{{guarded}}}"), &format!("redisson_lock_token:{{{name}}}")]
-    {
+    for key in [
+        &guarded,
+        &plain,
+        &format!("nestlock_fence:{{{guarded}}}"),
+        &format!("redisson_lock_token:{{{name}}}"),
+    ] {
         redis.del::<(), _>(key).await?;
     }
     paused.shutdown().await?;

@@ -31,11 +31,17 @@ async fn main() -> Outcome<()> {
     let job = guard.hand_over(Duration::from_secs(30)).await?.to_text();
 
     // the same customer, impatient
-    assert!(client.mutex("order:7")?.try_lock().await?.is_none(), "two at a time");
+    assert!(
+        client.mutex("order:7")?.try_lock().await?.is_none(),
+        "two at a time"
+    );
     println!("request 2: order 7 is being worked on, the answer is 409 Conflict");
 
     // the text goes where the job goes; not into logs, since it is as good as the lock
-    let mut worker = Command::new(env::current_exe()?).arg(server.url()).stdin(Stdio::piped()).spawn()?;
+    let mut worker = Command::new(env::current_exe()?)
+        .arg(server.url())
+        .stdin(Stdio::piped())
+        .spawn()?;
     std::io::Write::write_all(&mut worker.stdin.take().ok_or("no stdin")?, job.as_bytes())?;
 
     let guard = client.mutex("order:7")?.lock().await?;
@@ -44,16 +50,29 @@ async fn main() -> Outcome<()> {
     assert!(worker.wait()?.success());
 
     // it can be adopted once
-    let again = client.mutex("order:7")?.adopt(&HandOver::from_text(&job)?).await;
-    assert!(matches!(again, Err(nestlock::Error::NotHeld { .. })), "{again:?}");
+    let again = client
+        .mutex("order:7")?
+        .adopt(&HandOver::from_text(&job)?)
+        .await;
+    assert!(
+        matches!(again, Err(nestlock::Error::NotHeld { .. })),
+        "{again:?}"
+    );
     Ok(())
 }
 
 async fn work(url: &str) -> Outcome<()> {
     let job = std::io::read_to_string(std::io::stdin())?;
     let client = LockClient::connect(url).await?;
-    let guard = client.mutex("order:7")?.adopt(&HandOver::from_text(&job)?).await?;
-    println!("worker {}: has the lock of {}", std::process::id(), guard.name());
+    let guard = client
+        .mutex("order:7")?
+        .adopt(&HandOver::from_text(&job)?)
+        .await?;
+    println!(
+        "worker {}: has the lock of {}",
+        std::process::id(),
+        guard.name()
+    );
     tokio::time::sleep(Duration::from_millis(300)).await;
     println!("worker {}: done", std::process::id());
     guard.unlock().await?;

@@ -32,7 +32,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let (runs, took) = (runs.load(SeqCst), start.elapsed());
     println!("four replicas asked for {took:?}: {runs} runs");
-    assert!(runs > 0 && INTERVAL * (runs - 1) <= took, "once in {INTERVAL:?} at most");
+    assert!(
+        runs > 0 && INTERVAL * (runs - 1) <= took,
+        "once in {INTERVAL:?} at most"
+    );
     Ok(())
 }
 
@@ -40,7 +43,10 @@ async fn replica(number: u32, client: LockClient, runs: Arc<AtomicU32>) -> nestl
     let lock = client.mutex("nightly-report")?;
     for _ in 0..100 {
         // the lease is the interval; it must be longer than the job
-        if let Some(guard) = lock.try_lock_with(AcquireOptions::new().lease(INTERVAL)).await? {
+        if let Some(guard) = lock
+            .try_lock_with(AcquireOptions::new().lease(INTERVAL))
+            .await?
+        {
             let run = runs.fetch_add(1, SeqCst) + 1;
             println!("replica {number} makes run {run}");
             // not unlocked: until the lease is over, nobody runs it again

@@ -14,7 +14,10 @@ use tokio::time::sleep;
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = support::server()?;
     // the watchdog renews at a third of its timeout
-    let client = LockClient::builder().watchdog_timeout(Duration::from_secs(1)).connect(server.url()).await?;
+    let client = LockClient::builder()
+        .watchdog_timeout(Duration::from_secs(1))
+        .connect(server.url())
+        .await?;
     let lock = client.reentrant_lock("import")?;
     // a lease of one's own: the watchdog does not renew it
     let short = AcquireOptions::new().lease(Duration::from_millis(300));
@@ -34,7 +37,16 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // a release that comes too late says so
     let late = guard.unlock().await;
-    assert!(matches!(late, Err(Error::Lost { reason: LossReason::LeaseExpired, .. })), "{late:?}");
+    assert!(
+        matches!(
+            late,
+            Err(Error::Lost {
+                reason: LossReason::LeaseExpired,
+                ..
+            })
+        ),
+        "{late:?}"
+    );
 
     // the same in one call: the work is dropped when the lock is lost
     let lock = client.reentrant_lock("export")?;
@@ -47,7 +59,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // without a lease of one's own the watchdog renews, however long the work takes
     let lock = client.reentrant_lock("backup")?;
     let guard = lock.lock().await?;
-    let done = guard.run_until_lost(sleep(Duration::from_millis(2500))).await;
+    let done = guard
+        .run_until_lost(sleep(Duration::from_millis(2500)))
+        .await;
     println!("renewed: {done:?}");
     done?;
     guard.unlock().await?;

@@ -12,22 +12,34 @@ use nestlock_embedded::EmbeddedServer;
 use tokio::time::{Instant, sleep, timeout};
 
 /// What fits both a quick acquire and a long hold, in seconds.
-const BUCKETS: [f64; 17] =
-    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+const BUCKETS: [f64; 17] = [
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    60.0, 300.0,
+];
 
 /// Before there is a client: what was counted earlier is lost.
 fn install(address: Option<SocketAddr>) -> Result<Option<PrometheusHandle>, Box<dyn Error>> {
     // names with units; and histograms, for without buckets there are summaries
-    let builder = PrometheusBuilder::new().with_recommended_naming(true).set_buckets(&BUCKETS)?;
+    let builder = PrometheusBuilder::new()
+        .with_recommended_naming(true)
+        .set_buckets(&BUCKETS)?;
     match address {
-        Some(address) => builder.with_http_listener(address).install().map(|()| None).map_err(Into::into),
+        Some(address) => builder
+            .with_http_listener(address)
+            .install()
+            .map(|()| None)
+            .map_err(Into::into),
         None => Ok(Some(builder.install_recorder()?)),
     }
 }
 
 /// Which locks are counted together. Never the name itself.
 fn class(lock: &str) -> &'static str {
-    if lock.starts_with("order:") { "orders" } else { "rest" }
+    if lock.starts_with("order:") {
+        "orders"
+    } else {
+        "rest"
+    }
 }
 
 /// A bit of everything that happens to locks.
@@ -37,7 +49,12 @@ async fn work(client: &LockClient, turn: u64) -> Result<(), Box<dyn Error>> {
     let (waiter, waits) = (order.clone(), Duration::from_millis(500));
     let waiter = tokio::spawn(async move { waiter.try_lock_for(waits).await });
     assert!(order.try_lock().await?.is_none());
-    assert!(order.try_lock_for(Duration::from_millis(5)).await?.is_none());
+    assert!(
+        order
+            .try_lock_for(Duration::from_millis(5))
+            .await?
+            .is_none()
+    );
     let _ = timeout(Duration::from_millis(5), order.lock()).await;
     sleep(Duration::from_millis(10 + turn % 7 * 5)).await;
     held.unlock().await?;
@@ -56,16 +73,24 @@ async fn work(client: &LockClient, turn: u64) -> Result<(), Box<dyn Error>> {
         inner.unlock().await?;
         outer.unlock().await?;
     }
-    report.lock_with(AcquireOptions::new().lease(Duration::from_millis(50))).await?.leave_to_lease();
+    report
+        .lock_with(AcquireOptions::new().lease(Duration::from_millis(50)))
+        .await?
+        .leave_to_lease();
     report.lock().await?.unlock().await?;
-    let _ = report.try_lock_with(AcquireOptions::new().lease(Duration::ZERO)).await;
+    let _ = report
+        .try_lock_with(AcquireOptions::new().lease(Duration::ZERO))
+        .await;
     Ok(())
 }
 
 /// A server that hangs: what is asked of it meanwhile stays in doubt, and is undone when it is back.
 async fn outage(client: &LockClient, server: &EmbeddedServer) -> Result<(), Box<dyn Error>> {
     server.pause();
-    let in_vain = client.mutex("order:8")?.try_lock_for(Duration::from_millis(50)).await;
+    let in_vain = client
+        .mutex("order:8")?
+        .try_lock_for(Duration::from_millis(50))
+        .await;
     println!("{in_vain:?}");
     // long enough for the client to give the connection up
     sleep(Duration::from_secs(4)).await;
@@ -76,12 +101,26 @@ async fn outage(client: &LockClient, server: &EmbeddedServer) -> Result<(), Box<
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let address = env::var("METRICS_ADDR").ok().map(|address| address.parse()).transpose()?;
+    let address = env::var("METRICS_ADDR")
+        .ok()
+        .map(|address| address.parse())
+        .transpose()?;
     let metrics = install(address)?;
-    let ours = if env::var_os("NESTLOCK_URL").is_none() { Some(EmbeddedServer::start()?) } else { None };
-    let url = ours.as_ref().map_or_else(|| env::var("NESTLOCK_URL"), |server| Ok(server.url()))?;
-    let builder = LockClient::builder().application("metrics").metrics_class(class);
-    let client = builder.watchdog_timeout(Duration::from_millis(600)).connect(url).await?;
+    let ours = if env::var_os("NESTLOCK_URL").is_none() {
+        Some(EmbeddedServer::start()?)
+    } else {
+        None
+    };
+    let url = ours
+        .as_ref()
+        .map_or_else(|| env::var("NESTLOCK_URL"), |server| Ok(server.url()))?;
+    let builder = LockClient::builder()
+        .application("metrics")
+        .metrics_class(class);
+    let client = builder
+        .watchdog_timeout(Duration::from_millis(600))
+        .connect(url)
+        .await?;
     let (start, mut turn) = (Instant::now(), 0);
     while address.is_some() || start.elapsed() < Duration::from_secs(3) {
         work(&client, turn).await?;
@@ -95,7 +134,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     if let Some(metrics) = metrics {
         let text = metrics.render();
-        text.lines().filter(|line| !line.contains("_bucket")).for_each(|line| println!("{line}"));
+        text.lines()
+            .filter(|line| !line.contains("_bucket"))
+            .for_each(|line| println!("{line}"));
         assert!(text.contains("nestlock_losses_total"), "a loss is counted");
     }
     client.shutdown().await?;

@@ -18,12 +18,16 @@ type Account = (&'static str, AtomicI64);
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = support::server()?;
-    let accounts: Arc<[Account; 2]> = Arc::new([("ann", AtomicI64::new(1000)), ("bob", AtomicI64::new(1000))]);
+    let accounts: Arc<[Account; 2]> =
+        Arc::new([("ann", AtomicI64::new(1000)), ("bob", AtomicI64::new(1000))]);
 
     let mut tellers = Vec::new();
     for (from, to) in [(0, 1), (1, 0)] {
         // a client for each, as on two machines
-        let (client, accounts) = (LockClient::connect(server.url()).await?, Arc::clone(&accounts));
+        let (client, accounts) = (
+            LockClient::connect(server.url()).await?,
+            Arc::clone(&accounts),
+        );
         tellers.push(tokio::spawn(async move {
             for _ in 0..100 {
                 transfer(&client, &accounts[from], &accounts[to], 7).await?;
@@ -41,7 +45,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-async fn transfer(client: &LockClient, from: &Account, to: &Account, amount: i64) -> nestlock::Result<()> {
+async fn transfer(
+    client: &LockClient,
+    from: &Account,
+    to: &Account,
+    amount: i64,
+) -> nestlock::Result<()> {
     // the order in which they are named does not matter
     let both = client.multi_lock([client.mutex(from.0)?, client.mutex(to.0)?])?;
     let guard = both.lock().await?;

@@ -26,7 +26,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 async fn checkout(client: &LockClient) -> nestlock::Result<()> {
     let stock = client.reentrant_lock("stock")?;
     let guard = stock.lock().await?;
-    println!("checkout: hold count {}", stock.hold_count(&guard.owner()).await?);
+    println!(
+        "checkout: hold count {}",
+        stock.hold_count(&guard.owner()).await?
+    );
     reserve(client).await?;
     let holds = stock.hold_count(&guard.owner()).await?;
     println!("checkout: hold count {holds}");

@@ -47,7 +47,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
         nestlock::OwnerId::scope(async {
             for _ in 0..ROUNDS {
                 let guard = lock.read_lock().lock().await?;
-                together.fetch_max(reading.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+                together.fetch_max(
+                    reading.fetch_add(1, Ordering::Relaxed) + 1,
+                    Ordering::Relaxed,
+                );
                 let one: Option<i64> = redis.get(&debit).await?;
                 sleep(Duration::from_millis(2)).await;
                 let other: Option<i64> = redis.get(&credit).await?;
@@ -61,9 +64,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
     try_join!(write, read(), read(), read())?;
 
     let booked: i64 = redis.del(vec![debit, credit]).await?;
-    println!("no, in {ROUNDS} bookings; up to {} read at once", together.load(Ordering::Relaxed));
+    println!(
+        "no, in {ROUNDS} bookings; up to {} read at once",
+        together.load(Ordering::Relaxed)
+    );
     assert_eq!(booked, 2, "both sides were there");
-    assert!(together.load(Ordering::Relaxed) > 1, "readers waited for each other");
+    assert!(
+        together.load(Ordering::Relaxed) > 1,
+        "readers waited for each other"
+    );
     client.shutdown().await?;
     redis.quit().await?;
     Ok(())

@@ -23,14 +23,23 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // the record of redsync, node-redlock and RedLock-Hyperf: all exclude each other
     let report = LockClient::red_lock(&clients, "report", RedLockOptions::new().tries(3))?;
     let guard = report.lock().await?;
-    println!("held on {} of 3 servers, for {:?} without a renewal", guard.members().len(), guard.remaining());
+    println!(
+        "held on {} of 3 servers, for {:?} without a renewal",
+        guard.members().len(),
+        guard.remaining()
+    );
 
     drop(servers.pop());
     guard.extend(Duration::from_secs(20)).await?;
-    println!("one server is gone, two still agree: valid for {:?}", guard.remaining());
+    println!(
+        "one server is gone, two still agree: valid for {:?}",
+        guard.remaining()
+    );
     guard.unlock().await?;
 
-    let Some(guard) = report.try_lock_for(Duration::from_secs(5)).await? else { return Err("busy for 5 s".into()) };
+    let Some(guard) = report.try_lock_for(Duration::from_secs(5)).await? else {
+        return Err("busy for 5 s".into());
+    };
     println!("acquired on {} of 3", guard.members().len());
     guard.unlock().await?;
 

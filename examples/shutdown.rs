@@ -14,15 +14,29 @@ use nestlock::{Error, Lock, LockClient, LockGuard, RedLockOptions};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = support::server()?;
     // a RedLock's servers; here they are one, to keep the example short
-    let clients = [LockClient::connect(server.url()).await?, LockClient::connect(server.url()).await?];
-    let members: [Lock; 2] = [clients[0].reentrant_lock("a")?, clients[1].reentrant_lock("b")?];
+    let clients = [
+        LockClient::connect(server.url()).await?,
+        LockClient::connect(server.url()).await?,
+    ];
+    let members: [Lock; 2] = [
+        clients[0].reentrant_lock("a")?,
+        clients[1].reentrant_lock("b")?,
+    ];
     let quorum = clients[0].red_lock_over(members, RedLockOptions::new())?;
 
     // listen for the signal before there is anything to lose
     let stop = stop_signal()?;
-    let held = [clients[0].reentrant_lock("plain")?.lock().await?, quorum.lock().await?];
-    println!("holding {:?}; ctrl-c ends this", held.iter().map(LockGuard::name).collect::<Vec<_>>());
-    process::Command::new("kill").args(["-TERM", &process::id().to_string()]).status()?;
+    let held = [
+        clients[0].reentrant_lock("plain")?.lock().await?,
+        quorum.lock().await?,
+    ];
+    println!(
+        "holding {:?}; ctrl-c ends this",
+        held.iter().map(LockGuard::name).collect::<Vec<_>>()
+    );
+    process::Command::new("kill")
+        .args(["-TERM", &process::id().to_string()])
+        .status()?;
 
     tokio::select! {
         () = work(&held) => println!("the work is done"),
@@ -35,10 +49,16 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
 
-    assert!(matches!(held[0].lost().await, Error::Lost { .. }) && held[1].is_lost(), "guards know it");
+    assert!(
+        matches!(held[0].lost().await, Error::Lost { .. }) && held[1].is_lost(),
+        "guards know it"
+    );
     let observer = LockClient::connect(server.url()).await?;
     for name in ["plain", "a", "b"] {
-        assert!(!observer.reentrant_lock(name)?.is_locked().await?, "{name} is free");
+        assert!(
+            !observer.reentrant_lock(name)?.is_locked().await?,
+            "{name} is free"
+        );
     }
     Ok(())
 }
@@ -50,7 +70,10 @@ async fn work(_held: &[LockGuard]) {
 /// Resolves at SIGTERM, which is what init systems and orchestrators send, or at ctrl-c.
 fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (mut terminate, mut interrupt) = (
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    );
     Ok(async move {
         tokio::select! {
             _ = terminate.recv() => {}

@@ -13,7 +13,11 @@ use nestlock::{LockClient, SignalOptions};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = support::server()?;
     // keys are `lock:jobs:...` and `lock-signal:jobs:...`: in Python, redis_lock.Lock(redis, "jobs:import")
-    let connect = || LockClient::builder().name_prefix("jobs:").connect(server.url());
+    let connect = || {
+        LockClient::builder()
+            .name_prefix("jobs:")
+            .connect(server.url())
+    };
     let (old, new) = (connect().await?, connect().await?);
 
     // expire=30, auto_renewal=True
@@ -29,7 +33,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // expire=None: held until it is released, come what may
     let forever = SignalOptions::new().without_expiry();
-    let owner = old.signal_lock_with("report", forever)?.lock().await?.forget();
+    let owner = old
+        .signal_lock_with("report", forever)?
+        .lock()
+        .await?
+        .forget();
     let report = new.signal_lock("report")?;
     assert_eq!(report.remaining_lease().await?, None);
     println!("{owner} holds it without end; then its process dies");

@@ -22,7 +22,11 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 async fn main() -> Outcome<()> {
     let args: Vec<String> = env::args().skip(1).collect();
     if let [url, bank, worker, mode] = args.as_slice() {
-        return timeout(Duration::from_secs(60), work(url, bank, worker, mode == "locked")).await?;
+        return timeout(
+            Duration::from_secs(60),
+            work(url, bank, worker, mode == "locked"),
+        )
+        .await?;
     }
     let server = support::server()?;
     let unlocked = run(server.url(), "unlocked").await?;
@@ -41,9 +45,16 @@ async fn run(url: &str, mode: &str) -> Outcome<i64> {
     let bank = format!("nestlock-example:{}:{mode}", process::id());
     let mut workers = Vec::new();
     for worker in (0..WORKERS).map(|worker| worker.to_string()) {
-        redis.set::<(), _, _>(format!("{bank}:{worker}"), COINS, None, None, false).await?;
+        redis
+            .set::<(), _, _>(format!("{bank}:{worker}"), COINS, None, None, false)
+            .await?;
         let mut command = tokio::process::Command::new(env::current_exe()?);
-        workers.push(command.args([url, &bank, &worker, mode]).kill_on_drop(true).spawn()?);
+        workers.push(
+            command
+                .args([url, &bank, &worker, mode])
+                .kill_on_drop(true)
+                .spawn()?,
+        );
     }
     for mut worker in workers {
         if !worker.wait().await?.success() {
@@ -51,8 +62,14 @@ async fn run(url: &str, mode: &str) -> Outcome<i64> {
         }
     }
     let mut total = 0;
-    for account in (0..WORKERS).map(|worker| worker.to_string()).chain(["shared".into()]) {
-        total += redis.getdel::<Option<i64>, _>(format!("{bank}:{account}")).await?.unwrap_or(0);
+    for account in (0..WORKERS)
+        .map(|worker| worker.to_string())
+        .chain(["shared".into()])
+    {
+        total += redis
+            .getdel::<Option<i64>, _>(format!("{bank}:{account}"))
+            .await?
+            .unwrap_or(0);
     }
     redis.del::<(), _>(format!("{bank}:ready")).await?;
     redis.quit().await?;
@@ -72,8 +89,17 @@ async fn work(url: &str, bank: &str, worker: &str, locked: bool) -> Outcome<()> 
         sleep(Duration::from_millis(1)).await;
     }
     for _ in 0..COINS {
-        let guard = if locked { Some(lock.lock().await?) } else { None };
-        move_coin(&redis, &format!("{bank}:{worker}"), &format!("{bank}:shared")).await?;
+        let guard = if locked {
+            Some(lock.lock().await?)
+        } else {
+            None
+        };
+        move_coin(
+            &redis,
+            &format!("{bank}:{worker}"),
+            &format!("{bank}:shared"),
+        )
+        .await?;
         if let Some(guard) = guard {
             guard.unlock().await?;
         }
@@ -87,8 +113,12 @@ async fn move_coin(redis: &Client, from: &str, to: &str) -> Outcome<()> {
     let paying: i64 = redis.get(from).await?;
     let receiving = redis.get::<Option<i64>, _>(to).await?.unwrap_or(0);
     sleep(Duration::from_millis(1)).await; // long enough for the others to read the same balance
-    redis.set::<(), _, _>(from, paying - 1, None, None, false).await?;
-    redis.set::<(), _, _>(to, receiving + 1, None, None, false).await?;
+    redis
+        .set::<(), _, _>(from, paying - 1, None, None, false)
+        .await?;
+    redis
+        .set::<(), _, _>(to, receiving + 1, None, None, false)
+        .await?;
     Ok(())
 }
 

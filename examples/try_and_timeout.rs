@@ -14,13 +14,22 @@ use tokio::time::{sleep, timeout};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = support::server()?;
     // two clients stand for two machines
-    let (ours, theirs) = (LockClient::connect(server.url()).await?, LockClient::connect(server.url()).await?);
-    let (lock, their_lock) = (ours.reentrant_lock("report")?, theirs.reentrant_lock("report")?);
+    let (ours, theirs) = (
+        LockClient::connect(server.url()).await?,
+        LockClient::connect(server.url()).await?,
+    );
+    let (lock, their_lock) = (
+        ours.reentrant_lock("report")?,
+        theirs.reentrant_lock("report")?,
+    );
     let held = their_lock.lock().await?;
 
     // busy is not an error: it is None
     let guard = lock.try_lock().await?;
-    println!("try_lock:              {}", if guard.is_some() { "acquired" } else { "busy" });
+    println!(
+        "try_lock:              {}",
+        if guard.is_some() { "acquired" } else { "busy" }
+    );
     assert!(guard.is_none());
 
     let start = Instant::now();
@@ -30,7 +39,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // any acquire may be dropped: a timeout around it leaves nothing held
     let given_up = timeout(Duration::from_millis(50), lock.lock()).await;
-    println!("lock, dropped midway:  {}", if given_up.is_err() { "given up" } else { "acquired" });
+    println!(
+        "lock, dropped midway:  {}",
+        if given_up.is_err() {
+            "given up"
+        } else {
+            "acquired"
+        }
+    );
     assert!(given_up.is_err());
 
     let release = tokio::spawn(async move {
@@ -38,8 +54,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         held.unlock().await
     });
     let start = Instant::now();
-    let guard = lock.try_lock_for(Duration::from_secs(20)).await?.ok_or("still busy after 20 s")?;
-    println!("try_lock_for 20 s:     acquired after {:?}, when it was released", start.elapsed());
+    let guard = lock
+        .try_lock_for(Duration::from_secs(20))
+        .await?
+        .ok_or("still busy after 20 s")?;
+    println!(
+        "try_lock_for 20 s:     acquired after {:?}, when it was released",
+        start.elapsed()
+    );
     release.await??;
     guard.unlock().await?;
 

@@ -28,7 +28,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // three clients stand for three processes with the same list of jobs
     let (at_work, mut pools) = (AtWork::default(), JoinSet::new());
     for _ in 0..3 {
-        pools.spawn(pool(LockClient::connect(server.url()).await?, Arc::clone(&at_work)));
+        pools.spawn(pool(
+            LockClient::connect(server.url()).await?,
+            Arc::clone(&at_work),
+        ));
     }
     let mut done = 0;
     while let Some(pool) = pools.join_next().await {
@@ -43,7 +46,9 @@ async fn pool(client: LockClient, at_work: AtWork) -> nestlock::Result<usize> {
     let mut workers = JoinSet::new();
     for job in 0..JOBS {
         // busy: another process is at it, and this one goes on to the next
-        let Some(guard) = client.mutex(format!("job:{job}"))?.try_lock().await? else { continue };
+        let Some(guard) = client.mutex(format!("job:{job}"))?.try_lock().await? else {
+            continue;
+        };
         workers.spawn(work(guard, job, Arc::clone(&at_work)));
     }
     let mut done = 0;

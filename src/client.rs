@@ -1,4 +1,4 @@
-//! The doors: connect, and one method for each lock kind.
+//! The client, its builder, and one constructor for each lock kind.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,8 +11,8 @@ use crate::{
     error::Result,
     keys::LockName,
     lock::{
-        Fair, Fenced, FencedKey, Lock, MultiLock, NonReentrant, Read, ReadWriteLock, RedLock, RedLockOptions,
-        Reentrant, Signal, Spin, StringRecord, Write,
+        Fair, Fenced, FencedKey, Lock, MultiLock, ReadSide, ReadWriteLock, RedLock, RedLockOptions,
+        RedMembers, Reentrant, Signal, Spin, StringRecord, WriteSide,
     },
     options::{Backoff, Config, Login, Messages, SignalOptions, Wire},
     owner::OwnerId,
@@ -21,17 +21,20 @@ use crate::{
     topology::Topology,
 };
 
-/// A client of one Redis or Valkey server, or of the master of a service, and the maker of locks on it. Cheap to clone.
+/// A client of one Redis or Valkey server, a cluster, or the master of a service; it creates locks.
+/// Cheap to clone.
 ///
-/// It owns one background thread with two connections, on which leases are renewed, waiters woken and dropped guards
-/// released, whatever the caller's runtime is busy with. Locks and guards keep it alive; the last of them to go ends it.
+/// The client owns one background thread with two connections. That thread renews leases, wakes
+/// waiters and releases dropped guards, even while the caller's runtime is blocked. Locks and
+/// guards keep the client alive; dropping the last of them ends it.
 ///
-/// The drop of that last one never blocks a thread of a runtime: what was dropped, or not settled yet, is released by the client's
-/// thread. So that a program which ends next does not take those releases along, the *end of the runtime* waits for them, for
-/// half a second at most; outside of a runtime, the drop itself does. Await [`shutdown`](Self::shutdown) to wait for all of them,
-/// and to learn what was not released.
+/// Dropping the last handle never blocks a thread of a runtime: the client's thread performs the
+/// pending releases. The *end of the runtime* waits for them, for at most half a second, so that a
+/// program that exits next does not lose them. Outside a runtime, the drop itself waits. Await
+/// [`shutdown`](Self::shutdown) to wait for all of them and to learn what was not released.
 ///
-/// Each client has an identity of its own: two clients never re-enter each other's locks, not even in one process.
+/// Each client has its own identity: two clients never re-enter each other's locks, not even in one
+/// process.
 #[derive(Debug, Clone)]
 pub struct LockClient {
     anchor: Arc<Anchor>,
@@ -40,43 +43,49 @@ pub struct LockClient {
 impl LockClient {
     /// Connects with the default configuration.
     ///
-    /// The URL reads `redis://[[user]:password@]host[:port][/database]`, `rediss://` for TLS (feature `rustls`),
-    /// `redis+unix://[[user]:password@]/path/to/socket`, `redis-cluster://[login@]a,b,c[/database]`,
-    /// `redis-sentinel://[login@]a,b,c/service[/database]`, or `redis://a,b` for one service at several addresses: see
-    /// [the guide](crate::guide::configuration). It is read whole or refused.
+    /// The URL is `redis://[[user]:password@]host[:port][/database]`, `rediss://` for TLS (feature
+    /// `rustls`), `redis+unix://[[user]:password@]/path/to/socket`,
+    /// `redis-cluster://[login@]a,b,c[/database]`,
+    /// `redis-sentinel://[login@]a,b,c/service[/database]`, or `redis://a,b` for a service with
+    /// several addresses: see [the guide](crate::guide::configuration). The client rejects a URL
+    /// that it does not fully understand.
     ///
-    /// On a runtime without I/O (`enable_io` was not called) the program's panic hook runs once: tokio answers whether there is any by
-    /// a panic, which is caught.
+    /// On a runtime without I/O (`enable_io` was not called) the program's panic hook runs once,
+    /// because tokio reports this only by a panic, which the client catches.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidConfig`] for a URL that cannot be read, and for one that leads to a sentinel as if it were a server;
-    /// [`Error::Connect`], with the address, if the server does not answer within the connect timeout (5 s), if it lets
-    /// nobody in, and if no master is found: what each of those said who were asked is in there.
+    /// [`Error::InvalidConfig`] for an invalid URL, or one that leads to a sentinel as if it were a
+    /// server; [`Error::Connect`], with the address, if the server does not reply within the
+    /// connect timeout (5 s) or rejects the login, or if there is no master. The error includes the
+    /// reply of each server that was tried.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: dropped midway, the connection is closed.
+    /// Cancel safe: if dropped midway, the connection is closed.
     pub async fn connect(url: impl AsRef<str>) -> Result<Self> {
         Self::builder().connect(url).await
     }
 
-    /// A client that connects when it is first used: the program starts without a server. Makes no request, and needs no runtime.
+    /// Creates a client that connects on first use, so that the program can start without a server.
+    /// Sends nothing and needs no runtime.
     ///
-    /// The first call that needs a server connects, and fails as [`connect`](Self::connect) does, each with
-    /// [`Error::Connect`] until a connection was made: a wait goes on trying for as long as it may take, as in any outage. Ask
-    /// [`ready`](Self::ready) to know earlier. From the first connection on it is a client like all others.
+    /// The first call that needs a server connects, and fails as [`connect`](Self::connect) does:
+    /// each call fails with [`Error::Connect`] until a connection succeeds, and a wait keeps
+    /// trying, as in any outage. Call [`ready`](Self::ready) to find out earlier. After the first
+    /// connection the client behaves like any other.
     ///
-    /// Replies are read by the runtime in which this is called, if there is one, else by the client's own thread. The thread is
-    /// started here, which takes less than a millisecond.
+    /// Replies are read by the runtime that makes this call, if there is one, otherwise by the
+    /// client's own thread. Starting that thread takes less than a millisecond.
     ///
     /// ```no_run
     /// use std::sync::LazyLock;
     ///
     /// use nestlock::LockClient;
     ///
-    /// static LOCKS: LazyLock<LockClient> =
-    ///     LazyLock::new(|| LockClient::connect_lazy("redis://127.0.0.1:6379").expect("the URL is right"));
+    /// static LOCKS: LazyLock<LockClient> = LazyLock::new(|| {
+    ///     LockClient::connect_lazy("redis://127.0.0.1:6379").expect("the URL is valid")
+    /// });
     ///
     /// # async fn example() -> nestlock::Result<()> {
     /// let guard = LOCKS.mutex("orders:42")?.lock().await?; // connects
@@ -87,28 +96,30 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidConfig`] for a URL that cannot be read; [`Error::Connect`] if the system has no thread.
+    /// [`Error::InvalidConfig`] for an invalid URL; [`Error::Connect`] if the system cannot start a
+    /// thread.
     pub fn connect_lazy(url: impl AsRef<str>) -> Result<Self> {
         Self::builder().connect_lazy(url)
     }
 
-    /// Connects, if that is to be done, and asks every server that locks go to (in a cluster, each master) for an answer: what a
-    /// readiness probe wants to know. [`topology`](Self::topology) says which servers those are.
+    /// Connects if necessary, and checks that every server that locks use (in a cluster, each
+    /// master) replies. For readiness probes. [`topology`](Self::topology) lists those servers.
     ///
     /// # Errors
     ///
-    /// [`Error::Connect`] if there is no connection, or no answer within the command timeout; [`Error::InvalidConfig`] as for
-    /// [`connect`](Self::connect), of a client that is [lazy](Self::connect_lazy).
+    /// [`Error::Connect`] if there is no connection, or no reply within the command timeout;
+    /// [`Error::InvalidConfig`] as for [`connect`](Self::connect), if the client is
+    /// [lazy](Self::connect_lazy).
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: it changes nothing.
     pub async fn ready(&self) -> Result<()> {
         self.anchor.connected(None).await?;
-        self.anchor.store.answers().await
+        self.anchor.store.check_reachable().await
     }
 
-    /// A builder with the default configuration.
+    /// Returns a builder with the default configuration.
     pub fn builder() -> LockClientBuilder {
         LockClientBuilder {
             config: Config::default(),
@@ -117,13 +128,16 @@ impl LockClient {
         }
     }
 
-    /// The mutex of this name: each acquire is an owner of its own, as with `tokio::sync::Mutex`. If in doubt, this.
+    /// Returns the mutex with this name: each acquire is an owner of its own, as with
+    /// `tokio::sync::Mutex`. If in doubt, use this.
     ///
-    /// Whoever has a guard holds the lock, wherever the guard is moved; everybody else waits, including the task that
-    /// locked: [`hold_count`](Lock::hold_count) of [`current_owner`](Self::current_owner) is 0 while it holds the lock. To take the lock again inside of functions that take it themselves, use
-    /// [`reentrant_lock`](Self::reentrant_lock): the record is the same, so that one name excludes both.
+    /// The guard holds the lock, wherever it is moved. Every other acquire waits, even one by the
+    /// task that locked: [`hold_count`](Lock::hold_count) of [`current_owner`](Self::current_owner)
+    /// is 0 while that task holds the lock. If functions that take the lock call each other, use
+    /// [`reentrant_lock`](Self::reentrant_lock): it uses the same record, so one name excludes
+    /// both.
     ///
-    /// Nothing is sent. Locks of one name are one lock, however often they are made.
+    /// Sends nothing. All locks with one name are the same lock.
     ///
     /// ```no_run
     /// # async fn example(client: nestlock::LockClient, jobs: Vec<u64>) -> nestlock::Result<()> {
@@ -142,19 +156,22 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidName`] for a name that is empty, longer than
-    /// [`max_name_len`](LockClientBuilder::max_name_len), one of the keys that locks derive (`redisson_...`,
-    /// `nestlock_...`, `lock-signal:...`, `...:rwlock_timeout:...`; the prefix counts), or whose braces would put the lock
-    /// and its channel into different slots of a cluster.
+    /// [`Error::InvalidName`] if the name is empty, longer than
+    /// [`max_name_len`](LockClientBuilder::max_name_len), or a key that locks use internally
+    /// (`redisson_...`, `nestlock_...`, `lock-signal:...`, `...:rwlock_timeout:...`; the prefix
+    /// counts), or if its braces would put the lock and its channel into different slots of a
+    /// cluster.
     pub fn mutex(&self, name: impl AsRef<str>) -> Result<Lock> {
         Ok(self.reentrant_lock(name)?.owner_per_acquire())
     }
 
-    /// The reentrant lock of this name: Redisson's `RLock`. For nested critical sections, per task.
+    /// Returns the reentrant lock with this name, for nested critical sections of one task.
+    /// Redisson's `RLock`.
     ///
-    /// The task that holds it may take it again, and has it until all its guards are gone. **A guard that is handed to
-    /// another task is still owned by the task that locked:** a task that locks in a loop and moves each guard into
-    /// `tokio::spawn` gets them all at once. There use [`mutex`](Self::mutex).
+    /// The task that holds the lock may take it again, and holds it until all its guards are gone.
+    /// **A guard handed to another task is still owned by the task that locked:** a task that locks
+    /// in a loop and moves each guard into `tokio::spawn` gets all guards at once. Use
+    /// [`mutex`](Self::mutex) there.
     ///
     /// ```no_run
     /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
@@ -170,87 +187,113 @@ impl LockClient {
     ///
     /// As [`mutex`](Self::mutex).
     pub fn reentrant_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
-        Ok(Lock::new(&self.anchor, Reentrant::new(&self.name(name.as_ref())?)))
+        Ok(Lock::new(
+            &self.anchor,
+            Reentrant::new(&self.name(name.as_ref())?),
+        ))
     }
 
-    /// The fenced lock of this name: Redisson's `RFencedLock`. Its guards carry a token that only grows.
+    /// Returns the fenced lock with this name, whose guards carry an increasing token. Redisson's
+    /// `RFencedLock`.
     ///
-    /// [`LockGuard::fencing_token`](crate::LockGuard::fencing_token) is higher than that of every earlier holder, and the
-    /// same for all holds of one owner. Hand it to the guarded resource, and let that refuse whatever is lower than what
-    /// it has seen. Then a paused holder can do no harm, however late it wakes. For values in Redis,
-    /// [`LockClient::fenced_get`] and [`LockClient::fenced_set`] do that; in SQL it is one more condition,
-    /// `... AND fence <= ?`.
+    /// [`LockGuard::fencing_token`](crate::LockGuard::fencing_token) is higher than that of every
+    /// earlier holder, and the same for all holds of one owner. Pass it to the guarded resource,
+    /// and let the resource reject any token lower than the highest it has seen. A paused holder
+    /// can then do no harm, however late it wakes up. For values in Redis,
+    /// [`LockClient::fenced_get`] and [`LockClient::fenced_set`] do this check; in SQL it is one
+    /// more condition, `... AND fence <= ?`.
     ///
-    /// The record is the reentrant lock's: one name excludes both. A hold taken as a reentrant lock has no token.
+    /// The record is that of the reentrant lock: one name excludes both. A hold taken as a
+    /// reentrant lock has no token.
     ///
-    /// # The life of the token
+    /// # Lifetime of the token
     ///
-    /// The key `redisson_lock_token:{name}` keeps the last token, one small key for each name, without a TTL: Redisson
-    /// would begin at 1 again where it is missing. nestlock begins at the server's time in microseconds, which is above
-    /// all tokens given before, after `FLUSHALL` and evictions too; where nobody but nestlock uses a name, its token key
-    /// may be deleted at any time.
+    /// The key `redisson_lock_token:{name}` keeps the last token: one small key per name, without a
+    /// TTL. If it is missing, Redisson starts at 1 again; nestlock starts at the server's time in
+    /// microseconds, which is above all tokens issued before, even after `FLUSHALL` and evictions.
+    /// If only nestlock uses a name, you may delete its token key at any time.
     ///
-    /// Tokens can go back where the server forgets that it counted (a failover that loses writes, an older snapshot),
-    /// where its clock goes back while the key is missing, and where somebody else writes or deletes the key.
+    /// Tokens can go back if the server forgets an increment (a failover that loses writes, an
+    /// older snapshot), if its clock goes back while the key is missing, and if another program
+    /// writes or deletes the key.
     ///
     /// # Errors
     ///
-    /// As [`LockClient::mutex`]; also for a name that is all in braces, `{x}`, whose token would be that of `x`.
-    /// An acquire is refused if the token key is of another type
-    /// ([`Error::WrongType`]), or holds no token ([`Error::Store`]).
+    /// As [`LockClient::mutex`]; also for a name that is entirely in braces, `{x}`, whose token
+    /// would be that of `x`. An acquire fails if the token key has another type
+    /// ([`Error::WrongType`]) or contains no token ([`Error::Store`]).
     pub fn fenced_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
-        Ok(Lock::new(&self.anchor, Fenced::new(&self.name(name.as_ref())?.with_keys()?)))
+        Ok(Lock::new(
+            &self.anchor,
+            Fenced::new(&self.name(name.as_ref())?.with_keys()?),
+        ))
     }
 
-    /// The fair lock of this name: Redisson's `RFairLock`. First come, first served, in the order in which the server saw
-    /// the requests of all processes.
+    /// Returns the fair lock with this name: first come, first served, in the order in which the
+    /// server received the requests of all processes. Redisson's `RFairLock`.
     ///
-    /// A waiter that is not heard of for the client's [`fair_patience`](LockClientBuilder::fair_patience) loses its place.
-    /// One whose future is polled looks often enough to keep it; one that is not polled is not heard of. So wait in a task
-    /// of its own where the code around may be busy. A try without a wait takes no place, and gets the lock only if nobody
-    /// waits. Do not mix it with other kinds at one name: a reentrant lock would not see the queue. Where an owner holds one,
-    /// the other is refused ([`Error::NotReentrant`]).
+    /// A waiter that is silent for the client's [`fair_patience`](LockClientBuilder::fair_patience)
+    /// loses its place. A waiter whose future is polled re-checks the lock often enough to keep its
+    /// place; one that is not polled is silent. If the surrounding code may be busy, wait in a
+    /// separate task. A try without a wait does not join the queue, and gets the lock only if there
+    /// are no waiters. Do not mix this kind with others under one name: a reentrant lock does not
+    /// see the queue. An owner that holds one of them cannot take the other
+    /// ([`Error::NotReentrant`]).
     ///
     /// # Errors
     ///
-    /// As [`LockClient::mutex`]; also for a name that is all in braces, `{x}`, whose queue would be that of `x`.
+    /// As [`LockClient::mutex`]; also for a name that is entirely in braces, `{x}`, whose queue
+    /// would be that of `x`.
     pub fn fair_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         Ok(Lock::new(&self.anchor, self.fair(name.as_ref())?))
     }
 
-    /// The fair lock of this name that its owner cannot take again: Redisson's `NonReentrantFairLock`.
+    /// Returns the non-reentrant fair lock with this name: its owner cannot take it again.
+    /// Redisson's `NonReentrantFairLock`.
     ///
     /// # Errors
     ///
     /// As [`LockClient::fair_lock`].
     pub fn non_reentrant_fair_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
-        Ok(Lock::new(&self.anchor, NonReentrant(self.fair(name.as_ref())?)))
+        Ok(Lock::new(
+            &self.anchor,
+            self.fair(name.as_ref())?.not_reentrant(),
+        ))
     }
 
     fn fair(&self, name: &str) -> Result<Fair> {
-        Ok(Fair::new(&self.name(name)?.with_keys()?, self.anchor.config.fair_patience, self.anchor.config.grants))
+        Ok(Fair::new(
+            &self.name(name)?.with_keys()?,
+            self.anchor.config.fair_patience,
+            self.anchor.config.grants,
+        ))
     }
 
-    /// The read-write lock of this name: Redisson's `RReadWriteLock`. Many may read, or one may write.
+    /// Returns the read-write lock with this name: many readers, or one writer. Redisson's
+    /// `RReadWriteLock`.
     ///
-    /// A writer that waits holds new readers back, so that it waits only for those that read already. Readers of other
-    /// clients of the format (Redisson) do not know of that.
+    /// A waiting writer holds back new readers, so it waits only for the current ones. The readers
+    /// of Redisson clients ignore waiting writers.
     ///
     /// # Errors
     ///
-    /// As [`LockClient::mutex`]; also for a name that is all in braces, `{x}`, whose read holds would be those of
-    /// `x`.
+    /// As [`LockClient::mutex`]; also for a name that is entirely in braces, `{x}`, whose read
+    /// holds would be those of `x`.
     pub fn read_write_lock(&self, name: impl AsRef<str>) -> Result<ReadWriteLock> {
         let name = self.name(name.as_ref())?.with_keys()?;
-        let (read, write) = (Read::new(&name), Write::new(&name));
-        Ok(ReadWriteLock::new(Lock::new(&self.anchor, read), Lock::new(&self.anchor, write)))
+        let (read, write) = (ReadSide::new(&name), WriteSide::new(&name));
+        Ok(ReadWriteLock::new(
+            Lock::new(&self.anchor, read),
+            Lock::new(&self.anchor, write),
+        ))
     }
 
-    /// The spin lock of this name, with the default [`Backoff`]: Redisson's `RSpinLock`.
+    /// Returns the spin lock with this name and the default [`Backoff`]. Redisson's `RSpinLock`.
     ///
-    /// For many locks that are held for moments: nobody subscribes, and a release tells nobody. Waiters try again after
-    /// pauses, so it is not fair, and a wait costs requests. The record is the reentrant lock's: one name excludes
-    /// both; a reentrant lock's waiter then learns of a release by looking, within the poll cap.
+    /// For many locks with short holds: waiters do not subscribe, and a release sends no message.
+    /// Waiters retry after pauses, so the lock is not fair, and a wait costs requests. The record
+    /// is that of the reentrant lock: one name excludes both. A waiter of a reentrant lock notices
+    /// the release of a spin lock within the poll cap.
     ///
     /// # Errors
     ///
@@ -259,23 +302,28 @@ impl LockClient {
         self.spin_lock_with(name, Backoff::default())
     }
 
-    /// The spin lock of this name, with pauses of your choice.
+    /// Returns the spin lock with this name and the given back-off.
     ///
     /// # Errors
     ///
     /// As [`LockClient::mutex`].
     pub fn spin_lock_with(&self, name: impl AsRef<str>, backoff: Backoff) -> Result<Lock> {
-        Ok(Lock::new(&self.anchor, Spin::new(&self.name(name.as_ref())?, backoff)))
+        Ok(Lock::new(
+            &self.anchor,
+            Spin::new(&self.name(name.as_ref())?, backoff),
+        ))
     }
 
-    /// The string lock of this name: the record of RedLock libraries, on one server.
+    /// Returns the string lock with this name: the record of RedLock libraries, on one server.
     ///
-    /// One string, written with `SET NX PX` and deleted by whoever knows its value: redsync, node-redlock, RedLock-Hyperf
-    /// and redis-py exclude nestlock, and the other way round. Over several servers use [`red_lock`](Self::red_lock). The
-    /// format has no wake-up: waiters try again after pauses; and no count: not reentrant ([`Error::NotReentrant`]).
+    /// The record is one string, written with `SET NX PX` and deleted by comparison with its value.
+    /// redsync, node-redlock, RedLock-Hyperf and redis-py use the same record, so they exclude
+    /// nestlock and vice versa. For several servers use [`red_lock`](Self::red_lock). The format
+    /// has no wake-up messages, so waiters retry after pauses, and no count, so it is not reentrant
+    /// ([`Error::NotReentrant`]).
     ///
-    /// The value is the owner ([`LockGuard::owner`](crate::LockGuard::owner)), or what
-    /// [`AcquireOptions::value`](crate::AcquireOptions::value) says.
+    /// The value is the owner ([`LockGuard::owner`](crate::LockGuard::owner)), or the one set by
+    /// [`AcquireOptions::value`](crate::AcquireOptions::value).
     ///
     /// # Errors
     ///
@@ -284,62 +332,78 @@ impl LockClient {
         self.string_lock_with(name, Backoff::default())
     }
 
-    /// The string lock of this name, with pauses of your choice.
+    /// Returns the string lock with this name and the given back-off.
     ///
     /// # Errors
     ///
     /// As [`LockClient::mutex`].
     pub fn string_lock_with(&self, name: impl AsRef<str>, backoff: Backoff) -> Result<Lock> {
-        Ok(Lock::new(&self.anchor, StringRecord::new(&self.name(name.as_ref())?, backoff)))
+        Ok(Lock::new(
+            &self.anchor,
+            StringRecord::new(&self.name(name.as_ref())?, backoff),
+        ))
     }
 
-    /// The lock of this name that its owner cannot take again: Redisson's `NonReentrantLock`.
+    /// Returns the non-reentrant lock with this name: its owner cannot take it again. Redisson's
+    /// `NonReentrantLock`.
     ///
-    /// [`Error::NotReentrant`] at once and without a request, where waiting would never end; also where the owner holds
-    /// it as a reentrant lock. Record and messages are the reentrant lock's: one name excludes both.
+    /// If a wait would never end, the call fails with [`Error::NotReentrant`] at once and without a
+    /// request, even if the owner holds the name as a reentrant lock. The record and the messages
+    /// are those of the reentrant lock: one name excludes both.
     ///
     /// # Errors
     ///
     /// As [`LockClient::mutex`].
     pub fn non_reentrant_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
-        Ok(Lock::new(&self.anchor, NonReentrant(Reentrant::new(&self.name(name.as_ref())?))))
+        Ok(Lock::new(
+            &self.anchor,
+            Reentrant::new(&self.name(name.as_ref())?).not_reentrant(),
+        ))
     }
 
-    /// The signal lock of this name: the `Lock` of Python's `python-redis-lock`, key for key, so that Python and Rust
-    /// exclude and wake each other.
+    /// Returns the signal lock with this name: the `Lock` of Python's `python-redis-lock`, with the
+    /// same keys, so that Python and Rust exclude and wake each other.
     ///
-    /// The record is the string `lock:{name}`, whose value is the owner; each release wakes one waiter, of whatever
-    /// process, through the list `lock-signal:{name}`. Its owner cannot take it again ([`Error::NotReentrant`]).
-    /// Leases are whole seconds on the server: a part of a second counts as one there, never here. To release or extend
-    /// what a Python process holds, take its owner from [`Lock::holder`].
+    /// The record is the string `lock:{name}`, whose value is the owner. Each release wakes one
+    /// waiter, of any process, through the list `lock-signal:{name}`. The owner cannot take the
+    /// lock again ([`Error::NotReentrant`]). Leases are whole seconds on the server: a fraction of
+    /// a second counts as one there, but not here. To release or extend a hold of a Python process,
+    /// get its owner from [`Lock::holder`].
     ///
-    /// The first wait makes a connection, on which BLPOP waits for all lists of this client. In a cluster waiters look again
-    /// after pauses instead, of 10 ms up to the poll cap.
+    /// The first wait opens a connection, on which BLPOP waits for all lists of this client. In a
+    /// cluster, waiters re-check the lock after pauses instead, from 10 ms up to the poll cap.
     ///
     /// # Errors
     ///
-    /// As [`LockClient::mutex`]; [`Error::InvalidName`] also in a cluster, for a name without a `{tag}`: its two keys are in
-    /// different slots.
+    /// As [`LockClient::mutex`]; in a cluster also [`Error::InvalidName`] for a name without a
+    /// `{tag}`: its two keys would be in different slots.
     pub fn signal_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         self.signal_lock_with(name, SignalOptions::default())
     }
 
-    /// The signal lock of this name, with options: records without expiry, signals that live longer.
+    /// Returns the signal lock with this name and options: records without expiry, signals that
+    /// live longer.
     ///
     /// # Errors
     ///
     /// As [`LockClient::signal_lock`].
     pub fn signal_lock_with(&self, name: impl AsRef<str>, options: SignalOptions) -> Result<Lock> {
         let name = self.name(name.as_ref())?;
-        let name = if self.anchor.store.is_cluster() { name.with_tag()? } else { name };
+        let name = if self.anchor.store.is_cluster() {
+            name.with_tag()?
+        } else {
+            name
+        };
         Ok(Lock::new(&self.anchor, Signal::new(&name, options)))
     }
 
-    /// Several locks as one, all or nothing: Redisson's `RedissonMultiLock`. They may be of any kind and of any client.
+    /// Combines several locks, of any kind and client, into one: all or nothing. Redisson's
+    /// `RedissonMultiLock`.
     ///
-    /// Nobody waits for one member while holding another, so that processes which name the same locks in different
-    /// orders do not block each other. Each member is acquired with the lease that was asked for. Members that several
-    /// independent servers hold are no quorum: one that cannot be reached fails the whole.
+    /// An acquire never waits for one member while it holds another, so processes that list the
+    /// same locks in different orders do not block each other. Each member is acquired with the
+    /// requested lease. Members on several independent servers are not a quorum: one unreachable
+    /// server fails the acquire.
     ///
     /// ```no_run
     /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
@@ -353,24 +417,34 @@ impl LockClient {
     ///
     /// [`Error::InvalidName`] if there is no member.
     pub fn multi_lock(&self, members: impl IntoIterator<Item = Lock>) -> Result<Lock> {
-        Ok(Lock::of_several(MultiLock::new(&self.anchor, members.into_iter().collect())?))
+        Ok(Lock::of_several(MultiLock::new(
+            &self.anchor,
+            members.into_iter().collect(),
+        )?))
     }
 
-    /// The RedLock of this name over independent servers, one client for each: held while most of the servers record it, so
-    /// that some may fail. The record of redsync, node-redlock and RedLock-Hyperf, which exclude it, and the other way round.
+    /// Returns the RedLock with this name over independent servers, with one client for each. It is
+    /// held while most servers record it, so a minority may fail. It uses the record of redsync,
+    /// node-redlock and RedLock-Hyperf, so they exclude nestlock and vice versa.
     ///
-    /// Servers are asked at once, and waited for no longer than a part of the TTL; a minority that is dead or hangs costs
-    /// nothing beyond that. Each member renews its own record; the lock is lost when most members are. An acquire without a
-    /// limit to its wait ends after [`RedLockOptions::tries`] rounds in a row that failed.
+    /// The client sends to all servers at once, and waits for each no longer than a part of the
+    /// TTL; a minority that is dead or hangs costs nothing beyond that. Each member renews its own
+    /// record; the lock is lost when most members are. An acquire without a wait limit ends after
+    /// [`RedLockOptions::tries`] failed rounds in a row.
     ///
     /// # What it cannot promise
     ///
-    /// It is no stronger than its clocks: a server whose clock jumps, or that forgets a record (restarted without
-    /// persistence, sooner than the TTL), can let a second holder in. Let such a server stay down for a TTL. Against a
-    /// paused holder nothing here helps. Only a fencing token does, and independent servers cannot count one.
+    /// A RedLock is only as reliable as its clocks: a server whose clock jumps, or that forgets a
+    /// record (restarted without persistence before the TTL is over), can let a second holder in.
+    /// Keep such a server down for one TTL. Nothing here stops a paused holder: only a fencing
+    /// token can, and independent servers cannot count one.
     ///
     /// ```no_run
-    /// # async fn example(a: nestlock::LockClient, b: nestlock::LockClient, c: nestlock::LockClient) -> nestlock::Result<()> {
+    /// # async fn example(
+    /// #     a: nestlock::LockClient,
+    /// #     b: nestlock::LockClient,
+    /// #     c: nestlock::LockClient,
+    /// # ) -> nestlock::Result<()> {
     /// use nestlock::{LockClient, RedLockOptions};
     ///
     /// let lock = LockClient::red_lock([&a, &b, &c], "invoice:7", RedLockOptions::new())?;
@@ -381,9 +455,10 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidName`], [`Error::InvalidLease`]; [`Error::InvalidConfig`] without a server, for options that make no
-    /// sense, and where two clients are of one server, which would count twice: by what it says in `INFO`, as each of them
-    /// connected. A server that may not be asked, or was restarted between the two, is not found out.
+    /// [`Error::InvalidName`], [`Error::InvalidLease`]; [`Error::InvalidConfig`] without a server,
+    /// for contradictory options, and if two clients use the same server, which would count twice.
+    /// The check uses the server's `INFO` at the time each client connected: it misses a server
+    /// that does not allow `INFO`, or that was restarted between the two connections.
     pub fn red_lock<'a>(
         clients: impl IntoIterator<Item = &'a Self>,
         name: impl AsRef<str>,
@@ -396,57 +471,79 @@ impl LockClient {
             anchor.get_or_insert(&client.anchor);
         }
         let name = locks.first().map_or("", Lock::name).into();
-        Ok(Lock::of_several(RedLock::new(anchor, name, (locks, labels), options, true)?))
+        Ok(Lock::of_several(RedLock::new(
+            anchor,
+            name,
+            RedMembers { locks, labels },
+            options,
+            true,
+        )?))
     }
 
-    /// A RedLock over any locks: reentrant or fair ones of independent servers, say. All are acquired as the same task. An
-    /// owner that an acquire names belongs to one client, and the others refuse it.
+    /// Combines any locks into a RedLock, such as reentrant or fair locks of independent servers.
+    /// All members are acquired as the same task. An owner that is set for an acquire belongs to
+    /// one client; the other clients reject it.
     ///
-    /// This client lends its clock.
+    /// This client provides the timers.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidConfig`] without a member, for options that make no sense, and where two members are the lock of one
-    /// name on one server, as [`red_lock`](Self::red_lock) finds out; [`Error::InvalidLease`].
-    pub fn red_lock_over(&self, members: impl IntoIterator<Item = Lock>, options: RedLockOptions) -> Result<Lock> {
+    /// [`Error::InvalidConfig`] without a member, for contradictory options, and if two members are
+    /// the same lock on the same server, with the limits described at [`red_lock`](Self::red_lock);
+    /// [`Error::InvalidLease`].
+    pub fn red_lock_over(
+        &self,
+        members: impl IntoIterator<Item = Lock>,
+        options: RedLockOptions,
+    ) -> Result<Lock> {
         let locks: Vec<_> = members.into_iter().collect();
         let labels: Vec<Arc<str>> = locks.iter().map(|lock| lock.name().into()).collect();
         let name = labels.join("+").into();
-        Ok(Lock::of_several(RedLock::new(Some(&self.anchor), name, (locks, labels), options, false)?))
+        Ok(Lock::of_several(RedLock::new(
+            Some(&self.anchor),
+            name,
+            RedMembers { locks, labels },
+            options,
+            false,
+        )?))
     }
 
     /// Writes a value, unless `key` has seen a higher fencing token than `token`.
     ///
-    /// The check and the write are one step on the server. The highest token seen is kept beside the value, in
-    /// `nestlock_fence:{key}`, without a TTL. The value is a plain string at `key`, as it is: the client's
-    /// [`name_prefix`](LockClientBuilder::name_prefix) is for locks only. As with `SET`, a TTL that it had is gone.
+    /// The check and the write are one step on the server. The highest token seen is stored next to
+    /// the value, in `nestlock_fence:{key}`, without a TTL. The value is a plain string at `key`;
+    /// the client's [`name_prefix`](LockClientBuilder::name_prefix) applies to locks only. As with
+    /// `SET`, an existing TTL is removed.
     ///
     /// # What it promises
     ///
-    /// Tokens that were let in at one key never go back, whatever clocks, pauses and leases do: once the holder of a
-    /// higher token has used [`LockClient::fenced_get`] or this, the lower one changes nothing any more. It does not
-    /// need the lock to be held still.
+    /// The tokens accepted for one key never go back, whatever clocks, pauses and leases do: once
+    /// the holder of a higher token has used [`LockClient::fenced_get`] or this method, a lower
+    /// token can no longer change anything. The lock need not be held any longer.
     ///
-    /// - Until then the lower one may write. If you compute the new value from the old one, read it with
-    ///   [`LockClient::fenced_get`], which shuts the door before it reads.
-    /// - Every writer must come this way. A plain `SET` is not stopped.
-    /// - It is a matter of one key. Where the key `nestlock_fence:{key}` is lost (`FLUSHALL`, an eviction, a failover
-    ///   that loses writes), whoever comes first is let in; leave it where the value is deleted.
+    /// - Until then the lower token may write. If you compute the new value from the old one, read
+    ///   it with [`LockClient::fenced_get`], which raises the fence before it reads.
+    /// - Every writer must use this method. A plain `SET` is not stopped.
+    /// - Each key has its own fence. If the key `nestlock_fence:{key}` is lost (`FLUSHALL`, an
+    ///   eviction, a failover that loses writes), the next token is accepted, whatever it is. Keep
+    ///   the fence when you delete the value.
     /// - Use the tokens of one lock for one key.
-    /// - No lock may be kept at the key. A string with a TTL that was never guarded may be a lock's record and is refused;
-    ///   one without is taken over.
+    /// - The key must not hold a lock. A string with a TTL that has no fence may be a lock's record
+    ///   and is rejected; one without a TTL is taken over.
     ///
     /// # Errors
     ///
-    /// [`Error::StaleToken`]: another owner has held the lock since; nothing was changed. [`Error::InvalidName`] as for a
-    /// lock's name, and for `lock:...` and `{...}`; [`Error::WrongType`] if the key is not a string. [`Error::Store`]: surely
-    /// not written. [`Error::Unconfirmed`]: perhaps written, perhaps later; try the same value with the same token again, or
-    /// give the lock up. Nothing is repeated by itself.
+    /// [`Error::StaleToken`]: another owner has held the lock since; nothing was changed.
+    /// [`Error::InvalidName`] as for a lock's name, and for `lock:...` and `{...}`;
+    /// [`Error::WrongType`] if the key is not a string. [`Error::Store`]: not written.
+    /// [`Error::Unconfirmed`]: perhaps written, perhaps later; retry the same value with the same
+    /// token, or give up the lock. The client does not retry by itself.
     ///
     /// # Cancel safety
     ///
-    /// Dropped before it is polled, nothing happens. Dropped midway, the value may or may not be written, before or
-    /// after what the same holder writes next if the connection broke in between; never after a higher token came.
+    /// If dropped before it is polled, nothing happens. If dropped midway, the value may or may not
+    /// be written, before or after the next write by the same holder if the connection broke in
+    /// between, but never after a higher token was accepted.
     ///
     /// ```no_run
     /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
@@ -459,16 +556,22 @@ impl LockClient {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn fenced_set(&self, key: impl AsRef<str>, value: impl AsRef<[u8]>, token: FencingToken) -> Result<()> {
+    pub async fn fenced_set(
+        &self,
+        key: impl AsRef<str>,
+        value: impl AsRef<[u8]>,
+        token: FencingToken,
+    ) -> Result<()> {
         let call = self.fenced_key(key.as_ref())?.set(value.as_ref(), token);
         self.anchor.guarded(token, &call).await.map(drop)
     }
 
-    /// Reads the value at `key`, and lets nobody with a lower fencing token than `token` in from then on. `None`: there
-    /// is none.
+    /// Reads the value at `key`, and rejects fencing tokens lower than `token` from then on.
+    /// Returns `None` if there is no value.
     ///
-    /// For a holder that computes the next value from this one: a write of an earlier holder comes before this read, or
-    /// never. See [`LockClient::fenced_set`], which also says what is promised and what not.
+    /// For a holder that computes the next value from this one: a write by an earlier holder
+    /// happens before this read, or never. See [`LockClient::fenced_set`] for what is promised and
+    /// what is not.
     ///
     /// # Errors
     ///
@@ -476,15 +579,22 @@ impl LockClient {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: dropped midway, lower tokens may or may not be turned away.
-    pub async fn fenced_get(&self, key: impl AsRef<str>, token: FencingToken) -> Result<Option<Vec<u8>>> {
+    /// Cancel safe: if dropped midway, lower tokens may or may not be rejected.
+    pub async fn fenced_get(
+        &self,
+        key: impl AsRef<str>,
+        token: FencingToken,
+    ) -> Result<Option<Vec<u8>>> {
         let call = self.fenced_key(key.as_ref())?.get(token);
         self.anchor.guarded(token, &call).await
     }
 
     fn fenced_key(&self, key: &str) -> Result<FencedKey> {
-        // not a lock's name: no prefix
-        Ok(FencedKey::new(&LockName::guarded(key, self.anchor.config.max_name_len)?))
+        // a guarded key is not a lock name: the prefix does not apply
+        Ok(FencedKey::new(&LockName::guarded(
+            key,
+            self.anchor.config.max_name_len,
+        )?))
     }
 
     fn name(&self, name: &str) -> Result<LockName> {
@@ -492,8 +602,9 @@ impl LockClient {
         LockName::new(&config.name_prefix, name, config.max_name_len)
     }
 
-    /// An owner of this client by name, for [`AcquireOptions::owner`](crate::AcquireOptions::owner): tasks that use the
-    /// same owner share its holds. 1 to 128 visible ASCII characters, without `.`.
+    /// Returns the owner of this client with this name, for
+    /// [`AcquireOptions::owner`](crate::AcquireOptions::owner): tasks that use the same owner share
+    /// its holds. 1 to 128 visible ASCII characters, without `.`.
     ///
     /// # Errors
     ///
@@ -502,23 +613,24 @@ impl LockClient {
         OwnerId::named(&self.anchor.client, name.as_ref())
     }
 
-    /// Who the caller is, as owner of locks: the scope, else the tokio task, else the thread. See [`OwnerId`].
+    /// Returns the caller as an owner of locks: the scope, otherwise the tokio task, otherwise the
+    /// thread. See [`OwnerId`].
     #[must_use]
     pub fn current_owner(&self) -> OwnerId {
         OwnerId::current(&self.anchor.client)
     }
 
-    /// Where the server is, as the URL says: host and port, several of them, the sentinels and the service, or the socket's
-    /// path. Never the password.
+    /// Returns the server's address as in the URL: host and port, several of them, the sentinels
+    /// and the service, or the socket's path. Never the password.
     #[must_use]
     pub fn address(&self) -> &str {
         self.anchor.store.address()
     }
 
-    /// Waits until everything that nobody awaits is settled: dropped guards, cancelled calls, lost replies.
+    /// Waits until all background work is done: dropped guards, cancelled calls, lost replies.
     ///
-    /// What the server refuses (no replicas, no permission) is tried again until the record has ended. This waits that long,
-    /// and for ever where a lock has no expiry.
+    /// The client retries requests that the server rejects (no replicas, no permission) until the
+    /// record has expired. This method waits for that, and forever if a lock has no expiry.
     ///
     /// # Cancel safety
     ///
@@ -527,30 +639,34 @@ impl LockClient {
         self.anchor.idle().await;
     }
 
-    /// Turns waiters away, releases every lock that this client holds, and closes the connections.
+    /// Cancels waiting acquires, releases every lock that this client holds, and closes the
+    /// connections.
     ///
-    /// Guards that are still alive report [`LossReason::ShutDown`](crate::LossReason::ShutDown). Takes two command
-    /// timeouts and a tenth of a second at most.
+    /// Live guards report [`LossReason::ShutDown`](crate::LossReason::ShutDown). Takes two command
+    /// timeouts and 100 ms at most.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsettled`] if the server did not confirm every release; those locks end with their leases. Releases that it
-    /// refuses for good (no permission, a command that it lacks) are not waited for.
+    /// [`Error::Unsettled`] if the server did not confirm every release; those locks expire with
+    /// their leases. The shutdown does not wait for releases that the server rejects for good (no
+    /// permission, an unknown command).
     ///
     /// # Cancel safety
     ///
-    /// Once polled, the locks are given up; dropped midway, the connections stay open until the client is dropped.
+    /// Once polled, the locks are given up. If dropped midway, the connections stay open until the
+    /// client is dropped.
     pub async fn shutdown(&self) -> Result<()> {
         self.anchor.shutdown().await
     }
 
-    /// What an operator may do to locks that others hold. Nothing is sent.
+    /// Returns the operator's calls on locks of other owners. Sends nothing.
     #[must_use]
     pub fn maintenance(&self) -> Maintenance<'_> {
         Maintenance { client: self }
     }
 
-    /// Which servers this client uses by now, as it knows: without a request. For people and logs.
+    /// Returns the servers that this client uses now, as far as it knows. Sends nothing. For people
+    /// and logs.
     ///
     /// ```no_run
     /// # async fn example(client: nestlock::LockClient) {
@@ -562,37 +678,40 @@ impl LockClient {
         self.anchor.store.topology()
     }
 
-    /// What this client keeps in memory for its locks. For tests and metrics.
+    /// Returns the sizes of what this client keeps in memory for its locks. For tests and metrics.
     #[must_use]
     pub fn stats(&self) -> ClientStats {
         self.anchor.stats()
     }
 }
 
-/// What an operator does to locks that others hold: see [`LockClient::maintenance`].
+/// Operator's calls on locks of other owners: see [`LockClient::maintenance`].
 #[derive(Debug)]
 pub struct Maintenance<'a> {
     client: &'a LockClient,
 }
 
 impl Maintenance<'_> {
-    /// Frees every signal lock whose name begins with this client's prefix, whoever holds it, and wakes a waiter of each;
-    /// returns how many were held. python-redis-lock's `reset_all`, by `SCAN` instead of `KEYS`.
+    /// Frees every signal lock whose name starts with this client's prefix, whatever its owner, and
+    /// wakes a waiter of each; returns how many were held. python-redis-lock's `reset_all`, by
+    /// `SCAN` instead of `KEYS`.
     ///
-    /// For the start of a service that knows that nobody is at work: locks that are taken meanwhile may or may not be freed.
-    /// Every string at a key `lock:...` counts as a signal lock; names that are not UTF-8 are left alone.
+    /// For the start of a service, when no worker is running: locks taken during the call may or
+    /// may not be freed. Every string at a key `lock:...` counts as a signal lock; names that are
+    /// not UTF-8 are left alone.
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] and [`Error::Unconfirmed`], which name the pattern or the lock, if the server did not answer:
-    /// some locks may have been freed.
+    /// [`Error::Store`] and [`Error::Unconfirmed`], which name the pattern or the lock, if the
+    /// server did not reply: some locks may have been freed.
     ///
     /// # Cancel safety
     ///
-    /// Dropped midway, some locks have been freed.
+    /// If dropped midway, some locks have been freed.
     pub async fn reset_all_signal_locks(&self) -> Result<u64> {
         let pattern = Signal::records(&self.client.anchor.config.name_prefix);
-        let lock_of = |key: &str| Signal::of_record(key).map(|lock| Arc::new(lock) as Arc<dyn Kind>);
+        let lock_of =
+            |key: &str| Signal::of_record(key).map(|lock| Arc::new(lock) as Arc<dyn Kind>);
         self.client.anchor.force_unlock_all(&pattern, lock_of).await
     }
 }
@@ -620,190 +739,217 @@ pub struct LockClientBuilder {
 }
 
 impl LockClientBuilder {
-    /// The lease of a lock that was acquired without one; it is renewed every third of it. Default 30 s, as Redisson's
-    /// `lockWatchdogTimeout`; 200 ms to 10 years. When this process dies, its locks are free within this time.
+    /// Sets the lease of a lock that is acquired without a fixed lease. The watchdog renews it
+    /// every third of this time. If this process dies, its locks are free within this time. Default
+    /// 30 s, as Redisson's `lockWatchdogTimeout`; 200 ms to 10 years.
     pub fn watchdog_timeout(mut self, timeout: Duration) -> Self {
         self.config.watchdog_timeout = timeout;
         self
     }
 
-    /// How long the waiters of a lock rely on pub/sub before one of them looks for itself. Default 1 s, at least 1 ms.
-    /// A message that is lost costs this much.
+    /// Sets how often a waiter re-checks the lock even if no wake-up message arrives: a lost
+    /// message costs this much. Default 1 s, at least 1 ms.
     pub fn poll_cap(mut self, cap: Duration) -> Self {
         self.config.poll_cap = cap;
         self
     }
 
-    /// How long one request may take. Default 3 s, or a third of the watchdog timeout if that is less; never more than
-    /// that third.
+    /// Sets how long one request may take. Default 3 s, or a third of the watchdog timeout if that
+    /// is less; never more than that third.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = Some(timeout);
         self
     }
 
-    /// How long [`LockClientBuilder::connect`] may take, and any attempt to connect again: what a credential provider takes, the
-    /// look-up of the name, TLS and the handshake together. The first attempt after a connection was lost has a third of the
-    /// watchdog timeout, if that is less, but no less than a second. Default 5 s.
+    /// Sets how long [`LockClientBuilder::connect`] and each reconnect may take, including the
+    /// credential provider, the name lookup, TLS and the handshake. The first attempt after a
+    /// connection is lost has a third of the watchdog timeout, if that is less, but at least one
+    /// second. Default 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
     }
 
-    /// How long an acquire without a limit to its wait goes on while the server cannot be reached. Default 10 s. Zero
-    /// tries once.
+    /// Sets how long an acquire without a limit to its wait keeps trying while the server is
+    /// unreachable. Default 10 s. Zero tries once.
     pub fn outage_patience(mut self, patience: Duration) -> Self {
         self.config.outage_patience = patience;
         self
     }
 
-    /// After how long a silent waiter of this client at a fair lock loses its place. Default 15 s; 200 ms to 10 years. A
-    /// waiter looks every second, or every third of this: it is silent when it is dead, not polled, or cut off for so long.
-    /// For the same time the free lock is kept for a waiter of Redisson's whose turn it is and which does not come.
+    /// Sets how long a silent waiter of this client at a fair lock keeps its place. Default 15 s;
+    /// 200 ms to 10 years.
+    ///
+    /// A waiter re-checks the lock every second, or every third of this time; it is silent if it is
+    /// dead, not polled, or disconnected. For the same time, a free lock stays reserved for a
+    /// Redisson waiter that is next in the queue and does not claim it.
     pub fn fair_patience(mut self, patience: Duration) -> Self {
         self.config.fair_patience = patience;
         self
     }
 
-    /// What is put before every lock name. Default nothing.
+    /// Sets a prefix for every lock name. Default: none.
     pub fn name_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.config.name_prefix = prefix.into();
         self
     }
 
-    /// The longest name, with its prefix, in bytes. Default 1024.
+    /// Sets the longest name, in bytes and including its prefix. Default 1024.
     pub fn max_name_len(mut self, bytes: usize) -> Self {
         self.config.max_name_len = bytes;
         self
     }
 
-    /// How often one owner may hold one lock. Default `u32::MAX`; the read side of a read-write lock never more than
-    /// 99,999.
+    /// Sets how often one owner may hold one lock. Default `u32::MAX`; at most 99,999 for the read
+    /// side of a read-write lock.
     pub fn max_holds(mut self, holds: u32) -> Self {
         self.config.max_holds = holds;
         self
     }
 
-    /// Whether a lock that several tasks of this client wait for goes from one to the next without the server being asked.
-    /// Default `true`.
+    /// Sets whether a lock passes from one task of this client to the next waiting one without a
+    /// request. Default `true`.
     ///
-    /// For plain and non-reentrant locks that are held without a lease. It may, for at most 2 ms after the server's last
-    /// answer about the lock and 64 times in a row; then it is released, and others have their turn. Within that time
-    /// [`unlock`](crate::LockGuard::unlock) answers `Ok` by what the server said up to 2 ms ago: that somebody forced the
-    /// lock free since is found out by the one who releases it there. `false`: each release asks the server, which takes a
-    /// round trip.
+    /// Applies to plain and non-reentrant locks held without a lease, for at most 2 ms after the
+    /// server's last reply about the lock and 64 times in a row; then the lock is released, so that
+    /// other clients get their turn. Within that time [`unlock`](crate::LockGuard::unlock) returns
+    /// `Ok` based on a reply up to 2 ms old: if an operator has forced the lock free since, the
+    /// task that releases it on the server gets the error. With `false`, each release is sent to
+    /// the server, which takes a round trip.
     pub fn relay(mut self, relay: bool) -> Self {
         self.config.relay = relay;
         self
     }
 
-    /// Whether the release of a fair lock makes the next waiter the holder, and tells it so. Default `true`.
+    /// Sets whether the release of a fair lock makes the next waiter the holder and notifies it.
+    /// Default `true`.
     ///
-    /// That is for waiters of nestlock's, of whatever client, that asked for no lease and no replicas, and whose watchdog timeout
-    /// is not less than their [`fair_patience`](Self::fair_patience). Such a waiter has the lock half a round trip after the
-    /// release, and has not asked for it. The record lives for what is left of its patience at first, and the watchdog renews it
-    /// in time; where twice the command timeout is more than that, the waiter asks. `false`: the releases of this client tell the
-    /// next waiter that the lock is free, and its waiters ask for it.
+    /// Applies to waiters of any nestlock client that requested no lease and no replicas, and whose
+    /// watchdog timeout is at least their [`fair_patience`](Self::fair_patience). Such a waiter has
+    /// the lock half a round trip after the release, without a request. The record first lives for
+    /// the rest of the waiter's patience, and the watchdog renews it in time; if twice the command
+    /// timeout is longer than that rest, the waiter sends a request instead. With `false`, this
+    /// client's releases only notify the next waiter that the lock is free, and its own waiters
+    /// acquire by a request.
     pub fn grants(mut self, grants: bool) -> Self {
         self.config.grants = grants;
         self
     }
 
-    /// Whether acquires and releases of plain locks that are about to be sent at the same moment go as one script, 32 at most.
-    /// Default `true`.
+    /// Sets whether acquires and releases of plain locks that are ready at the same moment are sent
+    /// as one script, 32 at most. Default `true`.
     ///
-    /// Two thirds of what a script costs a server is that it is one. Each is answered for itself, as if it had been sent for
-    /// itself. `false`: for whoever counts or reads the server's commands. Nothing goes together in a cluster, where
-    /// copies are waited for ([`replicas`](Self::replicas)), and over fred's client.
+    /// Two thirds of a script's cost on the server is per-call overhead. Each lock gets its own
+    /// reply, as if it had been sent alone. Use `false` if you count or read the server's commands.
+    /// Requests are never bundled in a cluster, with [`replicas`](Self::replicas), or over fred's
+    /// client.
     pub fn bundle(mut self, bundle: bool) -> Self {
         self.config.bundle = bundle;
         self
     }
 
-    /// Whether it is tried at connect that the server runs scripts. Default `true`. `false` is for programs that only look, whose
-    /// user may not run any. Unstable.
+    /// Sets whether the client checks at connect that the server runs scripts. Default `true`.
+    /// `false` is for programs that only read, whose user may not run scripts. Unstable.
     #[doc(hidden)]
     pub fn tries_scripts(mut self, tries: bool) -> Self {
         self.config.tries_scripts = tries;
         self
     }
 
-    /// Which client carries requests and messages. Default [`Wire::Own`].
+    /// Sets the client that carries requests and messages. Default [`Wire::Own`].
     pub fn wire(mut self, wire: Wire) -> Self {
         self.config.wire = wire;
         self
     }
 
-    /// How waiters hear of releases in a cluster. Default [`Messages::Auto`], as Redisson does.
+    /// Sets how waiters learn of releases in a cluster. Default [`Messages::Auto`], like Redisson.
     pub fn messages(mut self, messages: Messages) -> Self {
         self.config.messages = messages;
         self
     }
 
-    /// How to log in at sentinels, where `sentinelUsername` and `sentinelPassword` in the URL do not say it. For a password
-    /// without a user, the user is `default`. Default: as at the servers, and where that is refused, without a login.
+    /// Sets the login for sentinels, if the URL has no `sentinelUsername` and `sentinelPassword`.
+    /// For a password without a user, use the user `default`. Default: the servers' login, and none
+    /// if a sentinel rejects that.
     pub fn sentinel_login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
-        self.config.sentinel_login = Some(Login { user: Some(user.into()), password: Some(password.into()) });
+        self.config.sentinel_login = Some(Login {
+            user: Some(user.into()),
+            password: Some(password.into()),
+        });
         self
     }
 
-    /// Whom to believe and what to show where the URL asks for TLS (`rediss://`, `rediss-cluster://`, `rediss-sentinel://`): see
-    /// [`Tls`](crate::Tls). Default: the system's authorities, and no certificate to show. Certificates never travel in URLs.
+    /// Sets the trusted authorities and the client certificate for URLs with TLS (`rediss://`,
+    /// `rediss-cluster://`, `rediss-sentinel://`): see [`Tls`](crate::Tls). Default: the system's
+    /// authorities, and no client certificate. Certificates never go into URLs.
     ///
-    /// [`connect`](Self::connect) answers [`Error::InvalidConfig`] for what cannot be read, for a key that does not fit, and for a
-    /// URL that asks for no TLS; [`Error::Connect`] for a server that refuses the certificate, or has one that is not believed.
+    /// [`connect`](Self::connect) fails with [`Error::InvalidConfig`] if a certificate or key
+    /// cannot be read, if they do not fit together, or if the URL does not use TLS; with
+    /// [`Error::Connect`] if the server rejects the certificate or its own is not trusted.
     #[cfg(feature = "rustls")]
     pub fn tls(mut self, tls: crate::Tls) -> Self {
         self.tls = Some(tls);
         self
     }
 
-    /// An acquire counts when so many replicas have it, besides the server; else it is given back, and
-    /// [`Error::NotReplicated`]. `timeout`: for so long they are waited for, 1 ms to a third of the
-    /// [command timeout](Self::command_timeout); whatever is asked over the same connection meanwhile stands behind that. Also
-    /// a renewal or an extension moves the end of a lease only then. Default: 0, and 500 ms for
+    /// Requires acknowledgement by this many replicas: an acquire succeeds only after they have it;
+    /// otherwise it is released and fails with [`Error::NotReplicated`].
+    ///
+    /// `timeout` is how long to wait for them, 1 ms to a third of the [command
+    /// timeout](Self::command_timeout); later requests on the same connection wait behind it.
+    /// Renewals and extensions, too, move the end of a lease only after such an acknowledgement.
+    /// Default: 0 replicas, and 500 ms for
     /// [`AcquireOptions::replicas`](crate::AcquireOptions::replicas).
     ///
-    /// Replication is asynchronous. With 0, a lock that was given a moment before its server died may be lost with it, and
-    /// somebody else gets it. With this it is lost only if the server and as many replicas that had it are gone at once, or the
-    /// servers promote one that had not. Received is not kept: see [`fsync`](Self::fsync). Guard what must not break
-    /// with [fencing tokens](crate::guide::fencing).
+    /// Replication is asynchronous. With 0, a lock granted a moment before its server dies may be
+    /// lost with it, and another owner gets it. With `n`, it is lost only if the server and the `n`
+    /// replicas that had it are gone at once, or if a replica without it is promoted. Received is
+    /// not the same as kept: see [`fsync`](Self::fsync). Guard what must not break with [fencing
+    /// tokens](crate::guide::fencing).
     ///
-    /// With as many as there are, no lock is granted while one of them is away, nor after a failover until the old master
-    /// is back as a replica. The servers' own `min-replicas-to-write` is no substitute, since it looks once a second; it
-    /// is good to have besides.
+    /// If `n` is the number of all replicas, no lock is granted while one of them is away, nor
+    /// after a failover until the old master is back as a replica. The servers' own
+    /// `min-replicas-to-write` is no substitute, since it checks once a second; use it in addition.
     ///
-    /// Costs the way to the replicas and back, and no round trip more: `WAIT` goes along. But one is under way at a time, since it
-    /// holds up what is asked behind it: an acquire beside others waits for theirs first, so a far server's
-    /// [command timeout](Self::command_timeout) has to be three round trips at least. Where a replica hangs, all requests of
-    /// this client take up to `timeout` longer; bounded waits end in time nevertheless, without the lock.
+    /// The cost is the way to the replicas and back, without a further round trip: `WAIT` is sent
+    /// along with the request. Only one `WAIT` is in flight at a time, since it delays all requests
+    /// behind it: an acquire first waits for the `WAIT` of other acquires, so the [command
+    /// timeout](Self::command_timeout) has to be at least three round trips. If a replica hangs,
+    /// all requests of this client take up to `timeout` longer; bounded waits still end in time,
+    /// without the lock.
     ///
-    /// [`connect`](Self::connect) fails with [`Error::InvalidConfig`] where a server has fewer replicas than that.
+    /// [`connect`](Self::connect) fails with [`Error::InvalidConfig`] if a server has fewer
+    /// replicas than that.
     pub fn replicas(mut self, replicas: u32, timeout: Duration) -> Self {
         (self.config.replicas, self.config.replicas_timeout) = (replicas, Some(timeout));
         self
     }
 
-    /// An acquire counts when it is in the append-only file of the server, and in those of as many replicas as
-    /// [`replicas`](Self::replicas) says, written to disk: by `WAITAOF`, for Redis from 7.2 and Valkey. Default: no.
+    /// Requires that an acquire is on disk: in the append-only file of the server and of as many
+    /// replicas as [`replicas`](Self::replicas) requires. Uses `WAITAOF`, so it needs Redis 7.2 or
+    /// any Valkey. Default: no.
     ///
-    /// A server that is killed or loses its power has its locks again when it is back. With `appendfsync everysec` an acquire
-    /// takes up to a second, so set the timeout to more than that; `always` is what this wants.
+    /// A server that is killed or loses power still has its locks when it restarts. With
+    /// `appendfsync everysec` an acquire takes up to a second, so set the replicas' timeout to more
+    /// than that; `always` is the better choice.
     pub fn fsync(mut self, fsync: bool) -> Self {
         self.config.fsync = fsync;
         self
     }
 
-    /// What this program is called in the names of its connections, `nestlock:<application>:<host>:<process>:<client>`, which
-    /// the server's CLIENT LIST and `nestlock who` show. Default: the name of its executable. Characters that have no place there
-    /// become `-`.
+    /// Sets the program's name in the names of its connections,
+    /// `nestlock:<application>:<host>:<process>:<client>`, which `CLIENT LIST` and `nestlock who`
+    /// show. Default: the name of the executable. Invalid characters become `-`.
     pub fn application(mut self, name: impl Into<String>) -> Self {
         self.config.application = Some(name.into());
         self
     }
 
-    /// Which locks are counted together: the label `class` of what is measured. The function is given a lock's name, with the
-    /// prefix, and is called with each event, so that it must be quick. A name itself is no class: after 256 pairs of
-    /// kind and class, all others are `other`. Default: `all`.
+    /// Sets which locks are counted together: the label `class` of the metrics. Default: `all`.
+    ///
+    /// The function gets a lock's name, including the prefix, and is called for each event, so it
+    /// must be fast. Do not use names as classes: after 256 pairs of kind and class, all others
+    /// become `other`.
     ///
     /// ```no_run
     /// # async fn example() -> nestlock::Result<()> {
@@ -811,7 +957,7 @@ impl LockClientBuilder {
     ///     .metrics_class(|lock| if lock.starts_with("order:") { "orders" } else { "rest" })
     ///     .connect("redis://127.0.0.1:6379")
     ///     .await?;
-    /// # let _ = client; Ok(())
+    /// # Ok(())
     /// # }
     /// ```
     #[cfg(feature = "metrics")]
@@ -824,29 +970,32 @@ impl LockClientBuilder {
     ///
     /// # Errors
     ///
-    /// As [`LockClient::connect`]; [`Error::InvalidConfig`] for a configuration that makes no sense.
+    /// As [`LockClient::connect`]; [`Error::InvalidConfig`] for contradictory options.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: dropped midway, the connection is closed.
+    /// Cancel safe: if dropped midway, the connection is closed.
     pub async fn connect(self, url: impl AsRef<str>) -> Result<LockClient> {
         let endpoint = Endpoint::from_url(url.as_ref())?;
         self.start(endpoint).await
     }
 
-    /// Makes a client that connects when it is first used. See [`LockClient::connect_lazy`].
+    /// Creates a client that connects on first use. See [`LockClient::connect_lazy`].
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidConfig`] for a URL that cannot be read and a configuration that makes no sense; [`Error::Connect`] if the
-    /// system has no thread.
+    /// [`Error::InvalidConfig`] for an invalid URL and contradictory options; [`Error::Connect`] if
+    /// the system cannot start a thread.
     pub fn connect_lazy(self, url: impl AsRef<str>) -> Result<LockClient> {
         let endpoint = self.secured(Endpoint::from_url(url.as_ref())?)?;
-        Ok(LockClient { anchor: engine::connect_lazy(endpoint, self.config)? })
+        Ok(LockClient {
+            anchor: engine::connect_lazy(endpoint, self.config)?,
+        })
     }
 
-    /// Connects to where a configuration of fred's leads ([`fred::types::config::Config`], feature `fred-config`): for TLS
-    /// with a custom CA, credential providers and the like. Retries, timeouts and the protocol version are set by nestlock.
+    /// Connects with a fred configuration ([`fred::types::config::Config`], feature `fred-config`):
+    /// for TLS with a custom CA, credential providers and the like. nestlock sets retries, timeouts
+    /// and the protocol version itself.
     ///
     /// # Errors
     ///
@@ -854,22 +1003,23 @@ impl LockClientBuilder {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: dropped midway, the connection is closed.
+    /// Cancel safe: if dropped midway, the connection is closed.
     #[cfg(feature = "fred-config")]
     pub async fn connect_to(self, endpoint: impl Into<Endpoint>) -> Result<LockClient> {
         self.start(endpoint.into()).await
     }
 
-    /// A configuration of fred's that leads to one of the servers or sentinels of a client's
-    /// [`topology`](LockClient::topology), with the login, the database and the certificates that this URL and this builder say;
-    /// for a connection of one's own, over which other questions are asked. Without a node: to the first address of the URL.
-    /// Nothing is sent.
+    /// Returns a fred configuration for one of the servers or sentinels of a client's
+    /// [`topology`](LockClient::topology), with the login, database and certificates of this URL
+    /// and builder: for a connection of your own. Without a node, it points to the first address of
+    /// the URL. Sends nothing.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
     /// use nestlock::fred::{clients::Client, interfaces::ClientLike};
     ///
-    /// let (builder, url) = (nestlock::LockClient::builder(), "redis-cluster://127.0.0.1:7000,127.0.0.1:7001");
+    /// let builder = nestlock::LockClient::builder();
+    /// let url = "redis-cluster://127.0.0.1:7000,127.0.0.1:7001";
     /// let client = builder.clone().connect(url).await?;
     /// for node in client.topology().nodes {
     ///     let own = Client::new(builder.fred_config(url, Some(&node))?, None, None, None);
@@ -881,7 +1031,7 @@ impl LockClientBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidConfig`] for a URL that cannot be read, and for certificates that do not fit.
+    /// [`Error::InvalidConfig`] for an invalid URL, and for certificates that do not fit together.
     #[cfg(feature = "fred-config")]
     pub fn fred_config(
         &self,
@@ -900,7 +1050,11 @@ impl LockClientBuilder {
 
     #[cfg_attr(
         not(feature = "rustls"),
-        expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "with TLS it is")
+        expect(
+            clippy::unnecessary_wraps,
+            clippy::unused_self,
+            reason = "with TLS it is"
+        )
     )]
     fn secured(&self, endpoint: Endpoint) -> Result<Endpoint> {
         #[cfg(feature = "rustls")]

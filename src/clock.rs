@@ -1,8 +1,9 @@
-//! Time that goes on while the machine sleeps.
+//! A clock that keeps counting while the machine sleeps.
 //!
-//! The server's clock does not stop when this machine is suspended, or its VM is paused or moved; `CLOCK_MONOTONIC`,
-//! which [`std::time::Instant`] reads on Linux, does. Leases are kept on `CLOCK_BOOTTIME` instead (on Apple systems
-//! `CLOCK_MONOTONIC`, which counts sleep there). Elsewhere it is the clock of `std`.
+//! The server's clock does not stop when this machine is suspended, or when its VM is paused or
+//! moved; `CLOCK_MONOTONIC`, which [`std::time::Instant`] reads on Linux, does. So leases use
+//! `CLOCK_BOOTTIME` (on Apple systems `CLOCK_MONOTONIC`, which counts sleep there). Other systems
+//! use the clock of `std`.
 
 use std::{
     num::NonZeroU64,
@@ -11,12 +12,13 @@ use std::{
     time::Duration,
 };
 
-/// A moment of this machine: nanoseconds since a fixed one, which last for 584 years. Sums never overflow: they end at
-/// the end of time. Half as large as that of `std`, and an `Option` of it is no larger: holds and waiters keep several.
+/// A moment on this machine: nanoseconds since a fixed moment, with a range of 584 years. Sums
+/// never overflow: they stop at [`Instant::NEVER`]. It is half the size of the `Instant` of `std`,
+/// and an `Option` of it is no larger: each hold and waiter keeps several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Instant(NonZeroU64);
 
-/// The clock, chosen once: two clocks must never be compared.
+/// Whether the clock counts sleep. Chosen once: readings of two clocks must never be compared.
 static SLEEPLESS: LazyLock<bool> = LazyLock::new(|| since_boot().is_some());
 
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
@@ -40,18 +42,22 @@ fn since_start() -> Duration {
 }
 
 impl Instant {
-    /// Before everything.
+    /// The earliest moment.
     pub(crate) const EARLIEST: Self = Self(NonZeroU64::MIN);
 
-    /// The end of time.
+    /// The latest moment, which never comes.
     pub(crate) const NEVER: Self = Self(NonZeroU64::MAX);
 
     pub(crate) fn now() -> Self {
-        // without an answer, every lease is over
-        Self::after(if *SLEEPLESS { since_boot().unwrap_or(Duration::MAX) } else { since_start() })
+        // if the clock fails, every lease counts as over
+        Self::after(if *SLEEPLESS {
+            since_boot().unwrap_or(Duration::MAX)
+        } else {
+            since_start()
+        })
     }
 
-    /// So long after the fixed moment.
+    /// Returns the moment this long after the fixed moment.
     fn after(duration: Duration) -> Self {
         Self(NonZeroU64::MIN.saturating_add(nanos(duration)))
     }
@@ -60,12 +66,12 @@ impl Instant {
         Self::now().saturating_duration_since(self)
     }
 
-    /// How long after `earlier` this is; zero if it is not.
+    /// Returns how long after `earlier` this is, or zero if it is not later.
     pub(crate) fn saturating_duration_since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.get().saturating_sub(earlier.0.get()))
     }
 
-    /// Whole milliseconds of this clock, rounded down.
+    /// Returns the whole milliseconds since the fixed moment, rounded down.
     pub(crate) fn as_millis(self) -> u64 {
         self.0.get() / NANOS_OF_A_MILLI
     }
@@ -93,7 +99,10 @@ impl Sub<Duration> for Instant {
     type Output = Self;
 
     fn sub(self, duration: Duration) -> Self {
-        Self(NonZeroU64::new(self.0.get().saturating_sub(nanos(duration))).unwrap_or(NonZeroU64::MIN))
+        Self(
+            NonZeroU64::new(self.0.get().saturating_sub(nanos(duration)))
+                .unwrap_or(NonZeroU64::MIN),
+        )
     }
 }
 
@@ -109,14 +118,20 @@ mod tests {
         let never = start + Duration::MAX;
         assert!(never > Instant::now());
         assert_eq!(start.saturating_duration_since(never), Duration::ZERO);
-        assert!((start - Duration::MAX).elapsed() >= start.saturating_duration_since(Instant::from_millis(0)));
+        assert!(
+            (start - Duration::MAX).elapsed()
+                >= start.saturating_duration_since(Instant::from_millis(0))
+        );
     }
 
     #[test]
     fn milliseconds_are_rounded_down() {
         let at = Instant::from_millis(7);
         assert_eq!((at + Duration::from_micros(999)).as_millis(), 7);
-        assert_eq!((at + Duration::from_millis(1)).saturating_duration_since(at), Duration::from_millis(1));
+        assert_eq!(
+            (at + Duration::from_millis(1)).saturating_duration_since(at),
+            Duration::from_millis(1)
+        );
         assert_eq!((at - Duration::from_nanos(1)).as_millis(), 6);
     }
 

@@ -1,4 +1,5 @@
-//! Errors: data rather than text, a variant only where the caller acts differently.
+//! The crate's errors: typed data rather than text, with a variant of its own only if the caller
+//! acts differently.
 
 mod advice;
 
@@ -9,11 +10,11 @@ use crate::{owner::OwnerId, token::FencingToken};
 /// The result of most operations of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong. A busy lock is not an error: that is `Ok(None)`.
+/// An error of this crate. A busy lock is not an error: that is `Ok(None)`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The name of a lock, or of a guarded key, cannot be used. Nothing was sent.
+    /// The name of a lock, or of a guarded key, is not allowed. Nothing was sent.
     #[error("invalid name {name:?}: {reason}")]
     #[non_exhaustive]
     InvalidName {
@@ -22,7 +23,7 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         reason: String,
     },
-    /// The owner cannot be used for this call. Nothing was sent.
+    /// The owner is not allowed in this call. Nothing was sent.
     #[error("invalid owner {owner:?}: {reason}")]
     #[non_exhaustive]
     InvalidOwner {
@@ -31,7 +32,7 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         reason: &'static str,
     },
-    /// A lease is zero, too short or too long. Nothing was sent.
+    /// The lease is zero, too short or too long. Nothing was sent.
     #[error("invalid lease of {lease:?} for lock {lock:?}: {reason}")]
     #[non_exhaustive]
     InvalidLease {
@@ -42,79 +43,89 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         reason: &'static str,
     },
-    /// The client's configuration makes no sense. Nothing was sent.
+    /// The client's configuration is invalid. Nothing was sent.
     #[error("invalid configuration: {reason}")]
     #[non_exhaustive]
     InvalidConfig {
         /// What is wrong, and what to do.
         reason: String,
     },
-    /// This owner does not hold the lock: released already, or never held. Nothing was changed.
+    /// This owner does not hold the lock: it was released already, or never held. Nothing was
+    /// changed.
     #[error("lock {lock:?} is not held by {owner}")]
     #[non_exhaustive]
     NotHeld {
         /// The lock's name.
         lock: String,
-        /// Who was said to hold it.
+        /// The expected holder.
         owner: OwnerId,
     },
-    /// This owner held the lock and lost it. What it guarded may have been touched by others since.
+    /// This owner held the lock and lost it. Others may have touched what it guards since.
     #[error("lock {lock:?} was lost by {owner}: {reason}")]
     #[non_exhaustive]
     Lost {
         /// The lock's name.
         lock: String,
-        /// Who held it.
+        /// The owner that held it.
         owner: OwnerId,
         /// How it was lost.
         reason: LossReason,
     },
-    /// The record at this name belongs to another kind of lock, or is a hash of yours. It was left as it is.
-    #[error("lock {lock:?}: the hash at this name is not a record of this lock kind; use another name")]
+    /// The record at this name belongs to another kind of lock, or is a hash of yours. It was left
+    /// as it is.
+    #[error(
+        "lock {lock:?}: the hash at this name is not a record of this lock kind; use another name"
+    )]
     #[non_exhaustive]
     WrongLockKind {
         /// The lock's name.
         lock: String,
     },
-    /// The key at this name, or one that belongs to it, is of another type: no lock at all, or no guarded value. It was
-    /// left as it is.
-    #[error("{lock:?}: the key at this name, or one that belongs to it, is of another type; use another name")]
+    /// The key at this name, or one that belongs to it, has another type: it is no lock, or no
+    /// guarded value. It was left as it is.
+    #[error(
+        "{lock:?}: the key at this name, or one that belongs to it, is of another type; use another name"
+    )]
     #[non_exhaustive]
     WrongType {
         /// The name of the lock, or the guarded key.
         lock: String,
     },
-    /// The guarded key has seen a higher fencing token: another owner has held the lock since. Nothing was changed.
-    #[error("key {key:?}: the token {token} is stale, {seen} was seen; acquire the lock again and begin anew")]
+    /// The guarded key has seen a higher fencing token: another owner has held the lock since.
+    /// Nothing was changed.
+    #[error(
+        "key {key:?}: the token {token} is stale, {seen} was seen; acquire the lock again and begin anew"
+    )]
     #[non_exhaustive]
     StaleToken {
         /// The guarded key.
         key: String,
-        /// The token that was shown.
+        /// The token of the request.
         token: FencingToken,
         /// The highest token seen.
         seen: FencingToken,
     },
-    /// The number is no fencing token: nobody was given it.
+    /// The number cannot be a fencing token: no lock issues such a number.
     #[error("{token} is no fencing token; use that of a fenced lock's guard, 1 to 2^53 - 1")]
     #[non_exhaustive]
     InvalidToken {
         /// The number.
         token: u64,
     },
-    /// The owner re-entered the lock too often.
+    /// The owner has re-entered the lock too often.
     #[error("lock {lock:?} is already held {holds} times by {owner}; release some holds first")]
     #[non_exhaustive]
     TooManyHolds {
         /// The lock's name.
         lock: String,
-        /// Who holds it.
+        /// The owner that holds it.
         owner: OwnerId,
-        /// How often.
+        /// The hold count.
         holds: u32,
     },
-    /// The owner holds this non-reentrant lock already, or a fair and a reentrant one would be nested, or it gave one of nested
-    /// holds away and has another; waiting would never end. Nothing is held.
+    /// The owner already holds this non-reentrant lock, nests a fair and a reentrant one, or gave
+    /// away one of its nested holds and kept another; a wait would never end. It holds nothing more
+    /// than before.
     #[error(
         "lock {lock:?} is held by {owner} already, and is not reentrant, was taken as another kind, or was given away in part; release it first"
     )]
@@ -122,37 +133,44 @@ pub enum Error {
     NotReentrant {
         /// The lock's name.
         lock: String,
-        /// Who holds it.
+        /// The owner that holds it.
         owner: OwnerId,
     },
-    /// The owner holds this fenced lock already, through a door whose holds have no fencing token. Nothing was sent.
-    #[error("lock {lock:?} is held by {owner} already, without a fencing token; take the fenced lock first")]
+    /// The owner already holds this fenced lock, through a constructor whose holds have no fencing
+    /// token. Nothing was sent.
+    #[error(
+        "lock {lock:?} is held by {owner} already, without a fencing token; take the fenced lock first"
+    )]
     #[non_exhaustive]
     NoToken {
         /// The lock's name.
         lock: String,
-        /// Who holds it.
+        /// The owner that holds it.
         owner: OwnerId,
     },
-    /// The record of this lock has no TTL to extend: it is held until it is released. Nothing was changed.
+    /// The record of this lock has no TTL to extend: it is held until it is released. Nothing was
+    /// changed.
     #[error("lock {lock:?} is held by {owner} without a TTL; there is nothing to extend")]
     #[non_exhaustive]
     NotExpirable {
         /// The lock's name.
         lock: String,
-        /// Who holds it.
+        /// The owner that holds it.
         owner: OwnerId,
     },
-    /// The owner holds the read lock and asked for the write lock. Nothing was sent; it would wait for itself.
-    #[error("lock {lock:?} is read-locked by {owner}, which would wait for itself; release the read lock first")]
+    /// The owner holds the read lock and requested the write lock: it would wait for itself.
+    /// Nothing was sent.
+    #[error(
+        "lock {lock:?} is read-locked by {owner}, which would wait for itself; release the read lock first"
+    )]
     #[non_exhaustive]
     UpgradeRefused {
         /// The lock's name.
         lock: String,
-        /// Who holds the read lock.
+        /// The owner that holds the read lock.
         owner: OwnerId,
     },
-    /// What the guard holds cannot be handed over. Nothing was sent, and it is held as before.
+    /// The guard's hold cannot be handed over. Nothing was sent, and the hold is unchanged.
     #[error("lock {lock:?} cannot be handed over: {reason}")]
     #[non_exhaustive]
     CannotHandOver {
@@ -161,33 +179,36 @@ pub enum Error {
         /// Why not, and what to do.
         reason: &'static str,
     },
-    /// A hand-over cannot be adopted here. Nothing was sent.
+    /// The hand-over cannot be adopted here. Nothing was sent.
     #[error("this hand-over cannot be adopted: {reason}")]
     #[non_exhaustive]
     InvalidHandOver {
         /// What is wrong with it, and what to do.
         reason: String,
     },
-    /// The request was sent, no answer came: it may or may not have been executed. The client is making the server
-    /// agree in the background; at the latest the lease ends what is left.
-    #[error("lock {lock:?}: no answer from the server, the outcome is unknown and being settled: {source}")]
+    /// The request was sent but no reply arrived in time: it may or may not have been executed. The
+    /// client finds out in the background and undoes it; the lease ends it at the latest.
+    #[error(
+        "lock {lock:?}: no answer from the server, the outcome is unknown and being settled: {source}"
+    )]
     #[non_exhaustive]
     Unconfirmed {
         /// The lock's name.
         lock: String,
-        /// What the connection said.
+        /// What the connection reported.
         source: StoreError,
     },
-    /// The server refused the request or could not be reached. It was not executed.
+    /// The server rejected the request or could not be reached. The request was not executed.
     #[error("lock {lock:?}: {source}")]
     #[non_exhaustive]
     Store {
         /// The lock's name.
         lock: String,
-        /// What the server or the connection said.
+        /// What the server or the connection reported.
         source: StoreError,
     },
-    /// Too few replicas had the acquire in time, and it is given back; or the extension, and the hold is as it was. See
+    /// Too few replicas acknowledged the acquire in time, so it was released; or too few
+    /// acknowledged the extension in time, so the hold keeps its old lease. See
     /// [`LockClientBuilder::replicas`](crate::LockClientBuilder::replicas).
     #[error(
         "lock {lock:?}: {acked} of {wanted} replicas had it in time{}; is one away, or slow?",
@@ -197,15 +218,15 @@ pub enum Error {
     NotReplicated {
         /// The lock's name.
         lock: String,
-        /// How many replicas had it.
+        /// How many replicas acknowledged it.
         acked: u32,
-        /// How many must.
+        /// How many were required.
         wanted: u32,
-        /// Whether the server had it on its disk; `None`: that was not asked for.
+        /// Whether the server had it on disk; `None` if that was not required.
         on_disk: Option<bool>,
     },
-    /// Too few of a RedLock's servers agreed. What was acquired on the others is being released, where it was asked for;
-    /// a hold that could not be extended, or not be released on enough of them, stays as it was on each.
+    /// Too few of a RedLock's servers agreed. A failed acquire is released on the others. A hold
+    /// that could not be extended or released on enough of them stays as it was on each.
     #[error("lock {lock:?}: too few of {} servers agreed, {needed} are needed: {}", .nodes.len(), list(.nodes))]
     #[non_exhaustive]
     NoQuorum {
@@ -213,7 +234,7 @@ pub enum Error {
         lock: String,
         /// How many servers must agree.
         needed: usize,
-        /// What each server said, in the order in which they were given.
+        /// The reply of each server, in the given order.
         nodes: Vec<NodeAnswer>,
     },
     /// No connection could be made.
@@ -222,14 +243,16 @@ pub enum Error {
     Connect {
         /// As [`LockClient::address`](crate::LockClient::address). Never the password.
         address: String,
-        /// What the connection said.
+        /// What the connection reported.
         source: StoreError,
     },
     /// [`LockClient::shutdown`](crate::LockClient::shutdown) was called.
     #[error("the lock client was shut down")]
     Closed,
-    /// The shutdown could not confirm every release; what is left ends with its lease.
-    #[error("the lock client was shut down, but the release of {locks} locks could not be confirmed")]
+    /// The shutdown could not confirm every release; the remaining locks end with their leases.
+    #[error(
+        "the lock client was shut down, but the release of {locks} locks could not be confirmed"
+    )]
     #[non_exhaustive]
     Unsettled {
         /// How many releases were not confirmed.
@@ -238,20 +261,25 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the lock is held in a way that waiting does not change, by the caller itself:
-    /// [`NotReentrant`](Self::NotReentrant), [`UpgradeRefused`](Self::UpgradeRefused),
-    /// [`TooManyHolds`](Self::TooManyHolds), [`NoToken`](Self::NoToken). A lock that somebody else holds is no error.
-    /// HTTP: 409, as for `Ok(None)`.
+    /// Returns whether the caller already holds this lock in a conflicting way, which waiting does
+    /// not change (a bug): [`NotReentrant`](Self::NotReentrant),
+    /// [`UpgradeRefused`](Self::UpgradeRefused), [`TooManyHolds`](Self::TooManyHolds),
+    /// [`NoToken`](Self::NoToken). False if another owner holds the lock: that is `Ok(None)`. HTTP:
+    /// 409, as for `Ok(None)`.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         matches!(
             self,
-            Self::NotReentrant { .. } | Self::UpgradeRefused { .. } | Self::TooManyHolds { .. } | Self::NoToken { .. }
+            Self::NotReentrant { .. }
+                | Self::UpgradeRefused { .. }
+                | Self::TooManyHolds { .. }
+                | Self::NoToken { .. }
         )
     }
 
-    /// Whether the same call may succeed a little later: the server said "not now", was not reached, or did not answer. What
-    /// [`Unconfirmed`](Self::Unconfirmed) calls left behind is settled by the client. HTTP: 503.
+    /// Returns whether the same call may succeed a little later: the server said "not now", was
+    /// unreachable, or did not reply. The client settles what [`Unconfirmed`](Self::Unconfirmed)
+    /// calls have left behind. HTTP: 503.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -266,14 +294,14 @@ impl Error {
         }
     }
 
-    /// Whether what the lock guards may have been touched by others: the lock was lost, or another owner has held it since.
-    /// Begin anew. HTTP: 409 or 500, by what was done under it.
+    /// Returns whether others may have touched what the lock guards: the lock was lost, or another
+    /// owner has held it since. Start over. HTTP: 409 or 500, depending on the work done under it.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. } | Self::StaleToken { .. })
     }
 
-    /// The name of the lock, or of the guarded key, that this is about.
+    /// Returns the name of the lock, or of the guarded key, that the error is about.
     #[must_use]
     pub fn lock_name(&self) -> Option<&str> {
         match self {
@@ -305,25 +333,25 @@ impl Error {
     }
 }
 
-/// What one server of a RedLock said.
+/// One server of a RedLock, and its reply.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct NodeAnswer {
     /// The server's address, or the member's name.
     pub node: String,
-    /// What it said.
+    /// Its reply.
     pub said: NodeSaid,
 }
 
-/// What a server of a RedLock said.
+/// The reply of a server of a RedLock.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum NodeSaid {
-    /// It did what was asked.
+    /// It executed the request.
     Agreed,
-    /// Somebody else holds the lock there.
+    /// Another owner holds the lock there.
     Busy,
-    /// No answer within the time limit of the round.
+    /// It did not reply within the time limit of the round.
     Nothing,
     /// It failed.
     Failed(Box<Error>),
@@ -351,7 +379,11 @@ impl fmt::Display for NodeAnswer {
 }
 
 fn list(nodes: &[NodeAnswer]) -> String {
-    nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    nodes
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 /// How a lock was lost.
@@ -360,7 +392,8 @@ fn list(nodes: &[NodeAnswer]) -> String {
 pub enum LossReason {
     /// The lease ended on this client's monotonic clock before a renewal was confirmed.
     LeaseExpired,
-    /// The server has no record of the lock any more: expired, flushed, deleted, or freed by force.
+    /// The server no longer has a record of the lock: it expired, was flushed, deleted, or freed by
+    /// force.
     RecordMissing,
     /// The server's record names another owner.
     TakenOver,
@@ -379,7 +412,7 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// What the server or the connection to it said.
+/// An error of the server, or of the connection to it.
 #[derive(Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -394,16 +427,21 @@ impl StoreError {
         may_have_executed: bool,
         source: impl Into<Box<dyn error::Error + Send + Sync>>,
     ) -> Self {
-        Self { kind, may_have_executed, source: source.into(), command: None }
+        Self {
+            kind,
+            may_have_executed,
+            source: source.into(),
+            command: None,
+        }
     }
 
-    /// The same, about a command.
+    /// Returns the same error, about this command.
     pub(crate) fn about(mut self, command: Option<&str>) -> Self {
         self.command = command.map(Into::into);
         self
     }
 
-    /// The same, of a connection over which nothing was asked yet.
+    /// Returns the same error, for a connection that has not sent any request yet.
     pub(crate) fn before_any_request(mut self) -> Self {
         self.may_have_executed = false;
         if self.kind == StoreErrorKind::Disconnected {
@@ -412,46 +450,48 @@ impl StoreError {
         self
     }
 
-    /// The same, of a question about a request that was executed.
+    /// Returns the same error, for a query about a request that may have been executed.
     pub(crate) fn that_may_have_executed(mut self) -> Self {
         self.may_have_executed = true;
         self
     }
 
-    /// The same, of a request that changes nothing: there is no outcome that could be unknown.
+    /// Returns the same error, for a request that changes nothing: its outcome cannot be in doubt.
     pub(crate) fn of_a_read(mut self) -> Self {
         self.may_have_executed = false;
         self
     }
 
-    /// What kind of failure it was.
+    /// Returns the kind of the failure.
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
     }
 
-    /// The command that the server lacks, or that the user may not use; of a script's, if the server names one,
-    /// all that it may be, with commas between them.
+    /// Returns the command that the server lacks or that the user may not use. If the server
+    /// rejects a command inside a script without naming it, returns all candidates, separated by
+    /// commas.
     #[must_use]
     pub fn command(&self) -> Option<&str> {
         self.command.as_deref()
     }
 
-    /// What the server said, word for word.
+    /// Returns the error text of the server or the connection, unchanged.
     pub(crate) fn said(&self) -> String {
         self.source.to_string()
     }
 
-    /// Whether the server may have executed the request nevertheless.
+    /// Returns whether the server may have executed the request despite the error.
     #[must_use]
     pub fn may_have_executed(&self) -> bool {
         self.may_have_executed
     }
 
-    /// Whether the same request may succeed a little later: the server said "not now", or could not be reached.
+    /// Returns whether the same request may succeed a little later: the server said "not now", or
+    /// could not be reached.
     ///
-    /// Acquires and releases go on after such an error for as long as they may take; a try fails at once. See
-    /// [`StoreErrorKind`] for which kinds are final.
+    /// Acquires and releases retry after such an error as long as their time allows; a try fails at
+    /// once. [`StoreErrorKind`] lists the kinds that are final.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         use StoreErrorKind as K;
@@ -493,7 +533,7 @@ impl error::Error for StoreError {
 }
 
 impl StoreErrorKind {
-    /// Whether the server refuses a command for as long as it is configured as it is.
+    /// Returns whether the server keeps rejecting a command until its configuration changes.
     pub(crate) fn is_denied(self) -> bool {
         matches!(self, Self::NoPermission | Self::UnknownCommand)
     }
@@ -501,32 +541,37 @@ impl StoreErrorKind {
 
 /// The kinds of [`StoreError`].
 ///
-/// Most may pass, and are repeated within the wait of an acquire, or for as long as a release may take
-/// ([`StoreError::is_transient`]). Final are those that stay until somebody changes the configuration, the users or the
-/// data: [`Auth`](Self::Auth), [`NoPermission`](Self::NoPermission), [`CrossSlot`](Self::CrossSlot),
-/// [`WrongType`](Self::WrongType), [`Forked`](Self::Forked), [`NoScript`](Self::NoScript),
-/// [`UnknownCommand`](Self::UnknownCommand), [`Tls`](Self::Tls). So are [`Protocol`](Self::Protocol) and
-/// [`Other`](Self::Other), unless the request may have been executed.
+/// Most are transient: the client retries within the wait of an acquire, or for as long as a
+/// release may take ([`StoreError::is_transient`]). Others stay until the configuration, the users
+/// or the data change: [`Auth`](Self::Auth), [`NoPermission`](Self::NoPermission),
+/// [`CrossSlot`](Self::CrossSlot), [`WrongType`](Self::WrongType), [`Forked`](Self::Forked),
+/// [`NoScript`](Self::NoScript), [`UnknownCommand`](Self::UnknownCommand), [`Tls`](Self::Tls). So
+/// do [`Protocol`](Self::Protocol) and [`Other`](Self::Other), unless the request may have been
+/// executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
     /// No connection at the moment.
     Unavailable,
-    /// No answer within the command timeout.
+    /// No reply within the command timeout.
     Timeout,
-    /// The connection broke while the answer was awaited.
+    /// The connection broke before the reply arrived.
     Disconnected,
-    /// Too many requests are queued in this client already, or another call of this owner about this lock does not end.
+    /// This client has too many requests in its queue, or another call of this owner about this
+    /// lock does not return.
     Overloaded,
-    /// User name or password were refused.
+    /// The server rejected the user name or password.
     Auth,
-    /// The ACL user may not do this (command, key or channel), or this process may not open the server's socket.
+    /// The ACL user may not do this (command, key or channel), or this process may not open the
+    /// server's socket.
     NoPermission,
-    /// The server lacks a command: it is too old, or the command is renamed or disabled. Nothing was executed.
+    /// The server lacks a command: it is too old, or the command is renamed or disabled. Nothing
+    /// was executed.
     UnknownCommand,
     /// TLS failed: a certificate is not trusted, or only one side speaks TLS.
     Tls,
-    /// The server is a replica. The client connects anew, should its address lead to another server by now.
+    /// The server is a replica. The client reconnects, as its address may lead to another server by
+    /// now.
     ReadOnly,
     /// The server is loading its data.
     Loading,
@@ -538,23 +583,24 @@ pub enum StoreErrorKind {
     ClusterDown,
     /// The slot is migrating.
     TryAgain,
-    /// The slot lives on another node.
+    /// Another node serves the slot.
     Moved,
     /// The keys are in several slots.
     CrossSlot,
-    /// The server is out of memory. Locks that are held are renewed and released all the same.
+    /// The server is out of memory. Held locks are still renewed and released.
     OutOfMemory,
-    /// The server cannot persist and refuses writes.
+    /// The server cannot persist its data and rejects writes.
     Misconfigured,
     /// Too few replicas are connected.
     NoReplicas,
     /// The key has another type.
     WrongType,
-    /// This process is a fork of the one that made the client, whose connections it must not use. Make a client of its own.
+    /// This process is a fork of the one that created the client, and must not use its connections.
+    /// Create a new client in the fork.
     Forked,
     /// The server does not know the script.
     NoScript,
-    /// The answer makes no sense.
+    /// The reply is invalid or unexpected.
     Protocol,
     /// Anything else.
     Other,

@@ -1,4 +1,4 @@
-//! The held thing.
+//! The guard: one hold of a lock, which is released on drop.
 
 use std::{
     fmt,
@@ -20,25 +20,26 @@ use crate::{
 
 /// One hold of a lock.
 ///
-/// A guard remembers its owner: it may be moved to, and released by, any task or thread.
+/// A guard remembers its owner: any task or thread may receive it and release it.
 ///
 /// # Release on drop is not immediate
 ///
-/// Dropping works from anywhere (another thread, no runtime, a panic, after the runtime has ended): the client's own
-/// thread sends the release a moment later. Await [`LockGuard::unlock`] where the next step relies on it, and to learn
-/// whether the lock was still held.
+/// You may drop a guard anywhere (on another thread, without a runtime, in a panic, after the
+/// runtime has ended): the client's own thread sends the release a moment later. Await
+/// [`LockGuard::unlock`] if the next step relies on the release, and to learn whether the lock was
+/// still held.
 #[must_use = "dropped at once, the lock is released at once"]
 #[clippy::has_significant_drop]
 pub struct LockGuard {
-    inner: Inner,
+    inner: GuardInner,
 }
 
-enum Inner {
-    One(Single),
+enum GuardInner {
+    One(SingleHold),
     Several(Box<dyn Held>),
 }
 
-/// What the guard of several locks holds. When dropped, all of it is released.
+/// The holds behind the guard of several locks. Dropping it releases them all.
 #[async_trait]
 pub(crate) trait Held: Send + Sync {
     fn name(&self) -> &str;
@@ -48,155 +49,170 @@ pub(crate) trait Held: Send + Sync {
     async fn lost(&self) -> Error;
     fn remaining(&self) -> Result<Duration>;
     async fn extend(&self, lease: Duration) -> Result<()>;
-    /// Lets go of all members.
+    /// Gives up all members without a release, and returns the owner of the first.
     fn forget(self: Box<Self>, how: Forget) -> OwnerId;
 }
 
-/// What becomes of a hold that is let go of without a release.
+/// What happens to a hold that is given up without a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Forget {
-    /// It is renewed as before.
+    /// The watchdog renews it as before.
     GoOn,
-    /// It ends with its lease.
+    /// The watchdog no longer renews it: it ends with its lease.
     LeaveToLease,
 }
 
-/// One hold of one lock. When dropped, it is released.
-struct Single {
+/// One hold of one lock, released on drop.
+struct SingleHold {
     anchor: Arc<Anchor>,
     hold: Arc<Hold>,
-    /// Taken when the hold is given up, or left without a guard.
+    /// `None` once the guard has released the hold or given it away, or [`of_one_client`] has taken
+    /// it.
     ticket: Option<Ticket>,
 }
 
 impl LockGuard {
     pub(crate) fn new(anchor: Arc<Anchor>, (hold, ticket): Entered) -> Self {
-        Self { inner: Inner::One(Single { anchor, hold, ticket: Some(ticket) }) }
+        Self {
+            inner: GuardInner::One(SingleHold {
+                anchor,
+                hold,
+                ticket: Some(ticket),
+            }),
+        }
     }
 
     pub(crate) fn of_several(held: impl Held + 'static) -> Self {
-        Self { inner: Inner::Several(Box::new(held)) }
+        Self {
+            inner: GuardInner::Several(Box::new(held)),
+        }
     }
 
-    /// The lock's name, with the client's prefix; of a multi-lock, the members' names with `+` between.
+    /// Returns the lock's name, with the client's prefix. For several locks: their names, joined
+    /// with `+`.
     #[must_use]
     pub fn name(&self) -> &str {
         match &self.inner {
-            Inner::One(single) => single.hold.lock_name(),
-            Inner::Several(held) => held.name(),
+            GuardInner::One(single) => single.hold.lock_name(),
+            GuardInner::Several(held) => held.name(),
         }
     }
 
-    /// Who holds the lock; of a multi-lock or RedLock, its first member.
+    /// Returns the lock's owner; for a multi-lock or RedLock, the owner of its first member.
     #[must_use]
     pub fn owner(&self) -> OwnerId {
         match &self.inner {
-            Inner::One(single) => single.owner(),
-            Inner::Several(held) => held.owner(),
+            GuardInner::One(single) => single.owner(),
+            GuardInner::Several(held) => held.owner(),
         }
     }
 
-    /// The guards of a multi-lock's members, in their order; of a RedLock, those that were acquired; of any other lock,
-    /// none.
+    /// Returns the guards of a multi-lock's members, in their order; of a RedLock, those that were
+    /// acquired; otherwise none.
     #[must_use = "the members stay held by this guard"]
     pub fn members(&self) -> &[LockGuard] {
         match &self.inner {
-            Inner::One(_) => &[],
-            Inner::Several(held) => held.members(),
+            GuardInner::One(_) => &[],
+            GuardInner::Several(held) => held.members(),
         }
     }
 
-    /// The fencing token: higher than that of every earlier holder. `None` if the kind has none; see
-    /// [`LockClient::fenced_lock`](crate::LockClient::fenced_lock).
+    /// Returns the fencing token, which is higher than that of every earlier holder. `None` if the
+    /// kind has no tokens; see [`LockClient::fenced_lock`](crate::LockClient::fenced_lock).
     #[must_use]
     pub fn fencing_token(&self) -> Option<FencingToken> {
         match &self.inner {
-            Inner::One(single) => {
+            GuardInner::One(single) => {
                 let token = single.ticket.as_ref()?.generation.token?;
                 Some(FencingToken::recorded(token))
             }
-            Inner::Several(_) => None,
+            GuardInner::Several(_) => None,
         }
     }
 
-    /// How many replicas had this hold before it counted; `None`: none had to, or it was adopted. Counted
-    /// up to 255. See [`LockClientBuilder::replicas`](crate::LockClientBuilder::replicas). Of several locks, the least.
+    /// Returns how many replicas had acknowledged this hold when it was acquired, up to 255; `None`
+    /// if none was required, or the hold was adopted. For several locks, the lowest number. See
+    /// [`LockClientBuilder::replicas`](crate::LockClientBuilder::replicas).
     #[must_use]
     pub fn replicas(&self) -> Option<u32> {
         match &self.inner {
-            Inner::One(single) => single.ticket.as_ref()?.replicas.map(u32::from),
-            Inner::Several(held) => held.members().iter().map(Self::replicas).min().flatten(),
+            GuardInner::One(single) => single.ticket.as_ref()?.replicas.map(u32::from),
+            GuardInner::Several(held) => held.members().iter().map(Self::replicas).min().flatten(),
         }
     }
 
-    /// Whether its owner had the lock already.
+    /// Returns whether the owner holds the lock more than once.
     pub(crate) fn is_re_entry(&self) -> bool {
         match &self.inner {
-            Inner::One(single) => single.ticket.as_ref().is_some_and(|ticket| ticket.generation.books().count > 1),
-            Inner::Several(_) => false,
+            GuardInner::One(single) => single
+                .ticket
+                .as_ref()
+                .is_some_and(|ticket| ticket.generation.ledger().count > 1),
+            GuardInner::Several(_) => false,
         }
     }
 
-    /// Releases this hold, and waits until the server has done so. A multi-lock releases all members, and reports the
-    /// first failure.
+    /// Releases this hold, and waits for the server's confirmation. A multi-lock releases all
+    /// members and reports the first failure.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the lock was lost before: what it guarded may have been touched by others.
-    /// [`Error::NotHeld`] if the hold was released without this guard. [`Error::Store`] or [`Error::Unconfirmed`] if
-    /// the server did not answer within the command timeout: the client goes on releasing in the background, and the
-    /// hold is neither renewed nor valid any more.
+    /// [`Error::Lost`] if the lock was lost before: others may have touched what it guards.
+    /// [`Error::NotHeld`] if the hold was released without this guard. [`Error::Store`] or
+    /// [`Error::Unconfirmed`] if the server did not reply within the command timeout: the client
+    /// keeps releasing in the background, and the hold is no longer renewed or valid.
     ///
     /// # Cancel safety
     ///
-    /// Dropped before it is polled, it releases as a dropped guard does. Once polled, the release goes on in the
-    /// background when the future is dropped.
+    /// If dropped before it is polled, it releases like a dropped guard. Once polled, the release
+    /// continues in the background if the future is dropped.
     pub async fn unlock(self) -> Result<()> {
         match self.inner {
-            Inner::One(mut single) => match single.ticket.take() {
+            GuardInner::One(mut single) => match single.ticket.take() {
                 Some(ticket) => single.anchor.release(&single.hold, ticket).await,
                 None => Err(single.hold.not_held_error(&single.owner())),
             },
-            Inner::Several(held) => held.unlock().await,
+            GuardInner::Several(held) => held.unlock().await,
         }
     }
 
-    /// Resolves when the lock is lost, no later than its lease ends on this client's monotonic clock; or when the hold
-    /// was released without this guard. Never resolves while the lock is held. For `select!`. A multi-lock is lost with
-    /// its first member.
+    /// Resolves when the lock is lost, no later than its lease ends on this client's monotonic
+    /// clock, or when the hold was released without this guard. Never resolves while the lock is
+    /// held. For `select!`. A multi-lock is lost with its first lost member.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub async fn lost(&self) -> Error {
         match &self.inner {
-            Inner::One(single) => single.lost().await,
-            Inner::Several(held) => held.lost().await,
+            GuardInner::One(single) => single.lost().await,
+            GuardInner::Several(held) => held.lost().await,
         }
     }
 
-    /// Whether the lock is lost. Looks at this client's clock and books only, without a request.
+    /// Returns whether the lock is lost, by this client's clock and knowledge; sends nothing.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.remaining_or_error().is_err()
     }
 
-    /// How much longer the lock may be relied on without a renewal: the lease, counted from before the request was
-    /// sent, less a drift allowance of 1 % + 2 ms. Zero: lost.
+    /// Returns how much longer you may rely on the lock without a renewal: the lease, counted from
+    /// before the request was sent, minus a drift allowance of 1 % and 2 ms. Zero if the lock is
+    /// lost.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.remaining_or_error().unwrap_or(Duration::ZERO)
     }
 
-    /// Until when the lock may be relied on without a renewal: now and [`remaining`](Self::remaining). In the past, or
-    /// now: lost. redsync's `Until`.
+    /// Returns until when you may rely on the lock without a renewal: now plus
+    /// [`remaining`](Self::remaining). In the past, or now, if the lock is lost. redsync's `Until`.
     #[must_use]
     pub fn valid_until(&self) -> Instant {
         let now = Instant::now();
         now + self.remaining()
     }
 
-    /// How the lock was lost, if it was.
+    /// Returns how the lock was lost, or `None` if it was not lost.
     pub(crate) fn loss(&self) -> Option<LossReason> {
         match self.remaining_or_error() {
             Err(Error::Lost { reason, .. }) => Some(reason),
@@ -206,72 +222,80 @@ impl LockGuard {
 
     pub(crate) fn remaining_or_error(&self) -> Result<Duration> {
         match &self.inner {
-            Inner::One(single) => single.remaining(),
-            Inner::Several(held) => held.remaining(),
+            GuardInner::One(single) => single.remaining(),
+            GuardInner::Several(held) => held.remaining(),
         }
     }
 
-    /// Lets the lock live for at least `lease` from now: 10 ms to 10 years, never less than it has already.
+    /// Extends the lease to at least `lease` from now, 10 ms to 10 years. Never shortens it.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the lock was lost; [`Error::InvalidLease`]; [`Error::Store`] and [`Error::Unconfirmed`] if
-    /// the server did not answer. The lock stays as it was; of a multi-lock, some members may have been extended.
+    /// [`Error::Lost`] if the lock was lost; [`Error::InvalidLease`]; [`Error::Store`] and
+    /// [`Error::Unconfirmed`] if the server did not reply. The lock stays as it was; some members
+    /// of a multi-lock may have been extended.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: dropped midway, the lock may or may not have been extended.
+    /// Cancel safe: if dropped midway, the lock may or may not have been extended.
     pub async fn extend(&self, lease: Duration) -> Result<()> {
         self.remaining_or_error()?;
         match &self.inner {
-            Inner::One(single) => {
-                let Single { anchor, hold, .. } = single;
+            GuardInner::One(single) => {
+                let SingleHold { anchor, hold, .. } = single;
                 match anchor.extend(hold.kind(), &single.owner(), lease).await {
-                    // told below, and how
+                    // the check below reports it, with the reason
                     Err(Error::NotHeld { .. }) => {}
                     extended => extended?,
                 }
             }
-            Inner::Several(held) => held.extend(lease).await?,
+            GuardInner::Several(held) => held.extend(lease).await?,
         }
-        // an extension that was refused has ended the hold
+        // an extension that found no hold on the server has ended this one
         self.remaining_or_error().map(drop)
     }
 
-    /// Gives the hold away: the lock stays held, and is renewed if it has no lease of its own.
+    /// Gives the hold away: the lock stays held, and is renewed if it has no fixed lease.
     ///
-    /// Release it with [`Lock::release`](crate::Lock::release) and the owner returned, here or in another process. A
-    /// nested hold counts as one release, those of the other guards as one each. This client only renews it, as long as it
-    /// has a lock, a guard or itself alive: it does not re-enter what it gave away (its next acquire waits for it like
-    /// anybody's, under another name), and does not release it at its [`shutdown`](crate::LockClient::shutdown). That it
-    /// was released elsewhere is noticed with the next renewal.
+    /// Release it with [`Lock::release`](crate::Lock::release) and the returned owner, here or in
+    /// another process. Each guard, including those of nested holds, needs its own release. This
+    /// client only renews the hold, while one of its locks, guards or handles is alive: it does not
+    /// re-enter it (its next acquire waits for it like any other client's, under another name), and
+    /// does not release it at [`shutdown`](crate::LockClient::shutdown). The next renewal notices a
+    /// release by another process.
     ///
-    /// Other guards of the same owner hold the lock on, and are renewed and released as before. While one lives, this owner cannot
-    /// take the lock again, since it would wait for itself: a try answers `None`, whatever waits
-    /// [`Error::NotReentrant`]. An `unlock` of one of them that is in flight may return [`Error::Unconfirmed`]: its release goes
-    /// on in the background.
+    /// Other guards of the same owner stay held, and are renewed and released as before. While one
+    /// is alive, this owner cannot take the lock again, since it would wait for itself: a try
+    /// returns `None`, and a wait fails with [`Error::NotReentrant`]. An `unlock` of another guard
+    /// that is in flight may return [`Error::Unconfirmed`]: its release continues in the
+    /// background.
     ///
-    /// If a request about this lock is under way (a nested acquire or release that was dropped a moment ago), or if the
-    /// connection broke while one was, less than a lease ago, nobody knows how many holds the server records: then the count
-    /// is set once more, and what is not renewed for another guard's sake ends with its TTL at the latest. So that neither
-    /// meets the receiver's release, await [`idle`](crate::LockClient::idle) before, and after. Where the connection breaks
-    /// while other guards are released, and another release of this owner comes at the same time, holds may stay recorded
-    /// until the lease is over: too many, never too few. Of a lock that was lost, nothing is given away.
+    /// If a request about this lock is in flight (a nested acquire or release whose future was
+    /// dropped a moment ago), or if the connection broke during such a request less than one lease
+    /// ago, the client does not know how many holds the server records. It then sets the count once
+    /// more, and the lock ends with its TTL at the latest unless it is renewed for another guard.
+    /// So that this request does not race with the receiver's release, await
+    /// [`idle`](crate::LockClient::idle) before and after. If the connection breaks while other
+    /// guards are being released, and another release of this owner runs at the same time, holds
+    /// may stay recorded until the lease ends: too many, never too few. A lost lock is not given
+    /// away.
     ///
-    /// A multi-lock lets go of all members; the owner returned is the first member's, and the others' only where all are
-    /// of one client.
+    /// A multi-lock gives away all members. The returned owner is that of the first member; the
+    /// other members have the same owner only if all belong to one client.
     #[must_use = "the owner is what the lock can be released with"]
     pub fn forget(self) -> OwnerId {
         self.let_go(Forget::GoOn)
     }
 
-    /// Leaves the lock held until its lease ends, without a renewal, so that a job runs once per interval, over all processes.
+    /// Keeps the lock held until its lease ends, without renewing it: a job then runs once per
+    /// interval, over all processes.
     ///
-    /// A lock without a lease lasts for what its last renewal gave it, the client's
-    /// [`watchdog_timeout`](crate::LockClientBuilder::watchdog_timeout) at most; give it a
-    /// [`lease`](crate::AcquireOptions::lease) to say for how long. Until then it is as after [`forget`](Self::forget): the
-    /// owner returned can release it. Other guards of the same owner are renewed as before, and the lock with them. A signal
-    /// lock without expiry stays until it is released.
+    /// A lock without a fixed lease lasts as long as its last renewal, at most the client's
+    /// [`watchdog_timeout`](crate::LockClientBuilder::watchdog_timeout); set a
+    /// [`lease`](crate::AcquireOptions::lease) to choose how long. Until then the returned owner
+    /// can release it, as after [`forget`](Self::forget). Other guards of the same owner are
+    /// renewed as before, and the lock with them. A signal lock without expiry stays until it is
+    /// released.
     ///
     /// ```no_run
     /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
@@ -293,7 +317,7 @@ impl LockGuard {
     pub(crate) fn let_go(self, how: Forget) -> OwnerId {
         let owner = self.owner();
         match self.inner {
-            Inner::One(mut single) => {
+            GuardInner::One(mut single) => {
                 if let Some(ticket) = single.ticket.take() {
                     if how == Forget::LeaveToLease {
                         ticket.unwatch();
@@ -301,18 +325,21 @@ impl LockGuard {
                     single.anchor.give_away(&single.hold, &ticket);
                 }
             }
-            Inner::Several(held) => return held.forget(how),
+            GuardInner::Several(held) => return held.forget(how),
         }
         owner
     }
 
-    /// Hands the lock to another task or process, which has `keep` (10 ms to 10 years) to [`adopt`](crate::Lock::adopt) it.
+    /// Hands the lock to another task or process, which must [`adopt`](crate::Lock::adopt) it
+    /// within `keep` (10 ms to 10 years).
     ///
-    /// From here on this guard holds nothing, and nobody renews the lock: it is held by nobody in particular until it is
-    /// adopted, or for `keep`. To take it back, adopt it: there is no other way. Nobody else gets it in between, and it can be adopted once. Who
-    /// waits for the lock learns of a shorter time when it next looks, within the
-    /// [`poll_cap`](crate::LockClientBuilder::poll_cap); a waiter of Redisson's, which does not look, when the lease is over
-    /// that it was told of, or by the release of whoever adopts.
+    /// From then on, this guard holds nothing, and the lock is not renewed: it stays held until it
+    /// is adopted, or for `keep`. To take it back, adopt it: there is no other way. No other client
+    /// gets the lock in between, and it can be adopted once. If `keep` ends sooner than the old
+    /// lease, waiters notice when they next re-check the lock, within the
+    /// [`poll_cap`](crate::LockClientBuilder::poll_cap); a Redisson waiter, which does not
+    /// re-check, notices when the lease that the server last reported to it is over, or by the
+    /// adopter's release.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -320,38 +347,46 @@ impl LockGuard {
     ///
     /// let guard = lock.lock().await?;
     /// let job = guard.hand_over(Duration::from_secs(30)).await?.to_text();
-    /// // send the text with the job; a worker goes on, under the same lock
+    /// // send the text with the job; a worker carries on under the same lock
     /// # drop(job); Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
     ///
-    /// The guard holds the lock as before after [`Error::CannotHandOver`] (its owner holds it more than once, or reads and
-    /// writes, or it is several locks as one) and [`Error::InvalidLease`]. [`Error::Lost`] and [`Error::NotHeld`] as with
-    /// [`unlock`](Self::unlock). After [`Error::Store`] and [`Error::Unconfirmed`] see
-    /// [`remaining`](Self::remaining): either the guard still holds the lock, or it was given up and is being released, also if
-    /// the server has moved it unheard.
+    /// After [`Error::CannotHandOver`] (the owner holds the lock more than once, both reads and
+    /// writes, or the lock combines several) and [`Error::InvalidLease`] the guard still holds the
+    /// lock. [`Error::Lost`] and [`Error::NotHeld`] as with [`unlock`](Self::unlock). After
+    /// [`Error::Store`] and [`Error::Unconfirmed`] see [`remaining`](Self::remaining): either the
+    /// guard still holds the lock, or it was given up and is being released, even if the server has
+    /// moved it.
     ///
     /// # Cancel safety
     ///
-    /// Dropped midway, as after [`Error::Unconfirmed`]: nobody can adopt it, and it is released.
+    /// If dropped midway, as after [`Error::Unconfirmed`]: it cannot be adopted, and is released.
     pub async fn hand_over(&self, keep: Duration) -> Result<HandOver> {
         match &self.inner {
-            Inner::One(single) => {
-                let Single { anchor, hold, .. } = single;
-                let ticket = single.ticket.as_ref().ok_or_else(|| hold.not_held_error(&single.owner()))?;
+            GuardInner::One(single) => {
+                let SingleHold { anchor, hold, .. } = single;
+                let ticket = single
+                    .ticket
+                    .as_ref()
+                    .ok_or_else(|| hold.not_held_error(&single.owner()))?;
                 let owner = anchor.transfer(hold, ticket, keep).await?;
-                Ok(HandOver::new(hold.kind().about().family, hold.lock_name(), owner))
+                Ok(HandOver::new(
+                    hold.kind().about().family,
+                    hold.lock_name(),
+                    owner,
+                ))
             }
-            Inner::Several(held) => Err(Error::CannotHandOver {
+            GuardInner::Several(held) => Err(Error::CannotHandOver {
                 lock: held.name().to_owned(),
                 reason: "it is several locks as one; hand over a lock of one kind",
             }),
         }
     }
 
-    /// Runs `future` while the lock is held; when the lock is lost, `future` is dropped.
+    /// Runs `future` while the lock is held, and drops it if the lock is lost.
     ///
     /// # Errors
     ///
@@ -379,41 +414,52 @@ impl LockGuard {
     }
 }
 
-/// Takes over the holds of these guards, if they all are of one client.
+/// Takes the holds of these guards. Returns `None`, and takes nothing, unless each is a hold of one
+/// lock and all belong to one client.
 pub(crate) fn of_one_client(guards: &mut [LockGuard]) -> Option<(Arc<Anchor>, Vec<Entered>)> {
     let mut singles = Vec::with_capacity(guards.len());
     for guard in guards {
         match &mut guard.inner {
-            Inner::One(single) => singles.push(single),
-            Inner::Several(_) => return None,
+            GuardInner::One(single) => singles.push(single),
+            GuardInner::Several(_) => return None,
         }
     }
     let anchor = Arc::clone(&singles.first()?.anchor);
-    if !singles.iter().all(|single| Arc::ptr_eq(&single.anchor, &anchor)) {
+    if !singles
+        .iter()
+        .all(|single| Arc::ptr_eq(&single.anchor, &anchor))
+    {
         return None;
     }
-    let held = singles.into_iter().filter_map(|single| Some((Arc::clone(&single.hold), single.ticket.take()?)));
+    let held = singles
+        .into_iter()
+        .filter_map(|single| Some((Arc::clone(&single.hold), single.ticket.take()?)));
     Some((anchor, held.collect()))
 }
 
-impl Single {
+impl SingleHold {
     fn owner(&self) -> OwnerId {
-        self.ticket.as_ref().map_or_else(|| self.hold.owner(), |ticket| ticket.generation.owner.clone())
+        self.ticket.as_ref().map_or_else(
+            || self.hold.owner(),
+            |ticket| ticket.generation.owner.clone(),
+        )
     }
 
     fn remaining(&self) -> Result<Duration> {
         self.anchor.check_ours(self.hold.lock_name())?;
         match &self.ticket {
-            Some(Ticket { generation, .. }) => {
-                generation.remaining().map_err(|end| self.hold.end_error(generation, end))
-            }
+            Some(Ticket { generation, .. }) => generation
+                .remaining()
+                .map_err(|end| self.hold.end_error(generation, end)),
             None => Err(self.hold.not_held_error(&self.owner())),
         }
     }
 
     async fn lost(&self) -> Error {
         loop {
-            let Some(ticket) = &self.ticket else { return self.hold.not_held_error(&self.owner()) };
+            let Some(ticket) = &self.ticket else {
+                return self.hold.not_held_error(&self.owner());
+            };
             let ended = ticket.generation.ended.notified();
             tokio::pin!(ended);
             ended.as_mut().enable();
@@ -424,14 +470,14 @@ impl Single {
             tokio::select! {
                 () = ended => {}
                 () = self.anchor.sleep_until(crate::clock::Instant::now() + remaining) => {}
-                // the clock of a fork's timers stands still: polled there, it is looked at once more
+                // in a fork no timer fires: a poll there must check again, and return the error
                 () = poll_fn(|_| if self.anchor.store.is_ours() { Poll::Pending } else { Poll::Ready(()) }) => {}
             }
         }
     }
 }
 
-impl Drop for Single {
+impl Drop for SingleHold {
     fn drop(&mut self) {
         match self.ticket.take() {
             Some(ticket) => self.anchor.release_later(&self.hold, &ticket),

@@ -1,4 +1,4 @@
-//! A hold on its way from one process to another.
+//! The hand-over: a hold on its way from one process to another.
 
 use std::{fmt, sync::Arc};
 
@@ -7,17 +7,22 @@ use crate::{
     owner::OwnerId,
 };
 
-/// What begins each text: the first version.
+/// The prefix of each text: version 1 of the format.
 const VERSION: &str = "nl1.";
 
-/// A hold on its way to another task or process: made by [`LockGuard::hand_over`](crate::LockGuard::hand_over), and taken in
-/// by [`Lock::adopt`](crate::Lock::adopt), once.
+/// A hold on its way to another task or process: created by
+/// [`LockGuard::hand_over`](crate::LockGuard::hand_over), and taken over by
+/// [`Lock::adopt`](crate::Lock::adopt), once.
 ///
-/// It is a capability: whoever has it can take the lock. So it does not print itself; [`to_text`](Self::to_text) does, for a
-/// message to the other process. Keep that text out of logs and URLs.
+/// It is a capability: any client that has it can take the lock. So its `Debug` output omits the
+/// secret; [`to_text`](Self::to_text) returns the text for a message to the other process. Keep
+/// that text out of logs and URLs.
 ///
 /// ```no_run
-/// # async fn example(client: nestlock::LockClient, worker: nestlock::LockClient) -> nestlock::Result<()> {
+/// # async fn example(
+/// #     client: nestlock::LockClient,
+/// #     worker: nestlock::LockClient,
+/// # ) -> nestlock::Result<()> {
 /// use std::time::Duration;
 /// use nestlock::HandOver;
 ///
@@ -30,7 +35,7 @@ const VERSION: &str = "nl1.";
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct HandOver {
-    /// Kinds of one family share their records.
+    /// The family of the lock kind: kinds of one family share their records.
     family: Arc<str>,
     lock: Arc<str>,
     owner: OwnerId,
@@ -38,20 +43,28 @@ pub struct HandOver {
 
 impl HandOver {
     pub(crate) fn new(family: &str, lock: &Arc<str>, owner: OwnerId) -> Self {
-        Self { family: family.into(), lock: Arc::clone(lock), owner }
+        Self {
+            family: family.into(),
+            lock: Arc::clone(lock),
+            owner,
+        }
     }
 
-    /// The lock's name, with its client's prefix.
+    /// Returns the lock's name, with its client's prefix.
     #[must_use]
     pub fn lock_name(&self) -> &str {
         &self.lock
     }
 
-    /// Who holds the lock until somebody adopts it, if that may be done with this lock.
+    /// Returns the owner that holds the lock until it is adopted. Fails if the hand-over is for
+    /// another lock or another family of kinds.
     pub(crate) fn owner_for(&self, family: &str, lock: &str) -> Result<&OwnerId> {
         let refuse = |reason| Err(Error::InvalidHandOver { reason });
         if *self.lock != *lock {
-            return refuse(format!("it is of lock {:?}, not of {lock:?}; make the lock that it is of", self.lock));
+            return refuse(format!(
+                "it is of lock {:?}, not of {lock:?}; make the lock that it is of",
+                self.lock
+            ));
         }
         if *self.family != *family {
             return refuse(format!(
@@ -62,7 +75,8 @@ impl HandOver {
         Ok(&self.owner)
     }
 
-    /// The text for the other process: visible ASCII, about twice as long as the lock's name and 150 characters more.
+    /// Returns the text for the other process: visible ASCII, about twice the length of the lock's
+    /// name plus 150 characters.
     #[must_use = "it does nothing but make the text"]
     pub fn to_text(&self) -> String {
         let mut text = VERSION.to_owned();
@@ -72,11 +86,11 @@ impl HandOver {
         text
     }
 
-    /// Reads the text that another process has sent.
+    /// Parses the text from another process.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidHandOver`] if it is none. What it says is not in the message.
+    /// [`Error::InvalidHandOver`] if it is not a hand-over. The message does not quote it.
     pub fn from_text(text: &str) -> Result<Self> {
         let read = || {
             let digits = text.strip_prefix(VERSION)?.as_bytes();
@@ -85,12 +99,17 @@ impl HandOver {
                 [high, low] => u8::try_from(digit(high)? * 16 + digit(low)?).ok(),
                 _ => None,
             };
-            let text = String::from_utf8(digits.chunks(2).map(byte).collect::<Option<_>>()?).ok()?;
+            let text =
+                String::from_utf8(digits.chunks(2).map(byte).collect::<Option<_>>()?).ok()?;
             let mut parts = text.splitn(3, '\n');
             let (family, owner, lock) = (parts.next()?, parts.next()?, parts.next()?);
-            // any other owner is somebody, whose name is no secret
+            // a text with a real owner is rejected: the name of a real owner is not secret
             let owner = owner.parse().ok().filter(OwnerId::is_nobody)?;
-            Some(Self { family: family.into(), lock: lock.into(), owner })
+            Some(Self {
+                family: family.into(),
+                lock: lock.into(),
+                owner,
+            })
         };
         read().ok_or_else(|| Error::InvalidHandOver {
             reason: "the text is none that HandOver::to_text made; pass it on as it is".to_owned(),
@@ -98,10 +117,12 @@ impl HandOver {
     }
 }
 
-/// Without what it can be adopted with.
+/// Omits the owner: that is the secret by which the lock is adopted.
 impl fmt::Debug for HandOver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HandOver").field("lock", &self.lock).finish_non_exhaustive()
+        f.debug_struct("HandOver")
+            .field("lock", &self.lock)
+            .finish_non_exhaustive()
     }
 }
 
@@ -126,18 +147,38 @@ mod tests {
         let (cut, longer) = (&text[..text.len() - 1], format!("{text}g0"));
         let holder: OwnerId = "0a1b2c3d-1111-4222-8333-444455556666:42".parse().unwrap();
         let of_a_holder = HandOver::new("reentrant", &"order:7".into(), holder).to_text();
-        for wrong in
-            [&of_a_holder, "", "nl1.", "nl2.00", cut, &longer, "nl1.ff", "nl1.0a0a", &text.replace("nl1", "NL1")]
-        {
-            assert!(matches!(HandOver::from_text(wrong), Err(Error::InvalidHandOver { .. })), "{wrong}");
+        for wrong in [
+            &of_a_holder,
+            "",
+            "nl1.",
+            "nl2.00",
+            cut,
+            &longer,
+            "nl1.ff",
+            "nl1.0a0a",
+            &text.replace("nl1", "NL1"),
+        ] {
+            assert!(
+                matches!(
+                    HandOver::from_text(wrong),
+                    Err(Error::InvalidHandOver { .. })
+                ),
+                "{wrong}"
+            );
         }
     }
 
     #[test]
     fn it_does_not_print_what_it_is_adopted_with() {
         let hand_over = HandOver::new("reentrant", &"order:7".into(), OwnerId::of_nobody());
-        let (printed, secret) = (format!("{hand_over:?}"), hand_over.owner.as_str()[..36].to_owned());
-        assert!(printed.contains("order:7") && !printed.contains(&secret), "{printed}");
+        let (printed, secret) = (
+            format!("{hand_over:?}"),
+            hand_over.owner.as_str()[..36].to_owned(),
+        );
+        assert!(
+            printed.contains("order:7") && !printed.contains(&secret),
+            "{printed}"
+        );
     }
 
     #[test]

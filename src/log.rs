@@ -1,8 +1,9 @@
-//! Events of the client's own thread, told by a thread that may block.
+//! Log events of the client's own thread, emitted by another thread, which may block.
 //!
-//! A subscriber is the user's code: its writer may hang on a full pipe or a slow disk. Renewals must not wait for it, and
-//! it must not run while one of our mutexes is held. So whatever the client's own thread has to say is handed to one
-//! thread of the process, in order. What does not fit into its queue is dropped: an event is worth less than a lease.
+//! A subscriber is the user's code: its writer may hang on a full pipe or a slow disk. Renewals
+//! must not wait for it, and it must not run while the client holds a mutex. So the client's thread
+//! passes its events to one log thread per process, in order. Events that do not fit into the queue
+//! are dropped: an event is worth less than a lease.
 
 use std::{
     fmt::Display,
@@ -19,35 +20,42 @@ use tracing::{
     level_filters::LevelFilter,
 };
 
-/// Events that may wait for a subscriber that hangs.
+/// The length of the queue: how many events may wait for a subscriber that hangs.
 const QUEUE: usize = 1024;
 
-type Event = Box<dyn FnOnce() + Send>;
+type LogEvent = Box<dyn FnOnce() + Send>;
 
-fn teller() -> Option<&'static SyncSender<Event>> {
-    static TELLER: OnceLock<Option<SyncSender<Event>>> = OnceLock::new();
+/// Returns the queue of the log thread, which starts on first use. Returns `None` if it cannot
+/// start.
+fn teller() -> Option<&'static SyncSender<LogEvent>> {
+    static TELLER: OnceLock<Option<SyncSender<LogEvent>>> = OnceLock::new();
     TELLER
         .get_or_init(|| {
-            let (sender, events) = sync_channel::<Event>(QUEUE);
+            let (sender, events) = sync_channel::<LogEvent>(QUEUE);
             let tell = move || events.into_iter().for_each(|event| event());
-            thread::Builder::new().name("nestlock-log".into()).spawn(tell).ok()?;
+            thread::Builder::new()
+                .name("nestlock-log".into())
+                .spawn(tell)
+                .ok()?;
             Some(sender)
         })
         .as_ref()
 }
 
-/// Whether anybody listens to events of this level. Asks no subscriber.
+/// Returns whether a subscriber may want events of this level. Calls no subscriber.
 pub(crate) fn is_heard(level: Level) -> bool {
     level <= LevelFilter::current()
 }
 
+/// Queues an event for the log thread. Drops it if the queue is full.
 pub(crate) fn tell(event: impl FnOnce() + Send + 'static) {
     if let Some(teller) = teller() {
         let _ = teller.try_send(Box::new(event));
     }
 }
 
-/// A field that is told as a number. A method call finds this before [`Text`], which is one reference further away.
+/// A field that is logged as a number. A method call finds this trait before [`Text`], which needs
+/// one more reference.
 pub(crate) trait Number {
     fn told(&self) -> u64;
 }
@@ -63,7 +71,7 @@ macro_rules! numbers {
 }
 numbers!(u32, u64, u128, usize);
 
-/// Any other field, by its `Display`.
+/// A field that is logged by its `Display`.
 pub(crate) trait Text {
     fn told(&self) -> DisplayValue<String>;
 }
@@ -74,7 +82,8 @@ impl<T: Display + ?Sized> Text for &T {
     }
 }
 
-/// `later!(WARN, lock = name, holds = 2; "lock lost")`: an event with these fields: numbers, or by their `Display`.
+/// Logs an event from the log thread: `later!(WARN, lock = name, holds = 2; "lock lost")`. Fields
+/// are logged as numbers, or by their `Display`.
 macro_rules! later {
     ($level:ident, $($field:ident = $value:expr),*; $what:literal) => {
         if $crate::log::is_heard(tracing::Level::$level) {

@@ -1,6 +1,7 @@
-//! Who holds a lock: the client, and within it the task.
+//! The owner of a lock: the client, and within it the task.
 //!
-//! An owner prints as `<client uuid>:<task>`, which is the field of the lock record. The task part is
+//! An owner prints as `<client uuid>:<task>`, which is the field of the lock record. The task part
+//! depends on where the call is made:
 //!
 //! | where the call is made                            | task part            |
 //! |---------------------------------------------------|----------------------|
@@ -9,15 +10,17 @@
 //! | inside [`OwnerId::scope`]                         | a fresh number: `s7` |
 //! | [`LockClient::owner`](crate::LockClient::owner)   | your name: `x/job-9` |
 //!
-//! The four cannot collide. After a request whose outcome is unknown a suffix is added (`42.1`), so that a late
-//! execution of the old request meets a name that nobody uses any more.
+//! The four cannot collide. After a request whose outcome is unknown, the client adds a suffix
+//! (`42.1`), so that a late execution of the old request uses a name that is no longer in use.
 //!
-//! **Branches of one `join!`, `select!` or `FuturesUnordered` are one task**, hence one owner: they re-enter each
-//! other's lock. Use `tokio::spawn` or [`OwnerId::scope`] where branches must exclude each other.
+//! **Branches of one `join!`, `select!` or `FuturesUnordered` are one task**, hence one owner: they
+//! re-enter each other's lock. Use `tokio::spawn` or [`OwnerId::scope`] if branches must exclude
+//! each other.
 //!
-//! Outside of a tokio task there is nothing but the thread to tell callers apart by. A `block_on` body has its thread to
-//! itself; a task of another executor does not. It is not refused, since nothing tells it from a `block_on` body. A waker
-//! does not: the branches of one body need not share theirs, and its address comes back.
+//! Outside of tokio tasks, only the thread distinguishes callers. A `block_on` body has its thread
+//! to itself; a task of another executor does not, and cannot be rejected, since it looks the same
+//! as a `block_on` body. A waker does not distinguish them either: the branches of one body need
+//! not share a waker, and addresses of wakers are reused.
 
 use std::{
     borrow::Cow,
@@ -36,26 +39,26 @@ use uuid::Uuid;
 
 use crate::error::Error;
 
-/// The task of an owner that nobody is.
+/// The task part of a placeholder, which owns a hold during a hand-over.
 const NOBODY: &str = "handed-over";
-/// The longest name that [`LockClient::owner`](crate::LockClient::owner) takes, in bytes.
+/// The longest name that [`LockClient::owner`](crate::LockClient::owner) accepts, in bytes.
 const MAX_NAME: usize = 128;
-/// Of the name of a connection, the longest application or host.
+/// The longest application or host in a connection name, in characters.
 const MAX_NAME_PART: usize = 64;
-/// The longest text of the user's choice, in bytes.
+/// The longest value that the user may choose as an owner, in bytes.
 const MAX_VALUE: usize = 1024;
 
 tokio::task_local! {
     static SCOPE: u64;
 }
 
-/// The number behind `b` and `s`: counted per process, never used twice.
+/// Returns the number behind `b` and `s`: counted per process, and never reused.
 fn fresh_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Each waiter keeps its owner: not a byte more than needed.
+/// Returns the length as a `u32`, which keeps owners small: each waiter has one.
 fn length(text: &str) -> u32 {
     u32::try_from(text.len()).unwrap_or(u32::MAX)
 }
@@ -70,7 +73,8 @@ fn thread_number() -> u64 {
     })
 }
 
-/// The identity of one client: a random UUID, made anew for each connection of a [`LockClient`](crate::LockClient).
+/// The identity of one client: a random UUID, new for each [`LockClient`](crate::LockClient) that
+/// is created.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct ClientId(Arc<str>);
 
@@ -84,77 +88,110 @@ impl ClientId {
     }
 }
 
-/// What the connections of a client are called: `nestlock:<application>:<host>:<process>:<client>`. It is read from the right.
+/// Returns the name of a client's connections, `nestlock:<application>:<host>:<process>:<client>`.
+/// Readers parse it from the right.
 pub(crate) fn connection_name(application: Option<&str>, client: &ClientId) -> String {
     let of_executable = || {
         let path = std::env::current_exe().ok()?;
         Some(path.file_stem()?.to_string_lossy().into_owned())
     };
-    let application = application.map(str::to_owned).or_else(of_executable).unwrap_or_default();
+    let application = application
+        .map(str::to_owned)
+        .or_else(of_executable)
+        .unwrap_or_default();
     let part = |text: &str| {
-        // what the server takes in a name, and what is a mark here
-        let plain = |letter| if letter == ':' || !char::is_ascii_graphic(&letter) { '-' } else { letter };
+        // the server rejects other characters in a name, and `:` is the separator
+        let plain = |letter| {
+            if letter == ':' || !char::is_ascii_graphic(&letter) {
+                '-'
+            } else {
+                letter
+            }
+        };
         let text: String = text.chars().map(plain).take(MAX_NAME_PART).collect();
-        if text.is_empty() { "-".to_owned() } else { text }
+        if text.is_empty() {
+            "-".to_owned()
+        } else {
+            text
+        }
     };
-    format!("nestlock:{}:{}:{}:{}", part(&application), part(&host()), std::process::id(), client.as_str())
+    format!(
+        "nestlock:{}:{}:{}:{}",
+        part(&application),
+        part(&host()),
+        std::process::id(),
+        client.as_str()
+    )
 }
 
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 fn host() -> String {
-    nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    nix::unistd::gethostname()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 fn host() -> String {
-    std::env::var("HOSTNAME").or_else(|_| std::env::var("COMPUTERNAME")).unwrap_or_default()
+    std::env::var("HOSTNAME")
+        .or_else(|_| std::env::var("COMPUTERNAME"))
+        .unwrap_or_default()
 }
 
-/// Who holds a lock, as it is in the lock record: `<client uuid>:<task>`.
+/// The owner of a lock, as in the lock record: `<client uuid>:<task>`.
 ///
-/// The owner is the caller: the [scope](Self::scope), else the tokio task, else the thread, which is right in
-/// the body of `#[tokio::main]` and `block_on`.
+/// The owner is the caller: the [scope](Self::scope), otherwise the tokio task, otherwise the
+/// thread, which is right in the body of `#[tokio::main]` and `block_on`.
 ///
 /// # On executors other than tokio's
 ///
-/// Their tasks (smol's, async-std's, those of `LocalPool`) have no id that could be seen here: **tasks that one thread polls
-/// in turn are one owner, and hold the lock together**; a task that moves to another thread is another owner there, and
-/// waits for itself. Give each of them a scope, where it is spawned:
+/// Their tasks (smol's, async-std's, those of `LocalPool`) have no visible id: **tasks that one
+/// thread polls in turn are one owner, and hold the lock together**; a task that moves to another
+/// thread is another owner there, and waits for itself. Give each of them a scope where you spawn
+/// it:
 ///
 /// ```no_run
 /// # fn spawn(_: impl Future<Output = ()>) {}
 /// use nestlock::OwnerId;
 ///
 /// spawn(OwnerId::scope(async {
-///     // its locks are its own, on whatever thread it runs
+///     // its locks are its own, on any thread
 /// }));
 /// ```
 #[derive(Clone)]
 pub struct OwnerId {
-    /// What a record says; of a name that is lent, what its borrower is called follows.
+    /// The text in the record. In a lent name, the name of the borrower follows.
     text: Arc<str>,
-    /// Where the suffix begins that is added after an unknown outcome; the length of `text` without one. Of a name that is
-    /// lent: where its borrower's begins.
+    /// Where the suffix begins that is added after an unknown outcome; the length of `text` if
+    /// there is none. In a lent name: where the name of the borrower begins.
     base: u32,
-    /// A text of the user's choice, which never gets a suffix.
+    /// Whether the user chose the text, which then never gets a suffix.
     is_value: bool,
-    /// Just what a record says, rather than whatever a task or a named owner is called now.
+    /// Whether it is the exact name in one record, rather than a task or a named owner under any
+    /// suffix.
     is_exact: bool,
-    /// Whoever has the hold now is called otherwise: see [`OwnerId::lent_to`].
+    /// Whether the hold now belongs to an owner with another name: see [`OwnerId::lent_to`].
     is_lent: bool,
 }
 
 impl OwnerId {
     fn new(client: &ClientId, task: fmt::Arguments<'_>) -> Self {
-        // on the stack, as each acquire makes one: a name of the longest sort takes the heap
+        // on the stack, since each acquire makes one; only the longest names use the heap
         let mut text = SmallVec::<[u8; 80]>::new();
-        // memory never refuses
+        // a write to memory cannot fail
         let _ = write!(text, "{}:{task}", client.as_str());
-        let text = std::str::from_utf8(&text).map_or_else(|_| String::from_utf8_lossy(&text), Cow::Borrowed);
-        Self { base: length(&text), text: (&*text).into(), is_value: false, is_exact: false, is_lent: false }
+        let text = std::str::from_utf8(&text)
+            .map_or_else(|_| String::from_utf8_lossy(&text), Cow::Borrowed);
+        Self {
+            base: length(&text),
+            text: (&*text).into(),
+            is_value: false,
+            is_exact: false,
+            is_lent: false,
+        }
     }
 
-    /// Who is calling: scope, else task, else thread.
+    /// Returns the caller: the scope, otherwise the task, otherwise the thread.
     pub(crate) fn current(client: &ClientId) -> Self {
         if let Ok(scope) = SCOPE.try_with(|scope| *scope) {
             return Self::new(client, format_args!("s{scope}"));
@@ -166,14 +203,22 @@ impl OwnerId {
     }
 
     pub(crate) fn named(client: &ClientId, name: &str) -> Result<Self, Error> {
-        let refuse = |reason| Err(Error::InvalidOwner { owner: name.to_owned(), reason });
+        let refuse = |reason| {
+            Err(Error::InvalidOwner {
+                owner: name.to_owned(),
+                reason,
+            })
+        };
         if name.is_empty() {
             return refuse("it is empty; give it at least one character");
         }
         if name.len() > MAX_NAME {
             return refuse("it is longer than 128 bytes; use a shorter one");
         }
-        if !name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'.') {
+        if !name
+            .bytes()
+            .all(|byte| byte.is_ascii_graphic() && byte != b'.')
+        {
             return refuse("use visible ASCII characters without '.'");
         }
         if name.ends_with(":write") {
@@ -182,18 +227,22 @@ impl OwnerId {
         Ok(Self::new(client, format_args!("x/{name}")))
     }
 
-    /// An owner that nobody is: of what is on its way to somebody.
+    /// Returns a new placeholder, which owns a hold during a hand-over.
     pub(crate) fn of_nobody() -> Self {
         let mut owner = Self::new(&ClientId::random(), format_args!("{NOBODY}"));
         owner.is_exact = true;
         owner
     }
 
+    /// Returns whether this is a placeholder from [`OwnerId::of_nobody`].
     pub(crate) fn is_nobody(&self) -> bool {
-        self.as_str().split_once(':').is_some_and(|(_, task)| task == NOBODY)
+        self.as_str()
+            .split_once(':')
+            .is_some_and(|(_, task)| task == NOBODY)
     }
 
-    /// The same owner under a name that no earlier request has used. Number 0 is the plain name.
+    /// Returns the same owner under a name that no earlier request has used. Number 0 is the name
+    /// without a suffix. A value keeps its text.
     pub(crate) fn with_suffix(&self, number: u64) -> Self {
         let text = match number {
             _ if self.is_value => Arc::clone(&self.text),
@@ -201,13 +250,19 @@ impl OwnerId {
             0 => self.base().into(),
             _ => format!("{}.{number}", self.base()).into(),
         };
-        Self { text, base: length(self.base()), is_exact: true, is_lent: false, ..*self }
+        Self {
+            text,
+            base: length(self.base()),
+            is_exact: true,
+            is_lent: false,
+            ..*self
+        }
     }
 
-    /// Whether it is what [`OwnerId::with_suffix`] makes with this number.
+    /// Returns whether [`OwnerId::with_suffix`] with this number returns this name.
     pub(crate) fn has_suffix(&self, number: u64) -> bool {
         let suffix = &self.text[self.base as usize..];
-        // as it is written here: a name that was read may have `.07`
+        // only suffixes as this client writes them: a name from a record may end in `.07`
         let is_written = |suffix: &str| suffix.starts_with(|digit| ('1'..='9').contains(&digit));
         let is_it = || match suffix.strip_prefix('.') {
             Some(suffix) => is_written(suffix) && suffix.parse() == Ok(number),
@@ -216,15 +271,23 @@ impl OwnerId {
         self.is_exact && !self.is_lent && (self.is_value || is_it())
     }
 
-    /// The same name in a record, while somebody else has the hold: it is found by what that one is called.
+    /// Returns the same name in the record, for a hold that now belongs to `borrower`: the client
+    /// finds the hold by the name of the borrower.
     pub(crate) fn lent_to(&self, borrower: &Self) -> Self {
         let text = format!("{self}{}", borrower.base()).into();
-        Self { text, base: length(self.as_str()), is_value: false, is_exact: true, is_lent: true }
+        Self {
+            text,
+            base: length(self.as_str()),
+            is_value: false,
+            is_exact: true,
+            is_lent: true,
+        }
     }
 
-    /// An owner of a record whose owners are texts of the users' choice (a string lock's value): to release or extend what
-    /// another process holds, with [`Lock::release`](crate::Lock::release) and [`Lock::extend`](crate::Lock::extend).
-    /// To acquire under such a text use [`AcquireOptions::value`](crate::AcquireOptions::value).
+    /// Returns the owner of a record whose owners are arbitrary texts (the value of a string lock):
+    /// to release or extend another process's hold with [`Lock::release`](crate::Lock::release) and
+    /// [`Lock::extend`](crate::Lock::extend). To acquire under such a text use
+    /// [`AcquireOptions::value`](crate::AcquireOptions::value).
     ///
     /// # Errors
     ///
@@ -232,7 +295,12 @@ impl OwnerId {
     pub fn from_value(value: impl AsRef<str>) -> Result<Self, Error> {
         let value = value.as_ref();
         let owner = Self::recorded(value);
-        let refuse = |reason| Err(Error::InvalidOwner { owner: value.to_owned(), reason });
+        let refuse = |reason| {
+            Err(Error::InvalidOwner {
+                owner: value.to_owned(),
+                reason,
+            })
+        };
         if value.is_empty() {
             return refuse("it is empty; give it at least one character");
         }
@@ -242,40 +310,54 @@ impl OwnerId {
         Ok(owner)
     }
 
-    /// A text of the user's choice, rather than a client's task.
+    /// Returns whether this is a text that the user chose, rather than a task of a client.
     pub(crate) fn is_value(&self) -> bool {
         self.is_value
     }
 
-    /// The name without the suffix that an unknown outcome adds.
+    /// Returns the name without the suffix that an unknown outcome adds. For a lent name, that of
+    /// the borrower.
     pub(crate) fn base(&self) -> &str {
         let (before, behind) = self.text.split_at(self.base as usize);
         if self.is_lent { behind } else { before }
     }
 
-    /// Whether it names one record's field, rather than a task or a named owner, whatever that is called now.
+    /// Returns whether it is the exact name in one record, rather than a task or a named owner
+    /// under any suffix.
     pub(crate) fn is_exact(&self) -> bool {
         self.is_exact
     }
 
     pub(crate) fn is_of(&self, client: &ClientId) -> bool {
-        self.text.strip_prefix(client.as_str()).is_some_and(|rest| rest.starts_with(':'))
+        self.text
+            .strip_prefix(client.as_str())
+            .is_some_and(|rest| rest.starts_with(':'))
     }
 
-    /// The owner as it is in the lock record.
+    /// Returns the owner as it is in the lock record.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        if self.is_lent { &self.text[..self.base as usize] } else { &self.text }
+        if self.is_lent {
+            &self.text[..self.base as usize]
+        } else {
+            &self.text
+        }
     }
 
     pub(crate) fn to_arc(&self) -> Arc<str> {
-        if self.is_lent { self.as_str().into() } else { Arc::clone(&self.text) }
+        if self.is_lent {
+            self.as_str().into()
+        } else {
+            Arc::clone(&self.text)
+        }
     }
 
-    /// Runs `future` as an owner of its own, different from the task that runs it and from every other scope.
+    /// Runs `future` as an owner of its own, different from the surrounding task and from every
+    /// other scope.
     ///
-    /// For one branch of a `join!` or `select!`: branches share the task, and would re-enter each other's lock. And for each
-    /// task of an executor that is not tokio's, where tasks share the thread. It needs no runtime.
+    /// Use it for a branch of a `join!` or `select!`: branches share the task, and would re-enter
+    /// each other's lock. Use it also for each task of an executor other than tokio's, where tasks
+    /// share the thread. It needs no runtime.
     ///
     /// # Cancel safety
     ///
@@ -286,7 +368,8 @@ impl OwnerId {
 }
 
 impl OwnerId {
-    /// Reads an owner off a record, which other clients of the format may have written: any text is somebody.
+    /// Reads an owner from a record, which other clients of the format may have written: any text
+    /// is an owner.
     pub(crate) fn recorded(text: &str) -> Self {
         text.parse().unwrap_or_else(|_| Self {
             text: text.into(),
@@ -298,12 +381,17 @@ impl OwnerId {
     }
 }
 
-/// Reads an owner that another process printed, to release or extend what it handed over.
+/// Parses an owner that another process printed, to release or extend its hold.
 impl FromStr for OwnerId {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let refuse = |reason| Err(Error::InvalidOwner { owner: text.to_owned(), reason });
+        let refuse = |reason| {
+            Err(Error::InvalidOwner {
+                owner: text.to_owned(),
+                reason,
+            })
+        };
         let Some((client, task)) = text.split_once(':') else {
             return refuse("an owner reads <client uuid>:<task>");
         };
@@ -312,7 +400,13 @@ impl FromStr for OwnerId {
         }
         let (base, _) = task.split_once('.').unwrap_or((task, ""));
         let base = length(client) + 1 + length(base);
-        Ok(Self { text: text.into(), base, is_value: false, is_exact: true, is_lent: false })
+        Ok(Self {
+            text: text.into(),
+            base,
+            is_value: false,
+            is_exact: true,
+            is_lent: false,
+        })
     }
 }
 
@@ -354,18 +448,22 @@ mod tests {
         assert_eq!(later.base(), owner.base());
         assert_eq!(later.with_suffix(0), owner);
         assert!(later.has_suffix(3) && !later.has_suffix(0) && later.with_suffix(0).has_suffix(0));
-        // one that is not a record's, yet; one that is another's; what others may have written
+        // a name that is not in a record yet, a lent name, and names that others may have written
         assert!(!owner.has_suffix(0) && !later.lent_to(&later).has_suffix(3));
         let read = |suffix: &str| format!("{owner}{suffix}").parse::<OwnerId>().unwrap();
         for other in [".03", ".+3", ".3.3", ".", ".18446744073709551616"].map(read) {
-            assert!(![0, 3].iter().any(|number| other.has_suffix(*number)), "{other}");
+            assert!(
+                ![0, 3].iter().any(|number| other.has_suffix(*number)),
+                "{other}"
+            );
         }
         let value = OwnerId::from_value("job.3").unwrap();
         assert!(value.has_suffix(4), "it has no other name");
     }
 
+    /// A lent name reads as the record does, and belongs to the borrower.
     #[test]
-    fn a_name_that_is_lent_says_what_the_record_says_and_is_the_borrowers() {
+    fn a_lent_name_reads_as_in_the_record_and_is_the_borrowers() {
         let client = ClientId::random();
         let [one, two] = ["one", "two"].map(|name| OwnerId::named(&client, name).unwrap());
         let recorded = one.with_suffix(3);
@@ -379,16 +477,27 @@ mod tests {
         assert_eq!(lent.with_suffix(9), two.with_suffix(9));
         assert_eq!(lent.with_suffix(0), two);
         let again = lent.lent_to(&one);
-        assert_eq!((again.as_str(), again.base()), (recorded.as_str(), one.base()));
+        assert_eq!(
+            (again.as_str(), again.base()),
+            (recorded.as_str(), one.base())
+        );
     }
 
     #[test]
     fn a_printed_owner_reads_back() {
-        let owner = OwnerId::named(&ClientId::random(), "job-1").unwrap().with_suffix(7);
+        let owner = OwnerId::named(&ClientId::random(), "job-1")
+            .unwrap()
+            .with_suffix(7);
         let read: OwnerId = owner.to_string().parse().unwrap();
         assert_eq!(read, owner);
         assert_eq!(read.base(), owner.base());
-        for bad in ["", "a", "a:b", "0a1b2c3d-0000-0000-0000-000000000000:", "0a1b2c3d-0000-0000-0000-000000000000"] {
+        for bad in [
+            "",
+            "a",
+            "a:b",
+            "0a1b2c3d-0000-0000-0000-000000000000:",
+            "0a1b2c3d-0000-0000-0000-000000000000",
+        ] {
             assert!(bad.parse::<OwnerId>().is_err(), "{bad:?}");
         }
     }
@@ -399,10 +508,16 @@ mod tests {
         let name = connection_name(Some("my app: ä\n"), &client);
         let parts: Vec<&str> = name.split(':').collect();
         assert_eq!(parts[..2], ["nestlock", "my-app----"]);
-        assert_eq!(parts[3..], [&*std::process::id().to_string(), client.as_str()]);
+        assert_eq!(
+            parts[3..],
+            [&*std::process::id().to_string(), client.as_str()]
+        );
         assert!(name.bytes().all(|byte| byte.is_ascii_graphic()), "{name}");
         assert!(connection_name(Some(&"x".repeat(999)), &client).len() < 256);
-        assert!(connection_name(None, &client).starts_with("nestlock:nestlock-"), "this executable's");
+        assert!(
+            connection_name(None, &client).starts_with("nestlock:nestlock-"),
+            "this executable's"
+        );
         assert!(connection_name(Some(""), &client).starts_with("nestlock:-:"));
     }
 

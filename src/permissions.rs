@@ -1,18 +1,23 @@
-//! What an ACL user of a client may be limited to: the rules of the [guide's page](crate::guide::permissions), as data.
+//! The ACL rules that a client's user needs: those of the [guide's
+//! page](crate::guide::permissions), as data.
 //!
 //! ```
 //! let all = nestlock::permissions::KINDS.iter().map(|kind| kind.what);
-//! assert_eq!(all.collect::<Vec<_>>(), ["fenced", "guarded keys", "fair", "string", "signal", "read-write"]);
+//! assert_eq!(
+//!     all.collect::<Vec<_>>(),
+//!     ["fenced", "guarded keys", "fair", "string", "signal", "read-write"],
+//! );
 //! assert_eq!(nestlock::permissions::rule("~{}", "app:"), "~app:*");
 //! ```
 
-/// What one part of nestlock needs. In keys and channels, `{}` stands for what lock names begin with: see [`rule`].
+/// The rules that one part of nestlock needs. In keys and channels, `{}` stands for the beginning
+/// of lock names: see [`rule`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Permissions {
-    /// What it is for: `fair`.
+    /// The part that needs them, such as `fair`.
     pub what: &'static str,
-    /// Patterns of keys: `~redisson_lock_queue:{{}`.
+    /// Patterns of keys, such as `~redisson_lock_queue:{{}`.
     pub keys: &'static [&'static str],
     /// Patterns of channels.
     pub channels: &'static [&'static str],
@@ -20,7 +25,8 @@ pub struct Permissions {
     pub commands: &'static [&'static str],
 }
 
-/// What every client needs; all that the reentrant lock and its relatives without keys of their own do.
+/// What every client needs. The reentrant lock, and the kinds that use only its record, need no
+/// more.
 pub const EVERY_CLIENT: Permissions = Permissions {
     what: "reentrant",
     keys: &["~{}"],
@@ -44,7 +50,8 @@ pub const EVERY_CLIENT: Permissions = Permissions {
     ],
 };
 
-/// What each user of a cluster needs besides; the last four where messages are sharded ([`Messages`](crate::Messages)).
+/// What each user of a cluster needs in addition; the last four commands are for sharded messages
+/// only ([`Messages`](crate::Messages)).
 pub const CLUSTER: Permissions = Permissions {
     what: "cluster",
     keys: &[],
@@ -60,7 +67,7 @@ pub const CLUSTER: Permissions = Permissions {
     ],
 };
 
-/// What a user of sentinels needs there, and nothing else of this table.
+/// What a user needs on the sentinels. Nothing else in this module is needed there.
 pub const SENTINEL: Permissions = Permissions {
     what: "at each sentinel",
     keys: &[],
@@ -68,13 +75,23 @@ pub const SENTINEL: Permissions = Permissions {
     commands: &["ping", "sentinel|get-master-addr-by-name", "subscribe"],
 };
 
-/// What [`LockClientBuilder::replicas`](crate::LockClientBuilder::replicas) needs besides.
-pub const REPLICAS: Permissions = Permissions { what: "replicas", keys: &[], channels: &[], commands: &["wait"] };
+/// What [`LockClientBuilder::replicas`](crate::LockClientBuilder::replicas) needs in addition.
+pub const REPLICAS: Permissions = Permissions {
+    what: "replicas",
+    keys: &[],
+    channels: &[],
+    commands: &["wait"],
+};
 
-/// What [`LockClientBuilder::fsync`](crate::LockClientBuilder::fsync) needs besides.
-pub const FSYNC: Permissions = Permissions { what: "fsync", keys: &[], channels: &[], commands: &["waitaof"] };
+/// What [`LockClientBuilder::fsync`](crate::LockClientBuilder::fsync) needs in addition.
+pub const FSYNC: Permissions = Permissions {
+    what: "fsync",
+    keys: &[],
+    channels: &[],
+    commands: &["waitaof"],
+};
 
-/// What some kinds need besides.
+/// What some kinds need in addition.
 pub const KINDS: [Permissions; 6] = [
     Permissions {
         what: "fenced",
@@ -90,7 +107,11 @@ pub const KINDS: [Permissions; 6] = [
     },
     Permissions {
         what: "fair",
-        keys: &["~redisson_lock_queue:{{}", "~redisson_lock_timeout:{{}", "~nestlock_fair_seen:{{}"],
+        keys: &[
+            "~redisson_lock_queue:{{}",
+            "~redisson_lock_timeout:{{}",
+            "~nestlock_fair_seen:{{}",
+        ],
         channels: &[],
         commands: &[
             "hget",
@@ -112,7 +133,12 @@ pub const KINDS: [Permissions; 6] = [
             "zscore",
         ],
     },
-    Permissions { what: "string", keys: &["~nestlock_fence:{{}"], channels: &[], commands: &["get", "set", "exists"] },
+    Permissions {
+        what: "string",
+        keys: &["~nestlock_fence:{{}"],
+        channels: &[],
+        commands: &["get", "set", "exists"],
+    },
     Permissions {
         what: "signal",
         keys: &["~lock:{}", "~lock-signal:{}"],
@@ -121,7 +147,11 @@ pub const KINDS: [Permissions; 6] = [
     },
     Permissions {
         what: "read-write",
-        keys: &["~{{}", "~nestlock_rwlock_intent:{{}", "~nestlock_rwlock_readers:{{}"],
+        keys: &[
+            "~{{}",
+            "~nestlock_rwlock_intent:{{}",
+            "~nestlock_rwlock_readers:{{}",
+        ],
         channels: &["&redisson_rwlock:{{}"],
         commands: &[
             "exists",
@@ -144,7 +174,7 @@ pub const KINDS: [Permissions; 6] = [
     },
 ];
 
-/// A pattern of keys or channels for lock names that begin with this.
+/// Returns a pattern of keys or channels for lock names that begin with `prefix`.
 #[must_use]
 pub fn rule(pattern: &str, prefix: &str) -> String {
     pattern.replacen("{}", &format!("{prefix}*"), 1)
@@ -156,39 +186,63 @@ mod tests {
 
     #[test]
     fn a_brace_of_the_name_stays() {
-        assert_eq!(rule("~redisson_lock_queue:{{}", "app:"), "~redisson_lock_queue:{app:*");
+        assert_eq!(
+            rule("~redisson_lock_queue:{{}", "app:"),
+            "~redisson_lock_queue:{app:*"
+        );
     }
 
-    /// The guide's tables are what stands here.
+    /// The guide's tables list the same rules.
     #[test]
     fn the_guide_says_the_same() {
         let page = include_str!("guide/permissions.md");
         let words = |row: &str| -> Vec<String> {
             let code = row.split('`').skip(1).step_by(2);
-            let rules = code.flat_map(str::split_whitespace).filter(|word| word.starts_with(['~', '&', '+']));
+            let rules = code
+                .flat_map(str::split_whitespace)
+                .filter(|word| word.starts_with(['~', '&', '+']));
             let mut words: Vec<_> = rules.map(|word| word.replace('\\', "")).collect();
             words.sort_unstable();
             words
         };
         let of = |permissions: &Permissions| {
-            let patterns = permissions.keys.iter().chain(permissions.channels).map(|pattern| rule(pattern, "app:"));
-            let mut all: Vec<String> =
-                patterns.chain(permissions.commands.iter().map(|command| format!("+{command}"))).collect();
+            let patterns = permissions
+                .keys
+                .iter()
+                .chain(permissions.channels)
+                .map(|pattern| rule(pattern, "app:"));
+            let mut all: Vec<String> = patterns
+                .chain(
+                    permissions
+                        .commands
+                        .iter()
+                        .map(|command| format!("+{command}")),
+                )
+                .collect();
             all.sort_unstable();
             all
         };
         for kind in KINDS.into_iter().chain([CLUSTER, REPLICAS, FSYNC]) {
-            let row = page.lines().find(|line| line.starts_with(&format!("| {}", kind.what))).unwrap();
+            let row = page
+                .lines()
+                .find(|line| line.starts_with(&format!("| {}", kind.what)))
+                .unwrap();
             assert_eq!(words(row), of(&kind), "{}", kind.what);
         }
-        let sentinel = page.lines().find(|line| line.starts_with(&format!("| {}", SENTINEL.what))).unwrap();
+        let sentinel = page
+            .lines()
+            .find(|line| line.starts_with(&format!("| {}", SENTINEL.what)))
+            .unwrap();
         let mut said = words(sentinel);
         said.retain(|word| !["+client|id", "+hello"].contains(&&**word));
         assert_eq!(said, of(&SENTINEL));
         let first = page.split("| kind |").next().unwrap();
-        let rows: Vec<&str> = first.lines().filter(|line| line.starts_with("| ") && line.contains('`')).collect();
+        let rows: Vec<&str> = first
+            .lines()
+            .filter(|line| line.starts_with("| ") && line.contains('`'))
+            .collect();
         let mut said: Vec<String> = rows.iter().flat_map(|row| words(row)).collect();
-        // what depends on the URL and the version
+        // these depend on the URL and on the version of the server
         said.retain(|word| !["+client|id", "+select", "+hello"].contains(&&**word));
         said.sort_unstable();
         assert_eq!(said, of(&EVERY_CLIENT));

@@ -1,9 +1,10 @@
-//! Whether this is still the process that a client was made in.
+//! Detects that this process is a fork of the one that created a client.
 //!
-//! A fork has the client's sockets and none of its threads: what it sent would be executed, and answered to the other process.
+//! A fork has the client's sockets and none of its threads: the server would execute the requests
+//! of the fork, and send the replies to the parent process.
 
-/// The process that this was made in. To compare costs a load: where numbers of processes are a system call, each request would
-/// pay for it.
+/// The process that created a client. A comparison costs one load; a comparison of process ids
+/// would cost each request a system call on some platforms.
 #[derive(Debug, Clone)]
 pub(crate) struct Home(Option<forkguard::Guard>);
 
@@ -12,9 +13,12 @@ impl Home {
         Self(forkguard::Guard::try_new().ok())
     }
 
-    /// Whether it is this one.
+    /// Returns whether this process is the one that created it.
     pub(crate) fn is_here(&self) -> bool {
-        // looking forgets what was seen: a copy looks
-        !self.0.clone().is_some_and(|mut guard| guard.detected_fork())
+        // a guard reports a fork only once: a copy is checked, so that every call reports it
+        !self
+            .0
+            .clone()
+            .is_some_and(|mut guard| guard.detected_fork())
     }
 }

@@ -1,4 +1,4 @@
-//! The contract of generic code: what every [`Lock`] can do, as an object.
+//! The trait with the methods of [`Lock`], for generic code and trait objects.
 
 use std::{fmt, time::Duration};
 
@@ -13,10 +13,12 @@ use crate::{
     owner::OwnerId,
 };
 
-/// What a [`Lock`] can do, for code that takes any: `&dyn RLock`, `impl RLock`. After Redisson's `RLock`.
+/// The methods of a [`Lock`] as a trait, for code that takes any lock: `&dyn RLock`, `impl RLock`.
+/// After Redisson's `RLock`.
 ///
-/// Each method is the one of the same name on [`Lock`], which needs no import; its errors and cancel safety are described
-/// there. Only `Lock` implements this, since nothing else can make a guard: code that takes it is tested on a lock, see below.
+/// Each method is the same as the one of that name on [`Lock`], which needs no import; see there
+/// for errors and cancel safety. Only `Lock` implements this trait, since only a lock can create
+/// guards. To test code that takes it, use a real lock:
 ///
 /// ```no_run
 /// use nestlock::{RLock, Result};
@@ -31,15 +33,15 @@ use crate::{
 ///
 /// # In tests
 ///
-/// A server inside of the test's process is one line (crate `nestlock-embedded`, which takes no other program), so that code is
-/// tried on real locks, and on the errors that it may meet:
+/// The crate `nestlock-embedded` starts a server inside the test's process in one line, without any
+/// other program, so you can test code with real locks and with the errors that it may meet:
 ///
 /// ```
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use nestlock::{LockClient, RLock, Result};
 /// use nestlock_embedded::EmbeddedServer;
 ///
-/// /// Whether it was done here.
+/// /// Returns whether the work was done here.
 /// async fn done_once(lock: &dyn RLock) -> Result<bool> {
 ///     let Some(guard) = lock.try_lock().await? else { return Ok(false) };
 ///     guard.run_until_lost(async { /* the work */ }).await?;
@@ -62,7 +64,8 @@ use crate::{
 /// assert!(done_once(&lock).await.is_err_and(|error| error.is_transient()));
 /// # Ok(())
 /// # }
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+/// # runtime.block_on(example()).unwrap();
 /// ```
 #[async_trait]
 pub trait RLock: sealed::Sealed + fmt::Debug + Send + Sync {
@@ -79,7 +82,11 @@ pub trait RLock: sealed::Sealed + fmt::Debug + Send + Sync {
     /// As [`Lock::try_lock_for`].
     async fn try_lock_for(&self, wait: Duration) -> Result<Option<LockGuard>>;
     /// As [`Lock::try_lock_for_with`].
-    async fn try_lock_for_with(&self, wait: Duration, options: AcquireOptions) -> Result<Option<LockGuard>>;
+    async fn try_lock_for_with(
+        &self,
+        wait: Duration,
+        options: AcquireOptions,
+    ) -> Result<Option<LockGuard>>;
     /// As [`Lock::adopt`].
     async fn adopt(&self, hand_over: &HandOver) -> Result<LockGuard>;
     /// As [`Lock::adopt_with`].
@@ -135,7 +142,11 @@ impl RLock for Lock {
         Self::try_lock_for(self, wait).await
     }
 
-    async fn try_lock_for_with(&self, wait: Duration, options: AcquireOptions) -> Result<Option<LockGuard>> {
+    async fn try_lock_for_with(
+        &self,
+        wait: Duration,
+        options: AcquireOptions,
+    ) -> Result<Option<LockGuard>> {
         Self::try_lock_for_with(self, wait, options).await
     }
 

@@ -1,4 +1,5 @@
-//! What tasks and threads share: of std, dashmap and tokio; in unit tests of shuttle, which chooses who runs next.
+//! The types that tasks and threads share, from std, dashmap and tokio. In unit tests they come
+//! from shuttle, which chooses the task that runs next.
 
 #[cfg(not(test))]
 pub(crate) use dashmap::{DashMap, DashSet, Entry};

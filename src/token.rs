@@ -4,13 +4,15 @@ use std::{fmt, num::NonZeroU64};
 
 use crate::error::Error;
 
-/// The highest token that Lua's numbers tell from its neighbours.
+/// The highest token: Lua's numbers cannot distinguish all higher integers.
 const MAX: u64 = (1 << 53) - 1;
 
-/// A number that only grows from holder to holder of a fenced lock, from 1 to 2^53 - 1. There is no zero.
+/// A fencing token: a number, from 1 to 2^53 - 1, that increases from holder to holder of a fenced
+/// lock. There is no zero.
 ///
-/// [`LockGuard::fencing_token`](crate::LockGuard::fencing_token) gives it; whatever the lock guards refuses tokens lower
-/// than the highest it has seen. It fits an integer column of any database, and a number of JSON.
+/// [`LockGuard::fencing_token`](crate::LockGuard::fencing_token) returns it; the guarded resource
+/// rejects tokens lower than the highest it has seen. It fits an integer column of any database,
+/// and a number in JSON.
 ///
 /// ```
 /// use nestlock::FencingToken;
@@ -26,19 +28,19 @@ const MAX: u64 = (1 << 53) - 1;
 pub struct FencingToken(NonZeroU64);
 
 impl FencingToken {
-    /// What the server counted.
+    /// Returns the token with the number that the server counted.
     pub(crate) fn recorded(token: NonZeroU64) -> Self {
         Self(token)
     }
 
-    /// The number.
+    /// Returns the number.
     #[must_use]
     pub fn get(self) -> u64 {
         self.0.get()
     }
 }
 
-/// Reads a token that another process has passed on.
+/// Checks a number that another process has passed on.
 impl TryFrom<u64> for FencingToken {
     type Error = Error;
 
@@ -56,7 +58,7 @@ impl From<FencingToken> for u64 {
     }
 }
 
-/// For a column of a database. No token is higher than 2^53 - 1.
+/// For a database column. It always fits: no token is higher than 2^53 - 1.
 impl From<FencingToken> for i64 {
     fn from(token: FencingToken) -> Self {
         token.get().cast_signed()

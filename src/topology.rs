@@ -1,58 +1,59 @@
-//! Which servers a client uses, for people and logs.
+//! The servers that a client uses, for people and logs.
 
 use std::{fmt, ops::RangeInclusive, time::Instant};
 
-/// Which servers a client uses by now: see [`LockClient::topology`](crate::LockClient::topology).
+/// The servers that a client uses now: see [`LockClient::topology`](crate::LockClient::topology).
 ///
-/// `{}` is a line for each: `127.0.0.1:7000: master of 0-5460, connected, for 12 s`.
+/// `{}` prints one line for each: `127.0.0.1:7000: master of 0-5460, connected, for 12 s`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Topology {
-    /// How servers are found.
+    /// How the client finds its servers.
     pub kind: TopologyKind,
     /// Masters first.
     pub nodes: Vec<TopologyNode>,
 }
 
-/// How the servers of a client are found.
+/// How a client finds its servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TopologyKind {
     /// One server, at one address.
     Server,
-    /// By the map of a cluster.
+    /// The slot map of a cluster.
     Cluster,
     /// Sentinels name the master.
     Sentinel,
-    /// It is the one of several addresses that says that it is the master.
+    /// The master is the one of several addresses that reports itself as master.
     Addresses,
 }
 
-/// A server that a client uses, or knows of.
+/// A server that a client uses or knows of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopologyNode {
     /// Host and port, or the path of a socket.
     pub address: String,
-    /// What it is.
+    /// Its role.
     pub role: NodeRole,
     /// The slots that it serves, in a cluster.
     pub slots: Vec<RangeInclusive<u16>>,
-    /// Whether requests can be sent to it; of a sentinel, whether it answers. Of a replica, to which nothing is sent, `None`.
+    /// Whether requests can be sent to it; for a sentinel, whether it replies. `None` for a
+    /// replica, to which nothing is sent.
     pub is_connected: Option<bool>,
-    /// Since when this client takes it for the master; `None`: it is none.
+    /// When this client began to consider it the master; `None` if it does not.
     pub since: Option<Instant>,
 }
 
-/// What a server is.
+/// The role of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NodeRole {
-    /// Locks are there.
+    /// It stores locks.
     Master,
-    /// It has what a master has, and may become one.
+    /// It copies a master, and may be promoted.
     Replica,
-    /// It says who is the master.
+    /// It names the master.
     Sentinel,
 }
 
@@ -98,11 +99,27 @@ mod tests {
 
     #[test]
     fn a_node_is_a_line() {
-        let node =
-            |role, slots, is_connected, since| TopologyNode { address: "h:1".into(), role, slots, is_connected, since };
-        let master = node(NodeRole::Master, vec![0..=5460, 7..=7], Some(true), Some(Instant::now()));
+        let node = |role, slots, is_connected, since| TopologyNode {
+            address: "h:1".into(),
+            role,
+            slots,
+            is_connected,
+            since,
+        };
+        let master = node(
+            NodeRole::Master,
+            vec![0..=5460, 7..=7],
+            Some(true),
+            Some(Instant::now()),
+        );
         let replica = node(NodeRole::Replica, vec![], None, None);
-        let topology = Topology { kind: TopologyKind::Cluster, nodes: vec![master, replica] };
-        assert_eq!(topology.to_string(), "h:1: master of 0-5460, 7, connected, for 0 s\nh:1: replica");
+        let topology = Topology {
+            kind: TopologyKind::Cluster,
+            nodes: vec![master, replica],
+        };
+        assert_eq!(
+            topology.to_string(),
+            "h:1: master of 0-5460, 7, connected, for 0 s\nh:1: replica"
+        );
     }
 }

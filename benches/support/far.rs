@@ -32,13 +32,19 @@ impl Far {
         let half_us = Arc::new(AtomicU64::new(0));
         let half = Arc::clone(&half_us);
         std::thread::spawn(move || {
-            let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime = Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
             runtime.block_on(async {
                 let listener = TcpListener::from_std(listener).expect("a socket");
                 while let Ok((near, _)) = listener.accept().await {
-                    let Ok(far) = TcpStream::connect(to).await else { continue };
+                    let Ok(far) = TcpStream::connect(to).await else {
+                        continue;
+                    };
                     let _ = (near.set_nodelay(true), far.set_nodelay(true));
-                    let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+                    let ((near_in, near_out), (far_in, far_out)) =
+                        (near.into_split(), far.into_split());
                     tokio::spawn(carry(near_in, far_out, Arc::clone(&half)));
                     tokio::spawn(carry(far_in, near_out, Arc::clone(&half)));
                 }
@@ -52,7 +58,10 @@ impl Far {
     }
 
     pub fn round_trip(&self, round_trip: Duration) {
-        self.half_us.store(u64::try_from(round_trip.as_micros() / 2).expect("short"), Ordering::Relaxed);
+        self.half_us.store(
+            u64::try_from(round_trip.as_micros() / 2).expect("short"),
+            Ordering::Relaxed,
+        );
     }
 }
 

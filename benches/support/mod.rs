@@ -34,9 +34,21 @@ impl Server {
 
     /// What is said to scale is measured twice: as near as can be, and on a slow link.
     pub fn links(&self) -> [Link; 2] {
-        let addr = self.url.trim_start_matches("redis://").trim_end_matches('/');
+        let addr = self
+            .url
+            .trim_start_matches("redis://")
+            .trim_end_matches('/');
         let far = Far::start(addr.parse().expect("redis://address:port"));
-        [Link { url: self.url.clone(), far: None }, Link { url: far.url(), far: Some(far) }]
+        [
+            Link {
+                url: self.url.clone(),
+                far: None,
+            },
+            Link {
+                url: far.url(),
+                far: Some(far),
+            },
+        ]
     }
 }
 
@@ -68,12 +80,23 @@ impl Link {
 
     /// Until something has happened that takes this long, and four round trips: to try, to subscribe, to try again.
     pub async fn pause(&self, long: Duration) {
-        tokio::time::sleep(long + if self.is_far() { Self::ROUND_TRIP * 4 } else { Duration::ZERO }).await;
+        tokio::time::sleep(
+            long + if self.is_far() {
+                Self::ROUND_TRIP * 4
+            } else {
+                Duration::ZERO
+            },
+        )
+        .await;
     }
 
     /// Prints one figure beside its bound, and how far it is.
     pub fn report(&self, what: &str, figure: f64, bound: &str) {
-        let what = if self.is_far() { format!("{what}; 50 ms away") } else { what.to_owned() };
+        let what = if self.is_far() {
+            format!("{what}; 50 ms away")
+        } else {
+            what.to_owned()
+        };
         report(&what, figure, bound);
     }
 }
@@ -81,10 +104,16 @@ impl Link {
 /// The server that `NESTLOCK_URL` names, else a private one.
 pub fn server() -> Server {
     if let Some(url) = std::env::var_os("NESTLOCK_URL") {
-        return Server { url: url.into_string().expect("a URL"), _ours: None };
+        return Server {
+            url: url.into_string().expect("a URL"),
+            _ours: None,
+        };
     }
     let server = SpawnedServer::start().unwrap_or_else(|error| panic!("{error}"));
-    Server { url: server.url(), _ours: Some(server) }
+    Server {
+        url: server.url(),
+        _ours: Some(server),
+    }
 }
 
 /// fred as one would use it without nestlock, driven by the caller's runtime.
@@ -94,7 +123,9 @@ pub async fn bare(url: &str) -> Client {
         connection.max_command_attempts = 1;
         connection.tcp.nodelay = Some(true);
     });
-    builder.with_performance_config(|performance| performance.default_command_timeout = Duration::from_secs(3));
+    builder.with_performance_config(|performance| {
+        performance.default_command_timeout = Duration::from_secs(3);
+    });
     let client = builder.build().expect("a client");
     client.init().await.expect("a connection");
     client
@@ -106,10 +137,17 @@ pub async fn pairs(client: &LockClient, tasks: usize, time: Duration) -> f64 {
     let run = |task: usize| {
         let (client, over) = (client.clone(), Arc::clone(&over));
         tokio::spawn(async move {
-            let lock = client.reentrant_lock(format!("lock:{task}")).expect("a name");
+            let lock = client
+                .reentrant_lock(format!("lock:{task}"))
+                .expect("a name");
             let mut pairs = 0;
             while !over.load(Ordering::Relaxed) {
-                lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+                lock.lock()
+                    .await
+                    .expect("the lock")
+                    .unlock()
+                    .await
+                    .expect("the unlock");
                 pairs += 1;
             }
             pairs
@@ -142,6 +180,11 @@ pub fn report(what: &str, figure: f64, bound: &str) {
 /// Resident memory of this process, in bytes.
 pub fn resident() -> f64 {
     let status = std::fs::read_to_string("/proc/self/statm").expect("Linux");
-    let pages: f64 = status.split(' ').nth(1).expect("a second field").parse().expect("a number");
+    let pages: f64 = status
+        .split(' ')
+        .nth(1)
+        .expect("a second field")
+        .parse()
+        .expect("a number");
     pages * 4096.0
 }

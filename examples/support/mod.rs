@@ -30,7 +30,10 @@ pub(crate) fn server() -> Result<Server, Box<dyn Error>> {
                 "embedded server at {url}: locks are shared only within this process, and with processes that it gives \
                  this URL; for a real server set NESTLOCK_URL"
             );
-            Ok(Server { url, _ours: Some(server) })
+            Ok(Server {
+                url,
+                _ours: Some(server),
+            })
         }
         Err(unreadable) => Err(format!("NESTLOCK_URL: {unreadable}").into()),
     }

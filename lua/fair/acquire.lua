@@ -39,7 +39,7 @@ if fields > 0 and not is_owner(fields == 1 and redis.call('hkeys', lock)[1] or '
 if holds ~= '1' then return -2 end
 
 local head, dead, free, due, foreign = redis.call('lindex', queue, 0), {}, fields == 0, nil, nil
--- what is free for anybody is nobody's to judge
+-- a lock that is free for any client is not judged here
 if head or not free then look_at_clock() end
 local score, known = redis.call('zscore', timeouts, owner), seen_until(owner)
 while head and head ~= owner do
@@ -51,8 +51,8 @@ while head and head ~= owner do
     head = redis.call('lindex', queue, #dead)
 end
 local mine = free and (not head or head == owner)
--- free for one of Redisson's, which may not have heard: from now on it has a patience, if somebody waits behind it, and
--- less if nobody listens either, like those before it that were passed over
+-- free for a Redisson waiter, which may not have heard: from now on it has one patience, if others wait behind it, and
+-- less if it is not subscribed either, like those before it that were passed over
 local told = free and not mine and (#dead > 0 or foreign and waits ~= '0' and due > now + patience)
 -- told first: where PUBLISH is refused, nothing is written
 local heard = told and redis.call('publish', channel .. ':' .. head, '0')
@@ -110,7 +110,7 @@ if joins then
         local after = redis.call('zscore', timeouts, redis.call('lindex', queue, -1) or '')
         safe = math.max(safe, math.min((tonumber(after) or 0) + wait, free_at + (length + 1) * wait))
     end
-    -- left behind where somebody else has put them out
+    -- left behind by another client that removed them from the queue
     stale = redis.call('zrangebyscore', seen, '-inf', now - 86400000, 'limit', 0, 10)
 end
 

@@ -1,11 +1,11 @@
--- fair/force_release: free the lock, whoever holds it; the queue stays. Safe to send twice.
+-- fair/force_release: free the lock, whatever its owner; the queue stays. Safe to send twice.
 --
 -- KEYS[1]  lock     hash     owner -> hold count; its TTL is the lease
 -- KEYS[2]  queue    list     waiting owners, the next one first
 -- ARGV[1]  channel  string   where waiters listen, each with ":" and its name added
 -- Parts    owner
 -- Returns  1        free now; the next waiter was told
---          0        nobody held it
+--          0        it was free
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
 local lock, queue, channel = KEYS[1], KEYS[2], ARGV[1]
 

@@ -19,7 +19,7 @@
 --          list      CHANGED: {0, holds}: not the n holds of n>m; nothing was written
 local lock, queue = KEYS[1], KEYS[2]
 local owner, channel, grants = ARGV[1], ARGV[3], ARGV[4]
--- a reader's field has the same name; with 0, a key of another type is somebody else's lock
+-- a reader's field has the same name; with 0, a key of another type is another lock
 local mode = redis.pcall('hexists', lock, 'mode')
 if holds ~= '0' and mode ~= 0 and mode ~= 1 then return mode end
 local held = mode == 0 and redis.call('hget', lock, owner)
@@ -73,7 +73,7 @@ if tells and head and granted() then
     dead[#dead + 1] = head
     others = 1
 elseif tells and head then
-    -- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
+    -- publish first: if PUBLISH is denied, nothing is written. No other client runs before this script ends
     redis.call('publish', channel .. ':' .. head, '0')
 end
 -- DEL and HDEL work when the server is out of memory; other fields are not ours to delete

@@ -6,7 +6,7 @@
 -- ARGV[2]  to       string   who holds it then, once
 -- ARGV[3]  lease    integer  milliseconds, at least 1: the TTL from now on, also where that is less
 -- Parts    held, moves, token
--- Returns  {1, token}  `to` holds it; if it did so before, only a token that is gone is written, anew
+-- Returns  {1, token}  `to` holds it; if it did so before, only a missing token is written again
 --          -2          LOST: neither holds it
 local moves = held_by(lock, from)
 if not moves and not held_by(lock, to) then return -2 end

@@ -1,4 +1,4 @@
--- parts/tell_one: tells one waiter of a signal lock. What is refused has told nobody.
+-- parts/tell_one: wakes one waiter of a signal lock. A denied call has woken none.
 local lock, signal = KEYS[1], KEYS[2]
 
 -- `frees`: and deletes the lock's record. Answers 1, or the error
@@ -7,24 +7,24 @@ local function tell_one(life, frees)
     if type(told) == 'table' then
         -- a write that needs no memory lets the next one pass on a server that is out of memory
         local list = redis.pcall('ltrim', signal, 0, -1)
-        -- somebody else's key: waiters of this lock cannot listen there either, and look for themselves
+        -- another program's key: waiters of this lock cannot listen there either, and re-check the lock
         if frees and list.err and string.find(list.err, 'WRONGTYPE', 1, true) then
             redis.call('del', lock)
             return 1
         end
         told = redis.call('lpush', signal, '1')
     end
-    -- a signal that nobody came for lives on as long as a new one
+    -- a signal that no waiter took lives on as long as a new one
     local left = told > 1 and redis.pcall('pttl', signal)
     local refused = redis.pcall('pexpire', signal, life)
     if refused == 1 then refused = frees and redis.pcall('del', lock) end
     if type(refused) == 'table' then
-        -- nobody is told
+        -- no waiter is woken
         redis.call('ltrim', signal, 1, -1)
         if (tonumber(left) or 0) > 0 then redis.pcall('pexpire', signal, left) end
         return refused
     end
-    -- one element for each release; nobody came for the others
+    -- one element per release; no waiter took the others
     if told > 1 then redis.pcall('ltrim', signal, 0, 0) end
     return 1
 end

@@ -1,4 +1,4 @@
--- read_write/force_release: end one side, whoever holds it; a writer's reading ends with it. Safe to send twice.
+-- read_write/force_release: end one side, whatever its owners; a writer's reading ends with it. Safe to send twice.
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
 -- ARGV[1]  channel  string   where waiters listen
@@ -6,7 +6,7 @@
 -- ARGV[3]  side     string   which side is to end: read or write
 -- Parts    mode
 -- Returns  1        free now; waiters were told
---          0        nobody holds this side
+--          0        this side is free
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
 local channel, of, side = ARGV[1], ARGV[2], ARGV[3]
 

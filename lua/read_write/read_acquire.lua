@@ -36,7 +36,7 @@ if mode == 'write' and redis.call('hexists', lock, owner .. ':write') == 0 then
     comes_before(0, math.max(ttl, 0) + PATIENCE)
     return {0, ttl}
 end
--- whoever reads already may read on, and those whose turn it is come in; others let a waiting writer go first
+-- current readers may read again, and readers whose turn it is come in; others let a waiting writer go first
 local left = mode ~= 'write' and not held and redis.call('pttl', intent) or 0
 if left > 0 and redis.call('zscore', readers, owner) ~= '0' then
     comes_before(1, 2 * PATIENCE)

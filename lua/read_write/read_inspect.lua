@@ -1,7 +1,7 @@
 -- read_write/read_inspect: who reads, how often, for how long. Writes nothing.
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
--- Returns  nil      nobody reads
+-- Returns  nil      there are no readers
 --          list     {TTL in milliseconds or -1, then each reader and his hold count}
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
 local lock = KEYS[1]

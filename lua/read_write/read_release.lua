@@ -60,7 +60,7 @@ if mode == 'read' and fields > 2 then
             end
         end
     end
-    -- of many readers, a few picked at random tell enough: that somebody reads on, and for at least half of the TTL, if
+    -- of many readers, a few picked at random tell enough: that some still read, and for at least half of the TTL, if
     -- this one did. The TTL is then left as it is
     local ttl, some = redis.call('pttl', lock), fields > 18 and redis.pcall('hrandfield', lock, 8, 'WITHVALUES')
     if some and not some.err then look(some) end

@@ -22,7 +22,7 @@ if redis.call('hlen', lock) > 2 then
     redis.call('hdel', lock, owner)
     return 0
 end
--- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
+-- publish first: if PUBLISH is denied, nothing is written. No other client runs before this script ends
 redis.call('publish', channel, '1')
 redis.call('del', lock)
 return 1

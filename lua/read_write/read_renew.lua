@@ -14,7 +14,7 @@ return renew_each(function(lock, owner, lease)
     local least = tonumber(lease)
     local mode = redis.call('hget', lock, 'mode')
     local held = (mode == 'read' or mode == 'write') and tonumber(redis.call('hget', lock, owner))
-    -- a writer's field is nobody's read hold
+    -- a writer's field is not a read hold
     if not held or string.find(owner, ':write$') then return redis.call('exists', lock) == 1 and -1 or 0 end
     local mine = (string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}') .. ':' .. owner .. ':rwlock_timeout:'
     local longest, short = -2, {}
@@ -26,7 +26,7 @@ return renew_each(function(lock, owner, lease)
     end
     local ttl = redis.call('pttl', lock)
     if longest == -2 then
-        -- all holds are over, and nobody has wiped them yet: their owner was never told that they ended. A write that
+        -- all holds are over but not wiped yet: their owner was never told that they ended. A write that
         -- needs no memory lets the next one pass on a server that is out of memory
         redis.call('hdel', lock, '')
         redis.call('set', mine .. '1', '1', 'PX', lease)

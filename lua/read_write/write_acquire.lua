@@ -58,7 +58,7 @@ end
 -- left behind, it is over soon
 redis.pcall('del', intent)
 if waiting > 0 then
-    -- those whose turn is over are gone; those whom this one held back come before the next one
+    -- readers whose turn is over are gone; those that this writer held back come before the next one
     redis.pcall('zremrangebyscore', readers, 0, 0)
     redis.pcall('zrem', readers, 'until')
     if own == '0' then redis.pcall('zadd', readers, 0, owner) end

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
 -- Parts    mode
--- Returns  nil      nobody writes
+-- Returns  nil      there is no writer
 --          list     {TTL in milliseconds or -1, owner, hold count}
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
 if mode ~= 'write' then return nil end

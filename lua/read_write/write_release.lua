@@ -34,7 +34,7 @@ end
 
 -- it reads on for as long as it may as a reader, however long it could have written
 local longest = life(of, owner, 1, tonumber(redis.call('hget', lock, owner)) or 0)
--- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
+-- publish first: if PUBLISH is denied, nothing is written. No other client runs before this script ends
 redis.call('publish', channel, '1')
 if longest > 0 then
     -- as above. If the TTL is refused, it is longer than need be

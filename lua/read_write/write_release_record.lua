@@ -25,7 +25,7 @@ if holds ~= '0' then
 end
 
 if redis.call('hexists', lock, owner) == 1 then return nil end
--- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
+-- publish first: if PUBLISH is denied, nothing is written. No other client runs before this script ends
 redis.call('publish', channel, '1')
 redis.call('del', lock)
 return 1

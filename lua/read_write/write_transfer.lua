@@ -1,4 +1,4 @@
--- read_write/write_transfer: give the write hold of one owner to another. Safe to send twice: nobody else has the other's name.
+-- read_write/write_transfer: give the write hold of one owner to another. Safe to send twice: the new owner's name is used only once.
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
 -- ARGV[1]  from     string   who writes

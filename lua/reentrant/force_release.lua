@@ -1,10 +1,10 @@
--- reentrant/force_release: free the lock, whoever holds it. Safe to send twice.
+-- reentrant/force_release: free the lock, whatever its owner. Safe to send twice.
 --
 -- KEYS[1]  lock     hash     owner -> hold count; its TTL is the lease
--- ARGV[1]  channel  string   where waiters listen; empty: nobody does
+-- ARGV[1]  channel  string   where waiters listen; empty: none do
 -- Parts    owner
 -- Returns  1        free now; waiters were told
---          0        nobody held it
+--          0        it was free
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
 local lock, channel = KEYS[1], ARGV[1]
 

@@ -4,7 +4,7 @@
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  holds    string   the count that this call leads to; 0 frees the lock
 --                            n>m: the same as m, if the record says n holds
--- ARGV[3]  channel  string   where waiters listen; empty: nobody does
+-- ARGV[3]  channel  string   where waiters listen; empty: none do
 -- Parts    fewer, held
 -- Returns  1        free now; waiters were told
 --          0        still held, at most `holds` times; the TTL is as it was
@@ -25,7 +25,7 @@ if holds ~= '0' then
     return 0
 end
 
--- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
+-- publish first: if PUBLISH is denied, nothing is written. No other client runs before this script ends
 if channel ~= '' then redis.call('publish', channel, '0') end
 -- works when the server is out of memory. Other fields are not ours to delete; the last one takes the record along
 redis.call('hdel', lock, owner)

@@ -2,7 +2,7 @@
 --
 -- KEYS[n]     lock     hash    owner -> hold count; its TTL is the lease
 -- ARGV[2n-1]  owner    string  "<client>:<task>", who holds KEYS[n]
--- ARGV[2n]    channel  string  where waiters of KEYS[n] listen; empty: nobody does
+-- ARGV[2n]    channel  string  where waiters of KEYS[n] listen; empty: none do
 -- Parts       held
 -- Returns     list     what `release` answers for each lock, in order:
 --             1        free now; waiters were told
@@ -19,7 +19,7 @@ for n, lock in ipairs(KEYS) do
     answers[n] = held_by(lock, ARGV[2 * n - 1]) and 1
 end
 
--- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
+-- publish first: if PUBLISH is denied, nothing is written. No other client runs before this script ends
 for n, held in ipairs(answers) do
     local channel = ARGV[2 * n]
     if held and channel ~= '' then redis.call('publish', channel, '0') end

@@ -1,11 +1,11 @@
--- signal/force_release: free the lock, whoever holds it, and tell one waiter. Safe to send twice.
+-- signal/force_release: free the lock, whatever its owner, and wake one waiter. Safe to send twice.
 --
 -- KEYS[1]  lock     string   the owner; its TTL is the lease, in whole seconds
--- KEYS[2]  signal   list     one element, which whoever pops it takes as "free now"; left as it is if it is no list
+-- KEYS[2]  signal   list     one element; the waiter that pops it takes it as "free now"; left as it is if it is not a list
 -- ARGV[1]  life     integer  of the signal, in milliseconds
 -- Parts    tell_one
 -- Returns  1        free now
---          0        nobody held it; one waiter is told all the same
+--          0        it was free; one waiter is woken all the same
 local life = ARGV[1]
 
 if not string.find(life, '^[1-9]%d*$') or #life > 15 then

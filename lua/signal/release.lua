@@ -1,7 +1,7 @@
 -- signal/release: give the lock up, if this owner holds it, and tell one waiter. Safe to send twice.
 --
 -- KEYS[1]  lock     string   the owner; its TTL is the lease, in whole seconds
--- KEYS[2]  signal   list     one element, which whoever pops it takes as "free now"; left as it is if it is no list
+-- KEYS[2]  signal   list     one element; the waiter that pops it takes it as "free now"; left as it is if it is not a list
 -- ARGV[1]  owner    string   whatever tells owners apart
 -- ARGV[2]  holds    integer  the count that this call leads to; 0 frees the lock
 -- ARGV[3]  life     integer  of the signal, in milliseconds

@@ -1,7 +1,7 @@
--- signal/signal: tell one waiter, if the lock is free: whoever was told before is gone. Safe to send twice.
+-- signal/signal: wake one waiter if the lock is free: the one woken before is gone. Safe to send twice.
 --
 -- KEYS[1]  lock     string   the owner; its TTL is the lease, in whole seconds
--- KEYS[2]  signal   list     one element, which whoever pops it takes as "free now"
+-- KEYS[2]  signal   list     one element; the waiter that pops it takes it as "free now"
 -- ARGV[1]  life     integer  of the signal, in milliseconds
 -- Parts    tell_one
 -- Returns  1        one waiter is told

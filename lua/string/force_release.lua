@@ -1,9 +1,9 @@
--- string/force_release: free the lock, whoever holds it. Safe to send twice.
+-- string/force_release: free the lock, whatever its owner. Safe to send twice.
 --
 -- KEYS[1]  lock     string   the owner; its TTL is the lease
 -- KEYS[2]  fence    string   there if a guarded value is kept at this name, and no lock
 -- Returns  1        free now
---          0        nobody held it
+--          0        it was free
 --          -3       WRONG_KIND: a guarded value; it is left as it is
 local lock, fence = KEYS[1], KEYS[2]
 

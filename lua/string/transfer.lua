@@ -1,4 +1,4 @@
--- string/transfer: give the hold of one owner to another. Safe to send twice: nobody else has the other's name.
+-- string/transfer: give the hold of one owner to another. Safe to send twice: the new owner's name is used only once.
 --
 -- KEYS[1]  lock     string   the owner; its TTL is the lease
 -- ARGV[1]  from     string   who holds it

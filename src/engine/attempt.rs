@@ -1,4 +1,5 @@
-//! One attempt to acquire, in the owner's turn.
+//! One attempt to acquire: it settles what is in doubt, sends the request and takes in the reply,
+//! all under the owner lock.
 
 use std::{
     num::NonZeroU64,
@@ -9,15 +10,15 @@ use std::{
 
 use super::{
     core::Core,
-    failure::{NO_RECEIPT, not_entered, not_replicated, silent, store_error},
+    failure::{NO_RECEIPT, no_reply, not_entered, not_replicated, store_error},
     generation::{Copied, Grant, Ticket},
-    hold::{Hold, Next},
-    kind::{Adopts, Kind, Terms, Turn, Wake},
+    hold::Hold,
+    kind::{AcquireTerms, Adopts, Kind, WaitId, Wake},
     lease::{Lease, Millis},
-    settle::UnderWay,
-    state::{Door, Request, Standing},
+    settle::CallInFlight,
+    state::{AcquireMode, AcquirePlan, HoldRequest, Ownership},
     turn::LastLook,
-    wait::{place::Place, waiter::Waiter},
+    wait::{place::QueueEntry, waiter::Waiter},
 };
 use crate::{
     clock::Instant,
@@ -27,28 +28,42 @@ use crate::{
     store::{Acks, Acquired, Call, Epoch, Inspected, Route},
 };
 
-/// So many holds are not handed over while a subscription is under way: a waiter with as many before him has missed no
-/// message, and need not try again when he listens. Should he have, he looks for himself within the poll cap.
+/// The reply that granted the lock.
+#[derive(Clone, Copy)]
+pub(super) struct AcquireReply {
+    /// When the request was sent: the lease counts from here.
+    pub(super) sent: Instant,
+    pub(super) token: Option<NonZeroU64>,
+    /// The connection that brought the reply.
+    pub(super) epoch: Epoch,
+    /// How many replicas have acknowledged it. `None` if that is unknown.
+    pub(super) replicas: Option<u8>,
+}
+
+/// How many waiters must be ahead for a waiter to skip its second attempt after it has subscribed.
+/// That many hand-overs do not happen while a subscription is in flight, so it has missed no
+/// message; if it has, it polls within the poll cap.
 const FAR: u32 = 16;
 
-/// A hold that was acquired, and the ticket to it.
+/// A hold that was acquired, and its ticket.
 pub(crate) type Entered = (Arc<Hold>, Ticket);
 
-/// One acquire, with everything resolved.
+/// One call that acquires a lock, with all options resolved.
 pub(crate) struct Acquire<'a> {
     pub(super) core: &'a Core,
     pub(super) kind: &'a Arc<dyn Kind>,
     pub(super) owner: OwnerId,
     pub(super) lease: Lease,
-    /// Who must have it, before it counts.
+    /// The copies that must exist before the acquire counts.
     pub(super) copies: Option<Copies>,
     pub(super) waits: bool,
-    /// By which number it may be granted the lock.
-    turn: Option<Turn>,
-    /// Whose hold is adopted.
+    /// The number under which the server may grant the lock to this waiter.
+    wait_id: Option<WaitId>,
+    /// The owner whose hold is adopted.
     pub(super) from: Option<&'a OwnerId>,
-    /// When that was asked for first, and may have been executed: what is in doubt since is asked for again.
-    asked: Mutex<Option<Instant>>,
+    /// When the first adopt request that may have been executed was sent. While that is in doubt,
+    /// attempts send the same request again.
+    first_sent: Mutex<Option<Instant>>,
     /// See [`AcquireOptions::after_a_loss`].
     pub(super) after_loss: bool,
     pub(super) started: Instant,
@@ -56,31 +71,31 @@ pub(crate) struct Acquire<'a> {
     pub(super) deadline: Option<Instant>,
 }
 
-/// What came of one attempt.
+/// The outcome of one attempt.
 pub(super) enum Attempt<'a> {
     Entered(Entered),
     Busy(Busy<'a>),
-    /// It may work a little later. Nothing is held.
+    /// A transient failure: a retry may succeed. Nothing is held.
     Failed(Error),
-    /// The same: another call of this owner is under way all the while.
-    NoTurn(Error),
-    /// The time is over, and no answer has come. What was sent is undone.
+    /// As [`Attempt::Failed`]: another call of this owner did not release the owner lock in time.
+    OwnerLockTimeout(Error),
+    /// The deadline passed without a reply. The request is undone.
     GivenUp,
-    /// The books have changed meanwhile: at once again.
+    /// The state of this owner has changed: retry at once.
     Again,
 }
 
 /// Why an attempt is made.
 #[derive(Clone, Copy)]
-pub(super) enum Told<'w, 'a> {
+pub(super) enum AttemptCause<'w, 'a> {
     Nothing,
-    /// The last holder hands the lock on, here.
+    /// The last holder hands the lock off to this waiter.
     Handed(&'w Waiter<'a>),
-    /// A message may have come, which may say that the lock was granted.
+    /// A message may have come, and may say that the lock was granted.
     Something(&'w Waiter<'a>),
 }
 
-impl<'w, 'a> Told<'w, 'a> {
+impl<'w, 'a> AttemptCause<'w, 'a> {
     pub(super) fn at(waiter: Option<&'w Waiter<'a>>, is_handed: bool) -> Self {
         match waiter {
             Some(waiter) if is_handed => Self::Handed(waiter),
@@ -90,38 +105,52 @@ impl<'w, 'a> Told<'w, 'a> {
     }
 }
 
+/// A reply that the lock is busy.
 pub(super) struct Busy<'a> {
     pub(super) ttl: Option<Duration>,
-    /// How to learn that it is worth trying again.
+    /// How the waiter learns that another attempt is worthwhile.
     pub(super) wake: Wake,
-    pub(super) place: Option<Place<'a>>,
-    /// Whether many are before this waiter.
+    pub(super) queue_entry: Option<QueueEntry<'a>>,
+    /// Whether at least [`FAR`] waiters are ahead of this one.
     pub(super) far: bool,
 }
 
-/// Why what the server has granted was not entered.
+/// Returns the reason why a granted lock was not entered.
 pub(super) fn why_not_entered(hold: &Hold) -> StoreError {
-    not_entered(hold.standing() == Standing::Orphaned)
+    not_entered(hold.ownership() == Ownership::Orphaned)
 }
 
-/// How many replicas have it, if that is known; or what comes of the attempt.
-type HasCopies<'a, 'b> = Pin<Box<dyn Future<Output = Result<Option<u8>, Result<Attempt<'a>>>> + Send + 'b>>;
+/// How many replicas have the record, if that is known. `Err`: the attempt ends with this outcome.
+type HasCopies<'a, 'b> =
+    Pin<Box<dyn Future<Output = Result<Option<u8>, Result<Attempt<'a>>>> + Send + 'b>>;
 
 impl<'a> Acquire<'a> {
-    pub(crate) fn new(core: &'a Core, kind: &'a Arc<dyn Kind>, options: &AcquireOptions, wait: Wait) -> Result<Self> {
+    pub(crate) fn new(
+        core: &'a Core,
+        kind: &'a Arc<dyn Kind>,
+        options: &AcquireOptions,
+        wait: Wait,
+    ) -> Result<Self> {
         core.check_ours(kind.name())?;
         let started = Instant::now();
         let checked = |lease| checked_lease(kind.name(), lease).map(Millis::of);
-        let watched = |ttl| Lease::Watched { ttl, times: options.rare().max_renewals };
+        let watched = |ttl| Lease::Watched {
+            ttl,
+            times: options.rare().max_renewals,
+        };
         let lease = match (options.lease, options.rare().watchdog_timeout) {
             (Some(lease), _) => Lease::Fixed(checked(lease)?),
             (None, Some(ttl)) => watched(checked(ttl)?),
             (None, None) if kind.about().endless => Lease::Endless,
             (None, None) => watched(Millis::of(core.config.watchdog_timeout)),
         };
-        let (waits, copies) =
-            (wait != Wait::No, core.config.copies(options.rare().replicas.unwrap_or(core.config.replicas)));
-        // a lease is asked for, lest it begin with less; so are replicas, and whose renewals are counted
+        let (waits, copies) = (
+            wait != Wait::No,
+            core.config
+                .copies(options.rare().replicas.unwrap_or(core.config.replicas)),
+        );
+        // only a plain acquire may be granted by another release: a fixed lease would start short,
+        // and replicas and counted renewals need a request of its own
         let is_plain = copies.is_none() && matches!(lease, Lease::Watched { times: None, .. });
         Ok(Self {
             core,
@@ -129,9 +158,10 @@ impl<'a> Acquire<'a> {
             lease,
             copies,
             waits,
-            turn: (waits && is_plain && kind.about().own_channel).then(|| Turn::next(&core.turns)),
+            wait_id: (waits && is_plain && kind.about().own_channel)
+                .then(|| WaitId::next(&core.owner_locks_taken)),
             from: None,
-            asked: Mutex::default(),
+            first_sent: Mutex::default(),
             after_loss: options.rare().after_loss,
             started,
             deadline: wait.until(started),
@@ -139,32 +169,50 @@ impl<'a> Acquire<'a> {
         })
     }
 
-    /// How it acquires this lock.
-    pub(super) fn door(&self, kind: &Arc<dyn Kind>, waits: bool) -> Door {
+    /// Returns how this call acquires a lock of this kind.
+    pub(super) fn acquire_mode(&self, kind: &Arc<dyn Kind>, waits: bool) -> AcquireMode {
         let about = kind.about();
         let max_holds = self.core.config.max_holds.min(about.max_holds);
-        Door { about, waits, adopts: self.adopts(), max_holds, after_loss: self.after_loss }
+        AcquireMode {
+            about,
+            waits,
+            adopts: self.adopts(),
+            max_holds,
+            after_loss: self.after_loss,
+        }
     }
 
     fn adopts(&self) -> Option<Adopts> {
-        self.from.map(|_| if self.asked().is_some() { Adopts::Again } else { Adopts::First })
+        self.from.map(|_| {
+            if self.asked().is_some() {
+                Adopts::Again
+            } else {
+                Adopts::First
+            }
+        })
     }
 
     fn asked(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+        self.first_sent
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One attempt, in the owner's turn; it is `now`.
+    /// Makes one attempt under the owner lock. `now` is the current time.
     pub(super) async fn attempt(
         &self,
-        told: Told<'_, 'a>,
+        told: AttemptCause<'_, 'a>,
         mut now: Instant,
         deadline: Option<Instant>,
     ) -> Result<Attempt<'a>> {
         let (core, kind, began) = (self.core, self.kind, now);
         if !core.store.is_connected() {
             if let Err(error) = core.connected(deadline).await {
-                return if error.is_transient() { Ok(Attempt::Failed(error)) } else { Err(error) };
+                return if error.is_transient() {
+                    Ok(Attempt::Failed(error))
+                } else {
+                    Err(error)
+                };
             }
             now = Instant::now();
         }
@@ -174,22 +222,30 @@ impl<'a> Acquire<'a> {
             }
             now = Instant::now();
         }
-        let under_way = UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) };
+        let under_way = CallInFlight {
+            core,
+            hold: core.holds.get_or_insert(kind, &self.owner),
+        };
         let hold = &under_way.hold;
-        let (_turn, mut now) = match core.turn_at(hold, deadline, now).await {
+        let (_turn, mut now) = match core.lock_owner_at(hold, deadline, now).await {
             Ok(turn) => turn,
-            Err(error) => return Ok(Attempt::NoTurn(store_error(kind.name(), error))),
+            Err(error) => return Ok(Attempt::OwnerLockTimeout(store_error(kind.name(), error))),
         };
 
-        // what this owner left behind comes first
+        // settles what this owner left behind: without that, the count that the server records is
+        // unknown
         let (request, sent) = loop {
-            match hold.plan(self.door(kind, self.waits), core.holds.around(hold), now)? {
-                Next::Send(request) => break (request, now),
-                Next::Forget => {
+            match hold.plan(
+                self.acquire_mode(kind, self.waits),
+                core.holds.sibling_state(hold),
+                now,
+            )? {
+                AcquirePlan::Send(request) => break (request, now),
+                AcquirePlan::Forget => {
                     core.holds.forget(hold);
                     return Ok(Attempt::Again);
                 }
-                Next::Agree => {}
+                AcquirePlan::Agree => {}
             }
             match self.in_time(deadline, pin!(core.settle(hold))).await {
                 Some(Ok(())) => {}
@@ -198,14 +254,26 @@ impl<'a> Acquire<'a> {
             }
             now = Instant::now();
         };
-        let deadline = if sent > began { self.after_what_came_first(deadline, sent) } else { deadline };
+        let deadline = if sent > began {
+            self.after_what_came_first(deadline, sent)
+        } else {
+            deadline
+        };
         let mut route = core.route(hold, sent);
         hold.send(&request, self.lease, route.epoch(), sent);
-        // looked at after the hold is in doubt: a shutdown that this look misses will wait for this turn
-        let refused = core.check_open().err().map(Err).or_else(|| core.holds.rival(hold, request.count));
+        // checked after the hold is in doubt: a shutdown that this check misses waits for the owner
+        // lock
+        let refused = core
+            .check_open()
+            .err()
+            .map(Err)
+            .or_else(|| core.holds.rival(hold, request.count));
         if let Some(refused) = refused {
             hold.not_executed(&request);
-            return match self.in_time(deadline, pin!(core.settle_rival(refused?))).await {
+            return match self
+                .in_time(deadline, pin!(core.settle_rival(refused?)))
+                .await
+            {
                 Some(Ok(())) => Ok(Attempt::Again),
                 Some(Err(_)) if !self.waits => Err(hold.not_reentrant_error(&request.owner)),
                 Some(Err(error)) => self.failed(error),
@@ -213,13 +281,20 @@ impl<'a> Acquire<'a> {
             };
         }
         if let Some(ticket) = self.take(told, hold, &request) {
-            return Ok(Attempt::Entered((Arc::clone(hold), self.entered(hold, ticket)?)));
+            return Ok(Attempt::Entered((
+                Arc::clone(hold),
+                self.entered(hold, ticket)?,
+            )));
         }
         let (call, since) = self.call(&request, sent);
-        // whoever adopts has what its giver had: until the replicas know of it, they have that one's record
-        route.copies = self.copies_around(hold, &request).filter(|_| self.from.is_none());
+        // an adopted hold needs no new copies: until the replicas have its record, they have the
+        // giver's
+        route.copies = self
+            .copies_for_outer(hold, &request)
+            .filter(|_| self.from.is_none());
+        // the grace at the end is for the reply alone: no connection or redirect is awaited in it
         route.give_up(deadline.map(|deadline| deadline - core.grace()));
-        let ask = core.acquire_by(&mut route, (hold, &request), &call);
+        let ask = core.acquire_by(&mut route, hold, &request, &call);
         let Some(answer) = self.in_time(deadline, pin!(ask)).await else {
             return Ok(Attempt::GivenUp);
         };
@@ -232,20 +307,36 @@ impl<'a> Acquire<'a> {
                     },
                     None => None,
                 };
-                match self.take_in(hold, &request, since, token, (epoch, replicas))? {
+                match self.take_in(
+                    hold,
+                    &request,
+                    AcquireReply {
+                        sent: since,
+                        token,
+                        epoch,
+                        replicas,
+                    },
+                )? {
                     Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
-                    // nor would another answer come in time
-                    None if self.from.is_some() => Err(store_error(kind.name(), why_not_entered(hold))),
+                    // its lease counts from the first request, so a retry would be too late as well
+                    None if self.from.is_some() => {
+                        Err(store_error(kind.name(), why_not_entered(hold)))
+                    }
                     None => self.failed(why_not_entered(hold)),
                 }
             }
             Ok((Acquired::Busy { ttl, ahead, place }, epoch)) => {
                 let queued = self.waits && kind.about().queues;
                 let look = place.map(|place| LastLook { place, sent, epoch });
-                let place = queued.then(|| Place::new(core, hold, look));
+                let place = queued.then(|| QueueEntry::new(core, hold, look));
                 hold.busy(&request, queued, epoch);
                 let far = ahead.is_some_and(|ahead| ahead >= FAR);
-                Ok(Attempt::Busy(Busy { ttl, wake: core.wake(kind, &request.owner), place, far }))
+                Ok(Attempt::Busy(Busy {
+                    ttl,
+                    wake: core.wake(kind, &request.owner),
+                    queue_entry: place,
+                    far,
+                }))
             }
             Ok((Acquired::Lost, epoch)) if self.from.is_some() => {
                 hold.busy(&request, false, epoch);
@@ -254,7 +345,9 @@ impl<'a> Acquire<'a> {
             Ok((Acquired::Lost, _)) => Err(hold.refused_as_lost(&request)),
             Ok((Acquired::WrongKind, _)) => {
                 hold.refused_as_another_kind(&request);
-                Err(Error::WrongLockKind { lock: kind.name().to_string() })
+                Err(Error::WrongLockKind {
+                    lock: kind.name().to_string(),
+                })
             }
             Err(error) => {
                 if !error.may_have_executed() {
@@ -266,74 +359,126 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Takes what it may have been told of, which nobody asks for.
-    fn take(&self, told: Told<'_, 'a>, hold: &Arc<Hold>, request: &Request) -> Option<Ticket> {
+    /// Takes a lock that was handed off or granted to this waiter, without a request. Returns
+    /// `None` if there is nothing to take.
+    fn take(
+        &self,
+        told: AttemptCause<'_, 'a>,
+        hold: &Arc<Hold>,
+        request: &HoldRequest,
+    ) -> Option<Ticket> {
         match told {
-            Told::Nothing => None,
-            Told::Handed(waiter) => waiter.take(hold, request, self.lease, self.replicas()),
-            Told::Something(waiter) => waiter.take_granted(hold, request, self.lease),
+            AttemptCause::Nothing => None,
+            AttemptCause::Handed(waiter) => waiter.take(hold, request, self.lease, self.replicas()),
+            AttemptCause::Something(waiter) => waiter.take_granted(hold, request, self.lease),
         }
     }
 
-    /// What is asked for, and since when it counts: adopted by an earlier request, whose answer was lost, it has that one's lease.
-    fn call(&self, request: &Request, sent: Instant) -> (Call, Instant) {
-        let Self { kind, waits, turn, .. } = *self;
+    /// Returns the script call, and the instant from which its lease counts. A retried adoption
+    /// counts from its first request, which may have been executed.
+    fn call(&self, request: &HoldRequest, sent: Instant) -> (Call, Instant) {
+        let Self {
+            kind,
+            waits,
+            wait_id: turn,
+            ..
+        } = *self;
         let (owner, lease_ms, holds) = (&request.owner, self.lease.millis(), request.count);
         if let Some(from) = self.from {
-            return (kind.adopt(from, owner, lease_ms), *self.asked().get_or_insert(sent));
+            return (
+                kind.adopt(from, owner, lease_ms),
+                *self.asked().get_or_insert(sent),
+            );
         }
-        (kind.acquire(Terms { owner, lease_ms, holds, waits, turn }), sent)
+        (
+            kind.acquire(AcquireTerms {
+                owner,
+                lease_ms,
+                holds,
+                waits,
+                turn,
+            }),
+            sent,
+        )
     }
 
-    /// The server cannot tell whoever acquires under a text from whoever this client gave it away to: only while the
-    /// latter holds nothing may it be asked. In a box, as it is rare.
+    /// Checks the record before an acquire under a value whose hold this client gave away. The
+    /// server cannot tell the two holders of a value apart, so the acquire may be sent only if the
+    /// record does not list the value. Returns `None` if it may be sent. Boxed, as it is rare.
     fn attempt_by_a_value_that_was_given_away(
         &self,
         deadline: Option<Instant>,
     ) -> Pin<Box<dyn Future<Output = Option<Result<Attempt<'a>>>> + Send + '_>> {
         Box::pin(async move {
             let given_away = self.core.holds.given_away(self.kind, &self.owner)?;
-            Some(match self.in_time(deadline, pin!(self.core.store.inspect(&self.kind.inspect()))).await {
-                Some(Ok(Inspected::Held { ttl, holders })) if holders.iter().any(|(owner, _)| *owner == self.owner) => {
-                    Ok(Attempt::Busy(Busy {
-                        ttl,
-                        wake: self.core.wake(self.kind, &self.owner),
-                        place: None,
-                        far: false,
-                    }))
-                }
-                Some(Ok(Inspected::WrongKind)) => Err(Error::WrongLockKind { lock: self.kind.name().to_string() }),
-                Some(Ok(_)) => {
-                    given_away.lose(LossReason::RecordMissing);
-                    self.core.tidy(&given_away);
-                    return None;
-                }
-                Some(Err(error)) => self.failed(error),
-                None => Ok(Attempt::GivenUp),
-            })
+            Some(
+                match self
+                    .in_time(
+                        deadline,
+                        pin!(self.core.store.inspect(&self.kind.inspect())),
+                    )
+                    .await
+                {
+                    Some(Ok(Inspected::Held { ttl, holders }))
+                        if holders.iter().any(|(owner, _)| *owner == self.owner) =>
+                    {
+                        Ok(Attempt::Busy(Busy {
+                            ttl,
+                            wake: self.core.wake(self.kind, &self.owner),
+                            queue_entry: None,
+                            far: false,
+                        }))
+                    }
+                    Some(Ok(Inspected::WrongKind)) => Err(Error::WrongLockKind {
+                        lock: self.kind.name().to_string(),
+                    }),
+                    Some(Ok(_)) => {
+                        given_away.lose(LossReason::RecordMissing);
+                        self.core.tidy(&given_away);
+                        return None;
+                    }
+                    Some(Err(error)) => self.failed(error),
+                    None => Ok(Attempt::GivenUp),
+                },
+            )
         })
     }
 
-    /// Takes in that the server has acquired. `None`: so late that the lease is over already.
+    /// Enters the hold that the server has granted. Returns `None` if its lease is over already, or
+    /// if the hold is no longer this client's.
     pub(super) fn take_in(
         &self,
         hold: &Arc<Hold>,
-        request: &Request,
-        sent: Instant,
-        token: Option<NonZeroU64>,
-        (epoch, replicas): (Epoch, Option<u8>),
+        request: &HoldRequest,
+        reply: AcquireReply,
     ) -> Result<Option<Ticket>> {
         let core = self.core;
-        // where others hold the record too, they may cut its TTL short: Redisson's readers do
+        let AcquireReply {
+            sent,
+            token,
+            epoch,
+            replicas,
+        } = reply;
+        // other holders of a shared record may shorten its TTL (Redisson's readers do), so the
+        // watchdog keeps sending a fixed lease
         let is_told_again = self.kind.about().shared && !self.lease.is_watched();
         let kept_every = is_told_again.then(|| Millis::of(core.config.watchdog_timeout / 3));
-        let copied = Copied { wanted: self.replicas(), had: replicas };
-        let grant = Grant { kept_every, token, copied, ..Grant::of(sent, self.lease) };
+        let copied = Copied {
+            wanted: self.replicas(),
+            had: replicas,
+        };
+        let grant = Grant {
+            kept_every,
+            token,
+            copied,
+            ..Grant::of(sent, self.lease)
+        };
         let ticket = hold.granted(request, &grant, epoch)?;
         ticket.map(|ticket| self.entered(hold, ticket)).transpose()
     }
 
-    /// Looked at after the hold is entered: a shutdown that this look misses will end it.
+    /// Returns the ticket, or releases the hold if the client was shut down. Checked after the hold
+    /// is entered: a shutdown that this check misses ends the hold itself.
     fn entered(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<Ticket> {
         if let Err(closed) = self.core.check_open() {
             hold.lose(LossReason::ShutDown);
@@ -343,20 +488,21 @@ impl<'a> Acquire<'a> {
         Ok(ticket)
     }
 
-    /// How many replicas must have it.
+    /// Returns how many replicas must have the record.
     fn replicas(&self) -> u32 {
         self.copies.map_or(0, |copies| copies.replicas)
     }
 
-    /// Who is asked for: an inner hold moves the end of the outer one, which may need more.
-    fn copies_around(&self, hold: &Hold, request: &Request) -> Option<Copies> {
+    /// Returns the copies to wait for. An inner hold moves the deadline of the outer one, which may
+    /// need more replicas.
+    fn copies_for_outer(&self, hold: &Hold, request: &HoldRequest) -> Option<Copies> {
         let outer = (request.count > 1).then(|| hold.generation()).flatten();
-        let of_outer = outer.map_or(0, |outer| outer.books().replicas);
+        let of_outer = outer.map_or(0, |outer| outer.ledger().replicas);
         self.core.config.copies(self.replicas().max(of_outer))
     }
 
-    /// Waits until the replicas have what was acquired, and undoes it if fewer have it than this acquire needs: how many have
-    /// it, if that is known. In a box, as it is rare.
+    /// Waits until enough copies of the record exist, and undoes the acquire if they do not.
+    /// Returns how many replicas have it, if that is known. Boxed, as it is rare.
     fn copied<'b>(
         &'b self,
         hold: &'b Arc<Hold>,
@@ -366,25 +512,36 @@ impl<'a> Acquire<'a> {
     ) -> HasCopies<'a, 'b> {
         Box::pin(async move {
             let core = self.core;
-            let acks = match self.in_time(deadline, pin!(core.store.acknowledged(route))).await {
+            let acks = match self
+                .in_time(deadline, pin!(core.store.acknowledged(route)))
+                .await
+            {
                 Some(Ok(Some(acks))) if self.copies.is_none_or(|own| acks.suffice(own)) => {
                     return Ok(Some(acks.counted()));
                 }
-                // the outer hold only would have needed them
+                // only the outer hold needs them: without them its deadline stays as it is
                 _ if self.copies.is_none() => return Ok(None),
                 Some(Ok(Some(acks))) => acks,
-                Some(Ok(None)) => return Err(self.failed(silent(NO_RECEIPT))),
-                // it was acquired, and WAIT will never be answered
+                Some(Ok(None)) => return Err(self.failed(no_reply(NO_RECEIPT))),
+                // the lock was acquired, but WAIT is denied for good: no retry would confirm it
                 Some(Err(error)) if error.kind().is_denied() => {
-                    let is_undone = matches!(self.in_time(deadline, pin!(core.settle(hold))).await, Some(Ok(())));
+                    let is_undone = matches!(
+                        self.in_time(deadline, pin!(core.settle(hold))).await,
+                        Some(Ok(()))
+                    );
                     return Err(self.failed(if is_undone { error.of_a_read() } else { error }));
                 }
                 Some(Err(error)) => return Err(self.failed(error)),
-                // nobody has said so in time
+                // no acknowledgement in time
                 None => Acks::default(),
             };
-            let refused = Attempt::Failed(not_replicated(self.kind.name(), self.copies.unwrap_or(copies), acks));
-            // what fails here is done by the next in line
+            let refused = Attempt::Failed(not_replicated(
+                self.kind.name(),
+                self.copies.unwrap_or(copies),
+                acks,
+            ));
+            // a failure leaves the hold in doubt: the next call of this owner, or the janitor,
+            // settles it
             let _ = self.in_time(deadline, pin!(core.settle(hold))).await;
             Err(Ok(refused))
         })
@@ -393,6 +550,10 @@ impl<'a> Acquire<'a> {
     fn failed(&self, error: StoreError) -> Result<Attempt<'a>> {
         let transient = error.is_transient();
         let error = store_error(self.kind.name(), error);
-        if transient { Ok(Attempt::Failed(error)) } else { Err(error) }
+        if transient {
+            Ok(Attempt::Failed(error))
+        } else {
+            Err(error)
+        }
     }
 }

@@ -1,12 +1,13 @@
-//! What is known of the first connection, of a client that connects when it is used.
+//! The first connection of a client that connects lazily.
 
 use tokio::sync::{Notify, watch};
 
 use crate::error::{Error, StoreError};
 
+/// The requests for a first connection, and the failed attempts at one.
 #[derive(Debug, Default)]
 pub(super) struct Beginning {
-    /// Told when somebody needs it.
+    /// Notified when a call needs a connection.
     wanted: Notify,
     tries: watch::Sender<Tries>,
 }
@@ -14,17 +15,17 @@ pub(super) struct Beginning {
 #[derive(Debug, Default)]
 struct Tries {
     failed: u64,
-    /// Why the last one failed.
+    /// Why the last attempt failed.
     why: Option<Error>,
 }
 
 impl Beginning {
-    /// All who wait look again: there is a connection, or there never will be.
+    /// Wakes all waiting calls to re-check: the client is connected, or is closed.
     pub(super) fn tell(&self) {
         self.tries.send_modify(|_| {});
     }
 
-    /// Waits until somebody needs a connection.
+    /// Waits until a call needs a connection.
     pub(super) async fn wanted(&self) {
         self.wanted.notified().await;
     }
@@ -36,29 +37,38 @@ impl Beginning {
         });
     }
 
-    /// Needs a connection, and waits until this is so. `Some`: the next try to make one has failed before.
+    /// Requests a connection and waits until `is_so`. Returns `Some` if the next attempt failed
+    /// first.
     pub(super) async fn want(&self, is_so: impl Fn() -> bool) -> Option<Error> {
         let mut told = self.tries.subscribe();
         let before = told.borrow().failed;
         self.wanted.notify_one();
-        let tries = told.wait_for(|tries| tries.failed > before || is_so()).await.ok()?;
+        let tries = told
+            .wait_for(|tries| tries.failed > before || is_so())
+            .await
+            .ok()?;
         tries.why.as_ref().map(again).filter(|_| !is_so())
     }
 
-    /// Waits until this is so.
+    /// Waits until `is_so`.
     pub(super) async fn until(&self, is_so: impl Fn() -> bool) {
         let _ = self.tries.subscribe().wait_for(|_| is_so()).await;
     }
 }
 
-/// The same once more, for somebody else who asked.
+/// Copies an error for a further caller: `Error` is not `Clone`.
 fn again(error: &Error) -> Error {
     match error {
         Error::Connect { address, source } => {
             let again = StoreError::new(source.kind(), source.may_have_executed(), source.said());
-            Error::Connect { address: address.clone(), source: again.about(source.command()) }
+            Error::Connect {
+                address: address.clone(),
+                source: again.about(source.command()),
+            }
         }
-        Error::InvalidConfig { reason } => Error::InvalidConfig { reason: reason.clone() },
+        Error::InvalidConfig { reason } => Error::InvalidConfig {
+            reason: reason.clone(),
+        },
         _ => Error::Closed,
     }
 }

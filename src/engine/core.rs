@@ -1,4 +1,4 @@
-//! What a client's handles, guards and its own thread share.
+//! The core: what the handles, guards and thread of one client share.
 
 use std::{
     fmt,
@@ -20,7 +20,7 @@ use super::{
     holds::Holds,
     jobs::Janitor,
     kind::{Kind, Wake},
-    wait::{gate::Gate, hub::Hub},
+    wait::{queue::WaitQueue, subscriptions::Subscriptions},
 };
 use crate::{
     clock::Instant,
@@ -31,33 +31,35 @@ use crate::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-/// Locks in one script call: the server is blocked for a millisecond or so.
+/// Most locks in one script call: this many block the server for about a millisecond.
 pub(super) const LOCKS_AT_ONCE: usize = 500;
-/// How long past the end of a wait, and a round trip, the answer to a request under way is awaited.
-pub(super) const LATE_ANSWER: Duration = Duration::from_millis(40);
-/// How long the drop of a client's last handle waits for releases that are under way: a process that ends next would take
-/// them along.
+/// How long after the end of a wait, plus a round trip, the client waits for the reply to a request
+/// in flight.
+pub(super) const REPLY_GRACE: Duration = Duration::from_millis(40);
+/// How long dropping the last handle waits for releases in flight. If the process exits next, they
+/// would be lost.
 const CLOSING: Duration = Duration::from_millis(500);
 
-/// Everything that one client shares between its handles, its guards and its own thread.
+/// State shared by the handles, the guards and the thread of one client.
 pub(crate) struct Core {
     pub(crate) client: ClientId,
     pub(crate) config: Config,
     pub(crate) store: Store,
     pub(super) beginning: Beginning,
     pub(crate) holds: Holds,
-    /// Channels, and who waits for their messages.
-    pub(super) hub: Arc<Hub>,
-    /// The same for lists and their elements.
-    pub(super) signals: Hub,
+    /// Subscribed channels and the waiters for their messages.
+    pub(super) subscriptions: Arc<Subscriptions>,
+    /// Lists and the waiters for their elements.
+    pub(super) signals: Subscriptions,
     pub(crate) janitor: Janitor,
-    /// Gates where holds are handed on: somebody must see to it that each is taken.
-    pub(super) relays: UnboundedSender<Arc<Gate>>,
-    /// How many turns were taken.
-    pub(super) turns: AtomicU32,
+    /// Wait queues with a hand-off: the janitor checks that each is claimed.
+    pub(super) relays: UnboundedSender<Arc<WaitQueue>>,
+    /// Counter for [`WaitId`](super::kind::WaitId) numbers.
+    pub(super) owner_locks_taken: AtomicU32,
     pub(super) runtime: Handle,
-    /// Stored, then the holds and gates are looked through; whoever begins something puts it there first, and then loads
-    /// this. The mutexes of those maps and holds order the two: one of both sees the other.
+    /// Set by a shutdown, which then scans the holds and wait queues. A call first enters itself
+    /// there and then loads this flag. The mutexes of those maps and holds order the two, so at
+    /// least one sees the other.
     pub(super) closed: AtomicBool,
 }
 
@@ -70,7 +72,8 @@ impl fmt::Debug for Core {
     }
 }
 
-/// Keeps the client's thread alive: held by clients, locks and guards. The last one ends it.
+/// Keeps the client's thread alive. Clients, locks and guards hold it; dropping the last one ends
+/// the thread.
 #[derive(Debug)]
 pub(crate) struct Anchor {
     pub(super) core: Arc<Core>,
@@ -86,9 +89,11 @@ impl Deref for Anchor {
 }
 
 impl Drop for Anchor {
-    /// The client's thread goes on until what was dropped is released. If anything is under way, it is waited for, for
-    /// [`CLOSING`] at most: perhaps the process is about to end. Not on a runtime's thread, which has others to serve: there it is
-    /// the end of the runtime that waits, as for all that blocks.
+    /// Lets the client's thread run until dropped guards are released.
+    ///
+    /// If any job is pending, the drop waits for it, for at most [`CLOSING`]: the process may be
+    /// about to exit. On a runtime's thread it does not wait, because that thread serves other
+    /// tasks: a blocking task of that runtime waits instead, and so does the runtime's shutdown.
     fn drop(&mut self) {
         if !self.core.store.is_ours() {
             return;
@@ -106,10 +111,10 @@ impl Drop for Anchor {
         if !under_way {
             return;
         }
-        self.core.store.hurry();
+        self.core.store.prioritize();
         match Handle::try_current() {
             Err(_) => drop(Settling::begin(told)),
-            // the client's own thread cannot wait for itself
+            // The client's own thread cannot wait for itself.
             Ok(here) if here.id() == self.core.runtime.id() => {}
             Ok(here) => {
                 let settling = Settling::begin(told);
@@ -119,53 +124,66 @@ impl Drop for Anchor {
     }
 }
 
-/// What was dropped is being released. Its drop waits for that: a runtime that ends, in which a task had the last handle, runs
-/// nothing any more that blocks, but drops it.
+/// Waits in its drop until pending releases are done.
+///
+/// A task on a runtime may drop the last handle just before that runtime shuts down. The runtime
+/// then drops its queued blocking tasks without running them, so the wait must be in the drop.
 struct Settling {
     told: mpsc::Receiver<()>,
-    /// However late it is waited for: behind others, where few threads may block.
+    /// Deadline. It is fixed at creation, because the blocking task may queue behind others.
     until: Instant,
 }
 
 impl Settling {
     fn begin(told: mpsc::Receiver<()>) -> Self {
-        Self { told, until: Instant::now() + CLOSING }
+        Self {
+            told,
+            until: Instant::now() + CLOSING,
+        }
     }
 }
 
 impl Drop for Settling {
     fn drop(&mut self) {
-        let _ = self.told.recv_timeout(self.until.saturating_duration_since(Instant::now()));
+        let _ = self
+            .told
+            .recv_timeout(self.until.saturating_duration_since(Instant::now()));
     }
 }
 
 impl Core {
-    /// Connects. On the client's own runtime.
+    /// Connects. Call on the client's own runtime.
     pub(super) async fn connect(&self) -> Result<()> {
         self.store.connect().await?;
         self.beginning.tell();
         if let Err(closed) = self.check_open() {
-            // the shutdown had nothing to end yet
+            // The shutdown ran before there was a connection to close.
             self.store.close().await;
             return Err(closed);
         }
         Ok(())
     }
 
-    /// Waits until there has been a connection: a lazy client makes it when it is first asked for one. Until `deadline` at most,
-    /// and no longer than the try that is under way and the next one may take.
+    /// Waits until the client has been connected once; the first such call makes a lazy client
+    /// connect. Waits at most until `deadline`, and at most twice the connect timeout: for the
+    /// attempt in flight and the next one.
     ///
     /// # Errors
     ///
-    /// Why the next try has failed.
+    /// Why the next attempt failed.
     pub(crate) async fn connected(&self, deadline: Option<Instant>) -> Result<()> {
         self.check_open()?;
-        if self.store.is_connected() { Ok(()) } else { Box::pin(self.first_connection(deadline)).await }
+        if self.store.is_connected() {
+            Ok(())
+        } else {
+            Box::pin(self.first_connection(deadline)).await
+        }
     }
 
     async fn first_connection(&self, deadline: Option<Instant>) -> Result<()> {
         if !self.store.is_ours() {
-            // a fork has no thread that would connect, and no timer: each request is told so
+            // A fork has no thread to connect and no timer. Each request fails with an error that
+            // says so.
             return Ok(());
         }
         let longest = Instant::now() + 2 * self.config.connect_timeout;
@@ -179,43 +197,57 @@ impl Core {
         failed.map_or(Ok(()), Err)
     }
 
-    /// The door of a call about a lock: refuses a fork, and waits for the first connection.
+    /// Checks that a call about a lock may start: refuses a fork, then waits for the first
+    /// connection.
     pub(super) async fn enter(&self, lock: &str) -> Result<()> {
         self.check_ours(lock)?;
         self.connected(None).await
     }
 
-    /// Of a lock that this process, a fork, does not hold: its parent does, perhaps. Before the first mutex: one that another
-    /// thread had when the process forked stays locked in the child.
+    /// Refuses a fork: it does not hold the lock, though its parent may. Call before locking any
+    /// mutex: one that another thread held at the fork stays locked in the child.
     pub(crate) fn check_ours(&self, lock: &str) -> Result<()> {
-        self.store.check_ours().map_err(|forked| store_error(lock, forked))
+        self.store
+            .check_ours()
+            .map_err(|forked| store_error(lock, forked))
     }
 
     pub(super) fn check_open(&self) -> Result<()> {
-        if self.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
-    }
-
-    /// From here on nothing begins, and nobody waits.
-    pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.beginning.tell();
-        for baton in self.hub.close().into_iter().chain(self.signals.close()) {
-            self.janitor.lay(baton.into());
+        if self.closed.load(Ordering::Acquire) {
+            Err(Error::Closed)
+        } else {
+            Ok(())
         }
     }
 
-    /// How long past the end of a wait, or after it was asked, a server is waited for.
-    pub(crate) fn grace(&self) -> Duration {
-        LATE_ANSWER + self.store.free_round_trip()
+    /// Marks the client as closed: no new call starts, and all waiters return.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.beginning.tell();
+        for hand_off in self
+            .subscriptions
+            .close()
+            .into_iter()
+            .chain(self.signals.close())
+        {
+            self.janitor.schedule_cleanup(hand_off.into());
+        }
     }
 
-    /// A timer of the client's own runtime: the caller's may have none, or a paused clock.
+    /// Returns how long the client waits for a server after the end of a wait, or after the request
+    /// was sent.
+    pub(crate) fn grace(&self) -> Duration {
+        REPLY_GRACE + self.store.free_round_trip()
+    }
+
+    /// Returns a timer of the client's own runtime: the caller's may have none, or a paused clock.
     pub(crate) fn sleep_until(&self, at: Instant) -> Sleep {
         let _context = self.runtime.enter();
         tokio::time::sleep(at.saturating_duration_since(Instant::now()))
     }
 
-    /// How whoever waits as this owner is woken. In a cluster nobody waits for lists: their slots are many, and BLPOP takes one.
+    /// Returns how a waiter of this owner is woken. In a cluster, waiters poll instead of waiting
+    /// for lists: BLPOP takes the keys of one slot only.
     pub(super) fn wake(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Wake {
         match kind.wake(owner) {
             Wake::Signal(_) if self.store.is_cluster() => {
@@ -226,12 +258,23 @@ impl Core {
         }
     }
 
-    /// Who acquires: the one door at which identity is resolved.
-    pub(super) fn resolve(&self, kind: &Arc<dyn Kind>, options: &AcquireOptions) -> Result<OwnerId> {
+    /// Resolves the owner of an acquire. No other function does.
+    pub(super) fn resolve(
+        &self,
+        kind: &Arc<dyn Kind>,
+        options: &AcquireOptions,
+    ) -> Result<OwnerId> {
         if let Some(value) = &options.rare().value {
-            let refuse = |reason| Err(Error::InvalidOwner { owner: value.clone(), reason });
+            let refuse = |reason| {
+                Err(Error::InvalidOwner {
+                    owner: value.clone(),
+                    reason,
+                })
+            };
             if !kind.about().values {
-                return refuse("this kind of lock records tasks; acquire as an owner, or use a string lock");
+                return refuse(
+                    "this kind of lock records tasks; acquire as an owner, or use a string lock",
+                );
             }
             return match OwnerId::from_value(value)? {
                 owner if owner.is_value() => Ok(owner),
@@ -249,44 +292,52 @@ impl Core {
         }
     }
 
-    /// When a hold is over that was acquired a moment ago without a lease, if nobody renews it.
+    /// Returns when a hold that was acquired just now without a lease ends unless it is renewed.
     pub(super) fn default_end(&self, kind: &Arc<dyn Kind>) -> Instant {
-        if kind.about().endless { Instant::NEVER } else { Instant::now() + self.config.watchdog_timeout }
+        if kind.about().endless {
+            Instant::NEVER
+        } else {
+            Instant::now() + self.config.watchdog_timeout
+        }
     }
 
-    /// How long a settlement may take while the server answers.
+    /// Returns how long a settlement may take while the server replies.
     pub(super) fn settling_time(&self) -> Duration {
         2 * self.config.command_timeout() + Duration::from_millis(100)
     }
 
-    /// The turn of a hold, and when that was: `now`, where nobody had it.
-    pub(super) async fn turn_at<'h>(
+    /// Takes the owner lock of a hold. Returns the permit and when it was taken: `now`, if it was
+    /// free.
+    pub(super) async fn lock_owner_at<'h>(
         &self,
         hold: &'h Hold,
         deadline: Option<Instant>,
         now: Instant,
     ) -> Result<(SemaphorePermit<'h>, Instant), StoreError> {
-        match hold.turn.try_acquire() {
+        match hold.owner_lock.try_acquire() {
             Ok(turn) => Ok((turn, now)),
-            Err(_) => Ok((self.turn(hold, deadline).await?, Instant::now())),
+            Err(_) => Ok((self.lock_owner(hold, deadline).await?, Instant::now())),
         }
     }
 
-    /// The turn of a hold; no timer where it is free. Whoever has it sends two requests at most, so nobody waits for longer
-    /// than those may take, whatever the deadline; but it may be a future that nobody polls any more.
-    pub(super) async fn turn<'h>(
+    /// Takes the owner lock of a hold. Starts no timer if it is free.
+    ///
+    /// A call under the lock sends at most two requests, so this waits no longer than those may
+    /// take, whatever the deadline. The lock may still be stuck in a future that is no longer
+    /// polled.
+    pub(super) async fn lock_owner<'h>(
         &self,
         hold: &'h Hold,
         deadline: Option<Instant>,
     ) -> Result<SemaphorePermit<'h>, StoreError> {
-        if let Ok(turn) = hold.turn.try_acquire() {
+        if let Ok(turn) = hold.owner_lock.try_acquire() {
             return Ok(turn);
         }
         let longest = Instant::now() + 2 * self.config.command_timeout();
         let deadline = deadline.map_or(longest, |deadline| deadline.min(longest));
         let turn = tokio::select! {
             biased;
-            turn = hold.turn.acquire() => turn.ok(),
+            turn = hold.owner_lock.acquire() => turn.ok(),
             () = self.sleep_until(deadline) => None,
         };
         let stuck = "another call of this owner is under way; is its future polled?";

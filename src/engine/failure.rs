@@ -1,4 +1,4 @@
-//! Failures of the store, as a lock tells them.
+//! Converts store failures to errors of a lock.
 
 use crate::{
     error::{Error, StoreError, StoreErrorKind},
@@ -6,13 +6,15 @@ use crate::{
     store::Acks,
 };
 
-pub(super) const NO_ANSWER: &str = "no answer before the wait was over";
+pub(super) const NO_REPLY: &str = "no answer before the wait was over";
 const TOO_LATE: &str = "the reply came when the lease was over already";
-const NOT_POLLED: &str = "the call was not polled for longer than a request may take; what it got is being undone";
-pub(super) const NOT_CONFIRMED: &str = "no reply to a request of this owner; it is settled in the background";
+const NOT_POLLED: &str =
+    "the call was not polled for longer than a request may take; what it got is being undone";
+pub(super) const NOT_CONFIRMED: &str =
+    "no reply to a request of this owner; it is settled in the background";
 pub(super) const NO_RECEIPT: &str = "nobody has asked which replicas have it";
 
-/// A failure of the store, told as one of this lock.
+/// Returns a store failure as an error of this lock.
 pub(super) fn store_error(lock: &str, source: StoreError) -> Error {
     let lock = lock.to_owned();
     match source.kind() {
@@ -22,16 +24,18 @@ pub(super) fn store_error(lock: &str, source: StoreError) -> Error {
     }
 }
 
-pub(super) fn silent(what: &'static str) -> StoreError {
+/// Returns a timeout of a request that may have been executed.
+pub(super) fn no_reply(what: &'static str) -> StoreError {
     StoreError::new(StoreErrorKind::Timeout, true, what)
 }
 
-/// What the server has granted was not entered: too late for its lease, or for a future that is polled again after it was given up.
+/// Returns the error of a grant that was not entered: it came too late for its lease, or its future
+/// was polled again after the client had given it up.
 pub(super) fn not_entered(is_orphaned: bool) -> StoreError {
-    silent(if is_orphaned { NOT_POLLED } else { TOO_LATE })
+    no_reply(if is_orphaned { NOT_POLLED } else { TOO_LATE })
 }
 
-/// What was written is not where it must be.
+/// Returns the error of a write that too few replicas acknowledged.
 pub(super) fn not_replicated(lock: &str, copies: Copies, acks: Acks) -> Error {
     Error::NotReplicated {
         lock: lock.to_owned(),

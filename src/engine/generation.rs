@@ -1,4 +1,6 @@
-//! What a guard stands for: one unbroken stretch of holding a lock, from the first hold to the last, or to the loss.
+//! A generation: one unbroken period of holding a lock, from the first hold to the last release or
+//! the loss. This file has its ledger (hold count, deadline, renewals) and the tickets that its
+//! guards keep.
 
 use std::{
     num::{NonZeroU32, NonZeroU64},
@@ -26,68 +28,78 @@ use crate::{
     store::Epoch,
 };
 
-/// A generation is shared by its hold and by its guards. It never comes back: a loss is final, and so is a release.
+/// A period of holding a lock, shared by its hold and its guards. Its end is final, whether by
+/// release or by loss.
 #[derive(Debug)]
 pub(crate) struct Generation {
-    /// The name under which the server records it.
+    /// The owner as the server records it.
     pub(crate) owner: OwnerId,
-    /// One fencing token for all holds, if the kind of the first has one.
+    /// The fencing token of all its holds. `None` if the kind of the first hold has none.
     pub(crate) token: Option<NonZeroU64>,
-    /// When it was asked for.
+    /// [`Grant::sent`] of the first hold.
     pub(crate) since: Instant,
-    /// Which leg of a relay it is.
-    pub(crate) leg: Leg,
-    books: Mutex<Books>,
-    /// Told when it ends. Never while a mutex is held: wakers are the user's code.
+    /// Its place in a series of hand-offs.
+    pub(crate) hop: Hop,
+    ledger: Mutex<Ledger>,
+    /// Notified when it ends. Notify it with no mutex locked: wakers are user code.
     pub(crate) ended: Notify,
 }
 
-/// When the server confirmed the record of a generation, and how often that has changed hands since.
+/// The server's confirmation of a record, and how many times the record was handed off since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Leg {
-    /// When its answer was heard, and over which connection.
+pub(crate) struct Hop {
+    /// When the client received the confirmation, over the connection `epoch`.
     pub(crate) confirmed: Instant,
     pub(crate) epoch: Epoch,
+    /// The number of hand-offs since.
     pub(crate) number: u32,
-    /// How many replicas had it then, if that was asked: see [`counted`](crate::store::Acks::counted).
+    /// The number of replicas that had acknowledged the record by then, as
+    /// [`counted`](crate::store::Acks::counted). `None`: not requested, or unknown.
     pub(crate) replicas: Option<u8>,
 }
 
-impl Leg {
+impl Hop {
     pub(crate) fn first(confirmed: Instant, epoch: Epoch, replicas: Option<u8>) -> Self {
-        Self { confirmed, epoch, number: 0, replicas }
+        Self {
+            confirmed,
+            epoch,
+            number: 0,
+            replicas,
+        }
     }
 }
 
-/// The books of a generation. Locked after its hold's state, never before.
+/// The client's account of a generation. Lock order: first the state of its hold, then the ledger.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
-pub(crate) struct Books {
-    /// Holds taken and not given back.
+pub(crate) struct Ledger {
+    /// Holds acquired and not given back.
     pub(crate) count: u32,
-    /// Guards that are alive, also those of a generation that has ended.
+    /// Live guards, including those of a generation that has ended.
     pub(crate) guards: u32,
-    /// Until when it may be relied on; only confirmed answers move it.
+    /// Until when guards may rely on the lock. Only confirmed replies move it.
     pub(crate) deadline: Instant,
     watches: Watches,
-    /// How often a lease is told to the server again, if others may cut it short.
-    pub(crate) kept_every: Option<Millis>,
-    /// When the watchdog is to renew it, or to ask for it, next.
+    /// How often the lease is sent to the server again, if other holders may shorten its TTL.
+    pub(crate) renew_every: Option<Millis>,
+    /// When the watchdog must next renew the record, or check that it exists.
     pub(crate) renew_at: Option<Instant>,
-    /// The next renewal asks whether the record is still there, also where no hold is renewed.
+    /// The next renewal must check that the record exists, even if no hold is renewed.
     pub(crate) to_be_checked: bool,
-    /// How many replicas must have a renewal before it counts.
+    /// How many replicas must acknowledge a renewal before it counts.
     pub(crate) replicas: u32,
-    pub(crate) end: Option<End>,
+    pub(crate) end: Option<GenerationEnd>,
 }
 
+/// How a generation has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum GenerationEnd {
     Released,
     Lost(LossReason),
-    /// Given up, and the server refused the release.
+    /// Given up, but the server refused the release.
     Refused(StoreErrorKind),
-    /// Given up, and the name with it, as no reply came: whether it is released is found out in the background.
+    /// Given up, and its name abandoned because no reply came. The client finds out in the
+    /// background whether the lock was released.
     Unconfirmed,
 }
 
@@ -95,43 +107,52 @@ pub(crate) enum End {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub(crate) generation: Arc<Generation>,
-    /// Its entry in the watchdog's books.
+    /// Its entry in [`Ledger::watches`]. `None` if the watchdog does not renew it.
     watch: Option<NonZeroU32>,
-    /// How many replicas had it when it was acquired, if that was asked.
+    /// The number of replicas that had acknowledged the acquire. `None`: not requested, or unknown.
     pub(crate) replicas: Option<u8>,
-    /// Its guard counts no more: it was given up, or what it lost was taken note of.
+    /// Set once its guard no longer counts: it was given up, or the caller has seen the loss.
     is_left: AtomicBool,
 }
 
 impl Ticket {
-    /// Its hold is not renewed any more.
+    /// Stops the renewal of this hold.
     pub(crate) fn unwatch(&self) {
-        let mut books = self.generation.books();
-        let at = books.watches.iter().position(|watched| Some(watched.ticket) == self.watch);
+        let mut ledger = self.generation.ledger();
+        let at = ledger
+            .watches
+            .iter()
+            .position(|watched| Some(watched.ticket) == self.watch);
         if let Some(at) = at {
-            books.watches.remove(at);
+            ledger.watches.remove(at);
         }
     }
 
-    /// Whether its guard counts, for the last time.
+    /// Marks the guard as gone. Returns `true` on the first call only, so that the guard is
+    /// subtracted once.
     pub(crate) fn leave(&self) -> bool {
-        // only the flag itself is asked about: what it counts for is in the books, which have a mutex
+        // Relaxed is enough: the flag orders no other data. The guard count is under the ledger's
+        // mutex.
         !self.is_left.swap(true, Ordering::Relaxed)
     }
 }
 
-/// What an acquire was granted.
+/// The result of an acquire that was granted.
 pub(crate) struct Grant {
+    /// When the request was sent: the lease counts from here. If a release granted the lock: when
+    /// the waiter learned of that.
     pub(crate) sent: Instant,
     pub(crate) lease: Lease,
-    /// Where somebody else's release granted it: until when it may be relied on at first, and when it is to be renewed.
+    /// Set if another owner's release granted the lock: then the first deadline and renewal differ
+    /// from those of `lease`.
     pub(crate) first: Option<First>,
-    /// How often a lease is told to the server again.
+    /// See [`Ledger::renew_every`].
     pub(crate) kept_every: Option<Millis>,
     pub(crate) token: Option<NonZeroU64>,
     pub(crate) copied: Copied,
 }
 
+/// The first deadline and renewal of a hold that was granted by a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct First {
     pub(crate) until: Instant,
@@ -139,40 +160,48 @@ pub(crate) struct First {
 }
 
 impl Grant {
-    /// With nothing besides.
+    /// Returns a grant of this lease without a token, replicas or any other extra.
     pub(crate) fn of(sent: Instant, lease: Lease) -> Self {
-        Self { sent, lease, first: None, kept_every: None, token: None, copied: Copied::default() }
+        Self {
+            sent,
+            lease,
+            first: None,
+            kept_every: None,
+            token: None,
+            copied: Copied::default(),
+        }
     }
 
-    /// Until when it may be relied on, before any renewal.
+    /// Returns until when guards may rely on the hold before its first renewal.
     pub(crate) fn valid_until(&self) -> Instant {
-        self.first.map_or_else(|| self.lease.valid_until(self.sent), |first| first.until)
+        self.first
+            .map_or_else(|| self.lease.valid_until(self.sent), |first| first.until)
     }
 }
 
-/// To how many replicas.
+/// The replicas of an acquire.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Copied {
-    /// So many must have each renewal.
+    /// How many must acknowledge each renewal.
     pub(crate) wanted: u32,
-    /// So many had the acquire, if that was asked.
+    /// How many had acknowledged the acquire. `None`: not requested, or unknown.
     pub(crate) had: Option<u8>,
 }
 
 impl Generation {
-    /// A generation without a hold: the first comes with [`Generation::add`].
-    pub(crate) fn new(owner: &OwnerId, grant: &Grant, leg: Leg) -> Arc<Self> {
+    /// Creates a generation without a hold: [`Generation::add`] adds the first.
+    pub(crate) fn new(owner: &OwnerId, grant: &Grant, hop: Hop) -> Arc<Self> {
         Arc::new(Self {
             owner: owner.clone(),
             token: grant.token,
             since: grant.sent,
-            leg,
-            books: Mutex::new(Books {
+            hop,
+            ledger: Mutex::new(Ledger {
                 count: 0,
                 guards: 0,
                 deadline: grant.sent,
                 watches: Watches::None,
-                kept_every: grant.kept_every,
+                renew_every: grant.kept_every,
                 renew_at: None,
                 to_be_checked: false,
                 replicas: 0,
@@ -182,36 +211,56 @@ impl Generation {
         })
     }
 
-    pub(crate) fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One hold more, confirmed by the server.
+    /// Adds a hold that the server has confirmed, and returns its ticket.
     pub(crate) fn add(self: &Arc<Self>, grant: &Grant) -> Ticket {
-        let mut books = self.books();
-        books.count += 1;
-        books.guards += 1;
-        books.replicas = books.replicas.max(grant.copied.wanted);
-        // the copies of an outer hold may end before
-        if books.count == 1 || grant.copied.had.map_or(0, u32::from) >= books.replicas {
-            books.deadline = books.deadline.max(grant.valid_until());
+        let mut ledger = self.ledger();
+        ledger.count += 1;
+        ledger.guards += 1;
+        ledger.replicas = ledger.replicas.max(grant.copied.wanted);
+        // If fewer replicas have this acquire than an outer hold requires, keep the deadline:
+        // elsewhere the record may still end with the outer lease.
+        if ledger.count == 1 || grant.copied.had.map_or(0, u32::from) >= ledger.replicas {
+            ledger.deadline = ledger.deadline.max(grant.valid_until());
         }
         let mut watch = None;
         if let Lease::Watched { ttl, times } = grant.lease {
-            let last = books.watches.iter().map(|watched| watched.ticket).max();
-            let ticket = last.and_then(|last| last.checked_add(1)).unwrap_or(NonZeroU32::MIN);
-            books.watches.push(Watched { ticket, ttl, times }, grant.sent);
-            books.renew_by(grant.first.map_or(grant.sent + ttl.duration() / 3, |first| first.renew_at));
+            let last = ledger.watches.iter().map(|watched| watched.ticket).max();
+            let ticket = last
+                .and_then(|last| last.checked_add(1))
+                .unwrap_or(NonZeroU32::MIN);
+            ledger
+                .watches
+                .push(Watched { ticket, ttl, times }, grant.sent);
+            ledger.renew_by(
+                grant
+                    .first
+                    .map_or(grant.sent + ttl.duration() / 3, |first| first.renew_at),
+            );
             watch = Some(ticket);
         } else if let Some(period) = grant.kept_every {
-            books.kept_every = Some(period);
-            books.renew_by(grant.sent + period.duration());
+            ledger.renew_every = Some(period);
+            ledger.renew_by(grant.sent + period.duration());
         }
-        Ticket { generation: Arc::clone(self), watch, replicas: grant.copied.had, is_left: AtomicBool::new(false) }
+        Ticket {
+            generation: Arc::clone(self),
+            watch,
+            replicas: grant.copied.had,
+            is_left: AtomicBool::new(false),
+        }
     }
 
-    /// Tells its guards that it has ended, and whoever counts. `lost`: why, and how many holds its guards had.
-    pub(crate) fn tell_end(&self, kind: &Arc<dyn Kind>, meter: Meter, lost: Option<(LossReason, u32)>) {
+    /// Notifies its guards that it has ended, and reports the end to the log and the metrics.
+    /// `lost`: the reason and the number of holds, if it was lost while a guard was alive.
+    pub(crate) fn notify_end(
+        &self,
+        kind: &Arc<dyn Kind>,
+        meter: Meter,
+        lost: Option<(LossReason, u32)>,
+    ) {
         self.ended.notify_waiters();
         if let Some((reason, holds)) = lost.filter(|(reason, _)| *reason != LossReason::ShutDown) {
             log::later!(WARN, lock = kind.name(), owner = self.owner, holds = holds, reason = reason; "lock lost");
@@ -219,10 +268,10 @@ impl Generation {
         if !meter::IS_ON && !log::is_heard(Level::DEBUG) {
             return;
         }
-        let end = match (lost, self.books().end) {
+        let end = match (lost, self.ledger().end) {
             (Some((reason, _)), _) => HoldEnd::Lost(reason),
-            // nobody was left to lose it
-            (None, Some(End::Lost(_))) => HoldEnd::Forgotten,
+            // It was lost when no guard was alive.
+            (None, Some(GenerationEnd::Lost(_))) => HoldEnd::Forgotten,
             (None, _) => HoldEnd::Released,
         };
         let held = self.since.elapsed();
@@ -233,44 +282,54 @@ impl Generation {
         );
     }
 
-    /// How much longer it may be relied on; `Err`: no longer.
-    pub(crate) fn remaining(&self) -> Result<Duration, End> {
-        let books = self.books();
-        match books.end {
+    /// Returns how much longer guards may rely on it, or how it has ended. A deadline that has
+    /// passed counts as a loss.
+    pub(crate) fn remaining(&self) -> Result<Duration, GenerationEnd> {
+        let ledger = self.ledger();
+        match ledger.end {
             Some(end) => Err(end),
-            None => match books.deadline.saturating_duration_since(Instant::now()) {
-                Duration::ZERO => Err(End::Lost(LossReason::LeaseExpired)),
+            None => match ledger.deadline.saturating_duration_since(Instant::now()) {
+                Duration::ZERO => Err(GenerationEnd::Lost(LossReason::LeaseExpired)),
                 remaining => Ok(remaining),
             },
         }
     }
 }
 
-impl Books {
+impl Ledger {
     pub(crate) fn is_held(&self) -> bool {
         self.end.is_none()
     }
 
-    /// Renews no later than this.
+    /// Schedules the next renewal no later than `at`.
     pub(crate) fn renew_by(&mut self, at: Instant) {
         self.renew_at = Some(self.renew_at.map_or(at, |known| known.min(at)));
     }
 
-    /// What a renewal sets the TTL to, and after how long it is due again: the longest and the shortest that a hold
-    /// asked for. `None`: no hold is renewed, or not any more.
+    /// Returns the TTL that a renewal sets (the longest of all holds) and the time until the next
+    /// renewal (a third of the shortest). Returns `None` if no hold is renewed, or none any more.
     pub(crate) fn watch(&self) -> Option<(Duration, Duration)> {
-        let ttls = || self.watches.iter().filter(|watched| watched.goes_on()).map(|watched| watched.ttl);
+        let ttls = || {
+            self.watches
+                .iter()
+                .filter(|watched| watched.goes_on())
+                .map(|watched| watched.ttl)
+        };
         Some((ttls().max()?.duration(), ttls().min()?.duration() / 3))
     }
 
-    /// Whether it has one hold, which is renewed without end and with this TTL, and no renewal is due.
+    /// Returns whether it has exactly one hold that is renewed without limit and with this TTL, and
+    /// no renewal is due.
     pub(crate) fn is_watched_alone(&self, ttl: Duration, now: Instant) -> bool {
-        let alone = self.is_held() && (self.count, self.guards) == (1, 1) && self.kept_every.is_none();
+        let alone =
+            self.is_held() && (self.count, self.guards) == (1, 1) && self.renew_every.is_none();
         let plain = |watched: &Watched| watched.times.is_none() && watched.ttl.duration() == ttl;
-        alone && matches!(&self.watches, Watches::One(one) if plain(one)) && self.renew_at.is_some_and(|at| now < at)
+        alone
+            && matches!(&self.watches, Watches::One(one) if plain(one))
+            && self.renew_at.is_some_and(|at| now < at)
     }
 
-    /// A renewal sent at this instant was confirmed. It counts for those that were due.
+    /// Counts a confirmed renewal, sent at `sent`, for the holds that were due.
     pub(crate) fn count_renewal(&mut self, sent: Instant) {
         match &mut self.watches {
             Watches::None => {}
@@ -284,21 +343,27 @@ impl Books {
         }
     }
 
-    /// A hold is given back: by its ticket, or without one.
+    /// Gives back the hold of `ticket`, or without a ticket any hold. The last one ends the
+    /// generation.
     pub(crate) fn leave(&mut self, ticket: Option<&Ticket>) {
         self.leave_watch(ticket);
         if self.count == 0 {
-            self.end = Some(End::Released);
+            self.end = Some(GenerationEnd::Released);
         }
     }
 
-    /// The same, where somebody else still has a hold.
+    /// Like [`Ledger::leave`], but never ends the generation: the lock was given away, so another
+    /// party may still hold it.
     pub(crate) fn leave_watch(&mut self, ticket: Option<&Ticket>) {
         self.count = self.count.saturating_sub(1);
         let count = self.watches.iter().len();
         let at = match ticket {
-            Some(ticket) => self.watches.iter().rposition(|watched| Some(watched.ticket) == ticket.watch),
-            // nobody knows which one it was
+            Some(ticket) => self
+                .watches
+                .iter()
+                .rposition(|watched| Some(watched.ticket) == ticket.watch),
+            // Without a ticket it is unknown which hold this is. Drop the newest watch only if
+            // there are more watches than holds left.
             None => count.checked_sub(1).filter(|_| count > self.count as usize),
         };
         if let Some(at) = at {
@@ -306,10 +371,10 @@ impl Books {
         }
     }
 
-    /// From here on no hold is renewed.
+    /// Stops all renewals.
     pub(crate) fn stop_watching(&mut self) {
         self.watches = Watches::None;
-        (self.kept_every, self.renew_at) = (None, None);
+        (self.renew_every, self.renew_at) = (None, None);
     }
 }
 
@@ -320,29 +385,46 @@ mod tests {
     use super::*;
     use crate::owner::ClientId;
 
-    // what a model checker needs: see `transitions/tests/model.rs`
+    // For the model checker: see `transitions/tests/model.rs`.
 
     impl Generation {
-        /// Another one, which is the same.
+        /// Returns a copy with its own ledger.
         pub(in crate::engine) fn copied(&self) -> Arc<Self> {
-            let Self { owner, token, since, leg, books, ended: _ } = self;
-            let books = books.lock().unwrap().clone();
+            let Self {
+                owner,
+                token,
+                since,
+                hop,
+                ledger,
+                ended: _,
+            } = self;
+            let ledger = ledger.lock().unwrap().clone();
             Arc::new(Self {
                 owner: owner.clone(),
                 token: *token,
                 since: *since,
-                leg: *leg,
-                books: Mutex::new(books),
+                hop: *hop,
+                ledger: Mutex::new(ledger),
                 ended: Notify::new(),
             })
         }
     }
 
     impl Ticket {
-        /// The same ticket of a generation that was copied.
+        /// Returns a copy of the ticket, for a copied generation.
         pub(in crate::engine) fn copied_to(&self, generation: Arc<Generation>) -> Self {
-            let Self { generation: _, watch, replicas, is_left } = self;
-            Self { generation, watch: *watch, replicas: *replicas, is_left: is_left.load(Ordering::Relaxed).into() }
+            let Self {
+                generation: _,
+                watch,
+                replicas,
+                is_left,
+            } = self;
+            Self {
+                generation,
+                watch: *watch,
+                replicas: *replicas,
+                is_left: is_left.load(Ordering::Relaxed).into(),
+            }
         }
 
         pub(in crate::engine) fn hash_own<H: Hasher>(&self, hasher: &mut H) {
@@ -350,20 +432,48 @@ mod tests {
         }
     }
 
-    impl Books {
-        /// Hashes what is not an instant, and hands those over.
-        pub(in crate::engine) fn hash_by<H: Hasher>(&self, hasher: &mut H, mut instant: impl FnMut(&mut H, Instant)) {
-            let Self { count, guards, deadline, watches, kept_every, renew_at, to_be_checked, replicas, end } = self;
+    impl Ledger {
+        /// Hashes all fields except instants, which go to `instant`.
+        pub(in crate::engine) fn hash_by<H: Hasher>(
+            &self,
+            hasher: &mut H,
+            mut instant: impl FnMut(&mut H, Instant),
+        ) {
+            let Self {
+                count,
+                guards,
+                deadline,
+                watches,
+                renew_every: kept_every,
+                renew_at,
+                to_be_checked,
+                replicas,
+                end,
+            } = self;
             let end = end.map(|end| match end {
-                End::Released => (0, 0),
-                End::Lost(reason) => (1, reason as u8),
-                End::Refused(kind) => (2, kind as u8),
-                End::Unconfirmed => (3, 0),
+                GenerationEnd::Released => (0, 0),
+                GenerationEnd::Lost(reason) => (1, reason as u8),
+                GenerationEnd::Refused(kind) => (2, kind as u8),
+                GenerationEnd::Unconfirmed => (3, 0),
             });
-            (count, guards, kept_every.map(Millis::get), to_be_checked, replicas, end, renew_at.is_some()).hash(hasher);
-            [*deadline].iter().chain(renew_at).for_each(|at| instant(hasher, *at));
+            (
+                count,
+                guards,
+                kept_every.map(Millis::get),
+                to_be_checked,
+                replicas,
+                end,
+                renew_at.is_some(),
+            )
+                .hash(hasher);
+            [*deadline]
+                .iter()
+                .chain(renew_at)
+                .for_each(|at| instant(hasher, *at));
             (std::mem::discriminant(watches), watches.iter().len()).hash(hasher);
-            watches.iter().for_each(|Watched { ticket, ttl, times }| (ticket, ttl.get(), times).hash(hasher));
+            watches
+                .iter()
+                .for_each(|Watched { ticket, ttl, times }| (ticket, ttl.get(), times).hash(hasher));
             if let Watches::Many(many) = watches {
                 for (_, from) in many {
                     instant(hasher, *from);
@@ -372,49 +482,70 @@ mod tests {
         }
     }
 
-    /// Nested holds keep their own settings, whichever goes first, and one needs no allocation of its own.
+    /// Each nested hold has its own TTL, in whatever order the holds are released.
     #[test]
     fn each_hold_takes_its_own_watch_along() {
         let ttls = [9, 30, 3].map(|seconds| Millis::of(Duration::from_secs(seconds)));
         let sent = Instant::now();
         let grant = |ttl| Grant::of(sent, Lease::Watched { ttl, times: None });
         let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
-        let generation = Generation::new(&owner, &grant(ttls[0]), Leg::first(sent, Epoch::FIRST, None));
+        let generation = Generation::new(
+            &owner,
+            &grant(ttls[0]),
+            Hop::first(sent, Epoch::FIRST, None),
+        );
         let tickets = ttls.map(|ttl| generation.add(&grant(ttl)));
-        let watch = || generation.books().watch().map(|(ttl, period)| (ttl.as_secs(), period.as_secs()));
+        let watch = || {
+            generation
+                .ledger()
+                .watch()
+                .map(|(ttl, period)| (ttl.as_secs(), period.as_secs()))
+        };
         assert_eq!(watch(), Some((30, 1)));
-        generation.books().leave(Some(&tickets[1]));
+        generation.ledger().leave(Some(&tickets[1]));
         assert_eq!(watch(), Some((9, 1)));
-        generation.books().leave(Some(&tickets[2]));
+        generation.ledger().leave(Some(&tickets[2]));
         assert_eq!(watch(), Some((9, 3)));
-        generation.books().leave(Some(&tickets[0]));
-        assert_eq!((watch(), generation.books().end), (None, Some(End::Released)));
+        generation.ledger().leave(Some(&tickets[0]));
+        assert_eq!(
+            (watch(), generation.ledger().end),
+            (None, Some(GenerationEnd::Released))
+        );
     }
 
     #[test]
     fn a_watch_ends_with_its_last_renewal() {
-        let lease = Lease::Watched { ttl: Millis::of(Duration::from_secs(9)), times: NonZeroU32::new(3) };
+        let lease = Lease::Watched {
+            ttl: Millis::of(Duration::from_secs(9)),
+            times: NonZeroU32::new(3),
+        };
         let grant = Grant::of(Instant::now(), lease);
         let generation = Generation::new(
             &OwnerId::named(&ClientId::random(), "me").unwrap(),
             &grant,
-            Leg::first(grant.sent, Epoch::FIRST, None),
+            Hop::first(grant.sent, Epoch::FIRST, None),
         );
         let _ticket = generation.add(&grant);
         for renewals_left in [2, 1] {
-            assert!(generation.books().watch().is_some(), "{renewals_left} left");
-            generation.books().count_renewal(Instant::now());
+            assert!(
+                generation.ledger().watch().is_some(),
+                "{renewals_left} left"
+            );
+            generation.ledger().count_renewal(Instant::now());
         }
-        assert!(generation.books().watch().is_none());
-        generation.books().count_renewal(Instant::now());
-        assert!(generation.books().watch().is_none(), "it does not begin anew");
+        assert!(generation.ledger().watch().is_none());
+        generation.ledger().count_renewal(Instant::now());
+        assert!(
+            generation.ledger().watch().is_none(),
+            "it does not begin anew"
+        );
     }
 
-    /// A client may hold a hundred thousand locks: what one costs is a promise (see `benches/watchdog.rs`).
+    /// A client may hold 100,000 locks, so their memory is bounded (see `benches/watchdog.rs`).
     #[test]
     #[cfg(target_pointer_width = "64")]
     fn it_is_small() {
         assert!(size_of::<Watches>() <= 24, "{}", size_of::<Watches>());
-        assert!(size_of::<Books>() <= 64, "{}", size_of::<Books>());
+        assert!(size_of::<Ledger>() <= 64, "{}", size_of::<Ledger>());
     }
 }

@@ -1,4 +1,4 @@
-//! All holds of one client, by lock and owner.
+//! The registry of all holds of one client, by lock and owner.
 
 use std::{
     borrow::Borrow,
@@ -12,7 +12,7 @@ use super::{
     hold::Hold,
     kind::Kind,
     refusal::Refusal,
-    state::{Around, HeldSibling, Leftover, Standing},
+    state::{HeldSibling, Ownership, Residue, SiblingState},
 };
 use crate::{
     clock::Instant,
@@ -28,22 +28,25 @@ use crate::{
 /// All holds of one client.
 #[derive(Debug)]
 pub(crate) struct Holds {
-    /// A hold is its own key: there may be many.
-    by_lock_and_owner: DashMap<Entry, ()>,
-    /// Those that were given away, by what their owner is called. Renewed, or known to be held for the rest of a lease.
+    /// Each hold is its own key: there may be many.
+    by_lock_and_owner: DashMap<HoldEntry, ()>,
+    /// Holds that were given away, by exact name. They are renewed, or known to be held for the
+    /// rest of a lease.
     given_away: DashMap<ExactName, Arc<Hold>>,
-    /// Those of which nothing is left, and which somebody still had a handle of.
+    /// Holds of which nothing is left, but that another task still had a handle of.
     to_be_reaped: Mutex<Vec<Weak<Hold>>>,
-    /// What the watchdog must look at.
+    /// The holds that the watchdog must poll.
     pub(super) due: Arc<DueQueue<Hold>>,
     meter: Meter,
-    /// Counts the names that may still be used by a late execution: see [`OwnerId::with_suffix`].
+    /// The suffix for new names. Late requests may still use earlier ones: see
+    /// [`OwnerId::with_suffix`].
     suffix: AtomicU64,
-    /// Locks, and values for which there is no other name, of which the same is true.
+    /// Locks and owners that are values, which late requests may still use. A value has no other
+    /// name.
     values_in_doubt: DashSet<ExactName>,
 }
 
-/// Which hold.
+/// The key of a hold.
 #[derive(Clone, Copy)]
 struct Key<'a> {
     family: &'static str,
@@ -54,7 +57,11 @@ struct Key<'a> {
 
 impl<'a> Key<'a> {
     fn new(kind: &'a Arc<dyn Kind>, owner: &'a OwnerId) -> Self {
-        Self { family: kind.about().family, lock: kind.name(), owner }
+        Self {
+            family: kind.about().family,
+            lock: kind.name(),
+            owner,
+        }
     }
 
     fn of(hold: &'a Hold) -> Self {
@@ -62,7 +69,7 @@ impl<'a> Key<'a> {
     }
 }
 
-/// What has a key: a hold has its own, so that a map of holds needs no second one.
+/// A value that has a key. A hold contains its own, so a map of holds needs no second copy.
 trait Keyed {
     fn key(&self) -> Key<'_>;
 }
@@ -76,7 +83,9 @@ impl Keyed for Key<'_> {
 impl PartialEq for dyn Keyed + '_ {
     fn eq(&self, other: &Self) -> bool {
         let (one, other) = (self.key(), other.key());
-        one.owner.base() == other.owner.base() && one.lock == other.lock && one.family == other.family
+        one.owner.base() == other.owner.base()
+            && one.lock == other.lock
+            && one.family == other.family
     }
 }
 
@@ -90,37 +99,37 @@ impl Hash for dyn Keyed + '_ {
     }
 }
 
-/// A hold, found by its key.
+/// A hold as its own map key.
 #[derive(Debug)]
-struct Entry(Arc<Hold>);
+struct HoldEntry(Arc<Hold>);
 
-impl Keyed for Entry {
+impl Keyed for HoldEntry {
     fn key(&self) -> Key<'_> {
         Key::of(&self.0)
     }
 }
 
-impl<'a> Borrow<dyn Keyed + 'a> for Entry {
+impl<'a> Borrow<dyn Keyed + 'a> for HoldEntry {
     fn borrow(&self) -> &(dyn Keyed + 'a) {
         self
     }
 }
 
-impl PartialEq for Entry {
+impl PartialEq for HoldEntry {
     fn eq(&self, other: &Self) -> bool {
         (self as &dyn Keyed) == (other as &dyn Keyed)
     }
 }
 
-impl Eq for Entry {}
+impl Eq for HoldEntry {}
 
-impl Hash for Entry {
+impl Hash for HoldEntry {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self as &dyn Keyed).hash(state);
     }
 }
 
-/// What a hold that was given away is called: its family, its lock, and its owner as the server knows it.
+/// The exact name of a hold: its family, its lock, and its owner as the server knows it.
 pub(super) type ExactName = (&'static str, Arc<str>, OwnerId);
 
 fn exact_name(kind: &Arc<dyn Kind>, owner: &OwnerId) -> ExactName {
@@ -140,41 +149,61 @@ impl Holds {
         }
     }
 
-    /// The hold of `owner` on this lock, made if there is none.
+    /// Returns the hold of `owner` on this lock. Creates it if there is none.
     pub(crate) fn get_or_insert(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Arc<Hold> {
         if let Some(known) = self.get(kind, owner) {
             return known;
         }
-        let hold = Entry(Arc::new(Hold::new(kind, owner, &self.due, self.meter)));
-        // somebody else may have been quicker
+        let hold = HoldEntry(Arc::new(Hold::new(kind, owner, &self.due, self.meter)));
+        // Another task may have inserted one since.
         Arc::clone(&self.by_lock_and_owner.entry(hold).or_default().key().0)
     }
 
-    /// The hold of `owner` on this lock, if this client knows of one.
+    /// Returns the hold of `owner` on this lock, if this client has one.
     pub(crate) fn get(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
         self.find(Key::new(kind, owner))
     }
 
-    /// What was given away as a hold of exactly this owner.
+    /// Returns the hold that was given away under exactly this owner.
     pub(crate) fn given_away(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
-        self.given_away.get(&exact_name(kind, owner)).map(|hold| Arc::clone(&hold))
+        self.given_away
+            .get(&exact_name(kind, owner))
+            .map(|hold| Arc::clone(&hold))
     }
 
-    /// What this owner gave away, and still has a guard of: who waits for that waits for itself.
-    pub(super) fn given_away_in_part(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
+    /// Returns a hold that this owner gave away, of the lock or its sibling, if a guard of it is
+    /// still alive. Waiting for it would be waiting for itself.
+    pub(super) fn given_away_in_part(
+        &self,
+        kind: &Arc<dyn Kind>,
+        owner: &OwnerId,
+    ) -> Option<Arc<Hold>> {
         let (about, base) = (kind.about(), owner.base());
         let sibling = about.sibling.map(|sibling| sibling.family);
         let is_it = |(family, lock, of): &ExactName| {
-            lock == kind.name() && of.base() == base && (*family == about.family || Some(*family) == sibling)
+            lock == kind.name()
+                && of.base() == base
+                && (*family == about.family || Some(*family) == sibling)
         };
-        let has_guards = |hold: &Hold| hold.state().held().is_some_and(|(_, books)| books.guards > 0);
-        let found = self.given_away.iter().find(|hold| is_it(hold.key()) && has_guards(hold))?;
+        let has_guards = |hold: &Hold| {
+            hold.state()
+                .held()
+                .is_some_and(|(_, ledger)| ledger.guards > 0)
+        };
+        let found = self
+            .given_away
+            .iter()
+            .find(|hold| is_it(hold.key()) && has_guards(hold))?;
         Some(Arc::clone(&found))
     }
 
-    /// What is recorded under this name, if somebody else of this client has it now: see [`OwnerId::lent_to`].
+    /// Returns the owner that has the hold recorded under this name, if another owner of this
+    /// client took it over: see [`OwnerId::lent_to`].
     pub(super) fn lent(&self, kind: &Arc<dyn Kind>, recorded: &OwnerId) -> Option<OwnerId> {
-        let name = |hold: Arc<Hold>| hold.generation_of(recorded).map(|generation| generation.owner.clone());
+        let name = |hold: Arc<Hold>| {
+            hold.generation_of(recorded)
+                .map(|generation| generation.owner.clone())
+        };
         if self.get(kind, recorded).and_then(name).is_some() {
             return None;
         }
@@ -182,40 +211,54 @@ impl Holds {
     }
 
     fn find(&self, key: Key<'_>) -> Option<Arc<Hold>> {
-        self.by_lock_and_owner.get(&key as &dyn Keyed).map(|entry| Arc::clone(&entry.key().0))
+        self.by_lock_and_owner
+            .get(&key as &dyn Keyed)
+            .map(|entry| Arc::clone(&entry.key().0))
     }
 
-    /// What this client knows of the same owner and the lock's sibling kind.
+    /// Returns the same owner's hold of the lock's sibling kind, held or not.
     pub(super) fn known_sibling(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
         let sibling = kind.about().sibling?;
-        self.find(Key { family: sibling.family, ..Key::new(kind, owner) })
+        self.find(Key {
+            family: sibling.family,
+            ..Key::new(kind, owner)
+        })
     }
 
-    /// What the same owner has of the lock's sibling kind, if it holds that.
+    /// Returns the same owner's hold of the lock's sibling kind, if it is held.
     pub(super) fn held_sibling(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
-        self.known_sibling(kind, owner).filter(|hold| hold.state().is_valid(Instant::now()))
+        self.known_sibling(kind, owner)
+            .filter(|hold| hold.state().is_valid(Instant::now()))
     }
 
-    /// Everything this client knows of one lock, its sibling included: whatever ends a record ends both.
+    /// Returns all holds of one lock and its sibling: what ends the record ends both.
     pub(crate) fn of_lock(&self, kind: &Arc<dyn Kind>) -> Vec<Arc<Hold>> {
-        let (mut found, sibling) = (Vec::new(), kind.about().sibling.map(|sibling| sibling.family));
+        let (mut found, sibling) = (
+            Vec::new(),
+            kind.about().sibling.map(|sibling| sibling.family),
+        );
         self.for_each(|hold| {
             let family = hold.kind().about().family;
-            if hold.lock_name() == kind.name() && (family == kind.about().family || Some(family) == sibling) {
+            if hold.lock_name() == kind.name()
+                && (family == kind.about().family || Some(family) == sibling)
+            {
                 found.push(Arc::clone(hold));
             }
         });
         found
     }
 
-    /// Looks at every hold, those included that were given away. `look` must not come back to this map.
+    /// Calls `look` for every hold, including those that were given away. `look` must not access
+    /// this map, which is partly locked.
     pub(crate) fn for_each(&self, mut look: impl FnMut(&Arc<Hold>)) {
-        self.by_lock_and_owner.iter().for_each(|entry| look(&entry.key().0));
+        self.by_lock_and_owner
+            .iter()
+            .for_each(|entry| look(&entry.key().0));
         self.given_away.iter().for_each(|hold| look(&hold));
     }
 
-    /// A hold is about to be somebody else's to release. Its owner goes on without it, under another name; of a value,
-    /// which has no other name, its next acquire finds it here.
+    /// Enters a hold that is about to be given away, and retires its name: the owner continues with
+    /// another hold and name. A value has no other name, so its next acquire finds the hold here.
     pub(super) fn about_to_give_away(&self, hold: &Arc<Hold>) -> ExactName {
         let name = exact_name(hold.kind(), &hold.owner());
         self.retire_names();
@@ -223,15 +266,17 @@ impl Holds {
         name
     }
 
-    /// It is given away, or, if it was lost before, it is not.
+    /// Completes [`Holds::about_to_give_away`]. If `is_over` is `false`, the hold was lost before,
+    /// and this undoes it.
     pub(super) fn gave_it_away(&self, hold: &Arc<Hold>, name: &ExactName, is_over: bool) {
         if !is_over {
-            // it is given away already if another guard was
-            let keeps = hold.standing() == Standing::GivenAway;
-            self.given_away.remove_if(name, |_, kept| !keeps && Arc::ptr_eq(kept, hold));
+            // Another guard may have been given away before. Then the entry stays.
+            let keeps = hold.ownership() == Ownership::GivenAway;
+            self.given_away
+                .remove_if(name, |_, kept| !keeps && Arc::ptr_eq(kept, hold));
             return;
         }
-        // another guard that was let go of meanwhile may have taken it out
+        // A concurrent call for another guard may have removed the entry.
         self.given_away.insert(name.clone(), Arc::clone(hold));
         if let Some(sibling) = self.held_sibling(hold.kind(), &hold.caller) {
             sibling.share_its_name(&name.2);
@@ -239,28 +284,36 @@ impl Holds {
         self.forget(hold);
     }
 
-    /// A hold is in nobody's hands any more: its owner goes on without it.
+    /// Removes a hold from the map: its owner continues with another one.
     pub(super) fn forget(&self, hold: &Arc<Hold>) {
-        self.by_lock_and_owner.remove_if(&Key::of(hold) as &dyn Keyed, |Entry(kept), ()| Arc::ptr_eq(kept, hold));
+        self.by_lock_and_owner
+            .remove_if(&Key::of(hold) as &dyn Keyed, |HoldEntry(kept), ()| {
+                Arc::ptr_eq(kept, hold)
+            });
     }
 
-    /// Forgets a hold of which nothing is left: now, or a moment later, if somebody else has a handle of it.
+    /// Forgets a hold of which nothing is left: now, or a moment later if another task has a
+    /// handle.
     pub(crate) fn reap(&self, hold: &Arc<Hold>) {
         if !self.is_reaped(hold) && hold.mark_for_reaping() {
             let mut later = self.to_be_reaped();
             later.push(Arc::downgrade(hold));
             if later.len() == 1 {
-                self.due.hurry();
+                // The watchdog retries, but may be asleep for a third of its timeout.
+                self.due.wake();
             }
         }
     }
 
-    /// Tries again to forget what somebody else had a handle of. Whether any of it is left.
+    /// Tries again to forget holds that had another handle. Returns whether any of them is left.
     pub(super) fn reap_again(&self) -> bool {
         let mut left = std::mem::take(&mut *self.to_be_reaped());
         left.retain(|hold| {
-            let Some(hold) = hold.upgrade() else { return false };
-            // first: whoever is done with it while it is looked at, and in our hands, puts it on the list again
+            let Some(hold) = hold.upgrade() else {
+                return false;
+            };
+            // Clear the mark before the check: another user may finish while this loop has a
+            // handle, and must be able to list the hold again.
             hold.unmark_for_reaping();
             !self.is_reaped(&hold) && hold.mark_for_reaping()
         });
@@ -269,38 +322,52 @@ impl Holds {
         !later.is_empty()
     }
 
-    /// Whether a hold is not known any more, or is to be.
+    /// Forgets a hold if nothing of it is left and it has no other handle. Returns `false` if only
+    /// another handle prevents that.
     fn is_reaped(&self, hold: &Arc<Hold>) -> bool {
-        if hold.standing() == Standing::GivenAway {
+        if hold.ownership() == Ownership::GivenAway {
             let name = exact_name(hold.kind(), &hold.owner());
-            self.given_away.remove_if(&name, |_, kept| Arc::ptr_eq(kept, hold));
+            self.given_away
+                .remove_if(&name, |_, kept| Arc::ptr_eq(kept, hold));
             return true;
         }
-        // two handles, the map's and the caller's: nobody else can get at it while the map's shard is locked
-        let reaped = self.by_lock_and_owner.remove_if(&Key::of(hold) as &dyn Keyed, |Entry(kept), ()| {
-            Arc::ptr_eq(kept, hold) && Arc::strong_count(kept) == 2 && hold.leftover() == Leftover::Nothing
-        });
-        let is_known = || self.find(Key::of(hold)).is_some_and(|known| Arc::ptr_eq(&known, hold));
-        reaped.is_some() || hold.leftover() != Leftover::Nothing || !is_known()
+        // Two handles: the map's and the caller's. No other task can get one while the map's shard
+        // is locked.
+        let reaped = self.by_lock_and_owner.remove_if(
+            &Key::of(hold) as &dyn Keyed,
+            |HoldEntry(kept), ()| {
+                Arc::ptr_eq(kept, hold)
+                    && Arc::strong_count(kept) == 2
+                    && hold.residue() == Residue::Nothing
+            },
+        );
+        let is_known = || {
+            self.find(Key::of(hold))
+                .is_some_and(|known| Arc::ptr_eq(&known, hold))
+        };
+        reaped.is_some() || hold.residue() != Residue::Nothing || !is_known()
     }
 
     fn to_be_reaped(&self) -> MutexGuard<'_, Vec<Weak<Hold>>> {
-        self.to_be_reaped.lock().unwrap_or_else(PoisonError::into_inner)
+        self.to_be_reaped
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many holds are known, also those being released or given away.
+    /// Returns how many holds are known, including those being released or given away.
     pub(crate) fn len(&self) -> usize {
         self.by_lock_and_owner.len() + self.given_away.len()
     }
 
-    /// No name used so far is used for a new hold: somebody else may still send requests under one.
+    /// Retires all names used so far: no new hold gets one, because other requests may still be
+    /// sent under it.
     pub(crate) fn retire_names(&self) {
-        // whoever sees what follows (a name abandoned, a hold given away) sees this, too
+        // A task that sees what follows (an abandoned name, a hold given away) must see this, too.
         self.suffix.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// What a hold must know of others, for an acquire.
-    pub(super) fn around<'a>(&self, hold: &'a Hold) -> Around<'a> {
+    /// Returns what an acquire must know beyond the state of its own hold.
+    pub(super) fn sibling_state<'a>(&self, hold: &'a Hold) -> SiblingState<'a> {
         let (mut sibling, mut lost_sibling) = (None, None);
         if let Some(of) = hold.kind().about().sibling
             && let Some(other) = self.known_sibling(hold.kind(), &hold.caller)
@@ -308,7 +375,8 @@ impl Holds {
             let (state, now) = (other.state(), Instant::now());
             if state.is_valid(now) {
                 let owner = state.owner.clone();
-                // whoever holds what excludes it would wait for itself; somebody else may use the name of what is in doubt
+                // An owner that holds what excludes the lock would wait for itself. And a name in
+                // doubt may be in use elsewhere.
                 let refusal = if of.excludes {
                     Some(Refusal::Upgrade(owner.clone()))
                 } else {
@@ -316,40 +384,50 @@ impl Holds {
                 };
                 sibling = Some(HeldSibling { owner, refusal });
             } else if !of.excludes {
-                // whoever reads inside its own writing is inside what it lost; nobody writes inside its own reading
+                // A read nested in the owner's lost write is inside what was lost. A write is never
+                // nested in a read.
                 lost_sibling = state.lost_inside(now);
             }
         }
-        Around {
+        SiblingState {
             caller: &hold.caller,
             sibling,
             lost_sibling,
             suffix: self.suffix.load(Ordering::Acquire),
-            value_in_doubt: hold.caller.is_value() && self.is_value_in_doubt(hold.kind(), &hold.caller),
+            value_in_doubt: hold.caller.is_value()
+                && self.is_value_in_doubt(hold.kind(), &hold.caller),
         }
     }
 
-    /// What keeps a first hold, which is in doubt by now, from being asked for: its owner has one of a kind that does not go
-    /// with it, or waits for one in the queue, or is inside what it lost. `Ok`: the server does not agree with that one; both
-    /// would have one name there, and what settles the one would end the other. Of two that ask at once, one at least sees
-    /// the other.
+    /// Returns the obstacle to a first hold: the same owner's hold of a kind that excludes this
+    /// one. Returns `None` if there is none. Call with the request marked as in flight but not yet
+    /// sent.
+    ///
+    /// `Err`: the other lock is held, or waited for in its queue, or was lost and a guard is alive.
+    /// `Ok`: the server does not agree with the other hold. Settle that first: both have one name
+    /// on the server, so settling it later would end this hold.
+    ///
+    /// Of two concurrent acquires, at least one sees the other, because both are in doubt by then.
     pub(super) fn rival(&self, hold: &Hold, count: u32) -> Option<Result<Arc<Hold>>> {
         let family = hold.kind().about().rival.filter(|_| count == 1)?;
-        let other = self.find(Key { family, ..Key::new(hold.kind(), &hold.caller) })?;
+        let other = self.find(Key {
+            family,
+            ..Key::new(hold.kind(), &hold.caller)
+        })?;
         let (state, now) = (other.state(), Instant::now());
-        let refusal = match (state.lost_inside(now), state.leftover()) {
+        let refusal = match (state.lost_inside(now), state.residue()) {
             (Some((owner, reason)), _) => Refusal::Lost(owner, reason),
-            (None, Leftover::Nothing) => return None,
-            (None, Leftover::Doubt) if !state.is_valid(now) => {
+            (None, Residue::Nothing) => return None,
+            (None, Residue::Doubt) if !state.is_valid(now) => {
                 drop(state);
                 return Some(Ok(other));
             }
-            (None, Leftover::Held | Leftover::Doubt) => Refusal::NotReentrant(state.owner.clone()),
+            (None, Residue::Held | Residue::Doubt) => Refusal::NotReentrant(state.owner.clone()),
         };
         Some(Err(refusal.into_error(hold.lock_name())))
     }
 
-    /// A late execution may still use this value.
+    /// Marks a value that late requests may still use.
     pub(super) fn doubt_value(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) {
         self.values_in_doubt.insert(exact_name(kind, owner));
     }
@@ -358,7 +436,7 @@ impl Holds {
         self.values_in_doubt.contains(&exact_name(kind, owner))
     }
 
-    /// The server has settled what was in doubt.
+    /// Clears the mark of [`Holds::doubt_value`] after the requests in doubt are settled.
     pub(super) fn doubt_is_over(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) {
         self.values_in_doubt.remove(&exact_name(kind, owner));
     }

@@ -1,4 +1,5 @@
-//! Questions about a lock, and guarded keys: one request each.
+//! Inspects locks and accesses guarded keys, by one request each; also reports what the client
+//! keeps in memory.
 
 use std::sync::Arc;
 
@@ -11,29 +12,36 @@ use crate::{
     token::FencingToken,
 };
 
-/// What a [`LockClient`](crate::LockClient) keeps in memory.
+/// Counts of what a [`LockClient`](crate::LockClient) keeps in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ClientStats {
-    /// Pairs of lock and owner that are held, being acquired or being released, or were handed over and are renewed.
+    /// Number of pairs of lock and owner that are held, being acquired or being released, or that
+    /// were handed over and are still renewed.
     pub holds: usize,
-    /// Channels subscribed to and lists waited for: locks that somebody of this client waits for, or did a moment ago.
+    /// Number of subscribed channels and of lists waited for: locks that this client waits for, or
+    /// did a moment ago.
     pub channels: usize,
-    /// Acquires that wait for a release.
+    /// Number of acquires that wait for a release.
     pub waiters: usize,
-    /// Requests that are not answered yet; 0 on [`Wire::Fred`](crate::Wire::Fred).
+    /// Number of requests in flight; 0 on [`Wire::Fred`](crate::Wire::Fred).
     pub requests: usize,
-    /// Releases and cancellations that the background thread has still to settle with the server.
+    /// Number of releases and cancellations that the background thread still has to settle with the
+    /// server.
     pub settling: usize,
 }
 
 impl Core {
-    /// Asks the server who holds a lock.
+    /// Queries the holders of a lock. A record that passed between tasks of this client is reported
+    /// under the owner that holds it now.
     pub(crate) async fn inspect(&self, kind: &Arc<dyn Kind>) -> Result<Inspected> {
         self.enter(kind.name()).await?;
-        let mut inspected = self.ask(kind).await?;
+        let mut inspected = self.send_inspect(kind).await?;
         if let Inspected::Held { holders, .. } = &mut inspected {
-            for (holder, _) in holders.iter_mut().filter(|(holder, _)| holder.is_of(&self.client)) {
+            for (holder, _) in holders
+                .iter_mut()
+                .filter(|(holder, _)| holder.is_of(&self.client))
+            {
                 if let Some(lent) = self.holds.lent(kind, holder) {
                     *holder = lent;
                 }
@@ -42,18 +50,28 @@ impl Core {
         Ok(inspected)
     }
 
-    /// The same for the janitor, which works on after a shutdown has begun.
-    pub(super) async fn ask(&self, kind: &Arc<dyn Kind>) -> Result<Inspected> {
+    /// Queries the holders without checking that the client is open: the janitor works on after a
+    /// shutdown has begun.
+    pub(super) async fn send_inspect(&self, kind: &Arc<dyn Kind>) -> Result<Inspected> {
         match self.store.inspect(&kind.inspect()).await {
-            Ok(Inspected::WrongKind) => Err(Error::WrongLockKind { lock: kind.name().to_string() }),
+            Ok(Inspected::WrongKind) => Err(Error::WrongLockKind {
+                lock: kind.name().to_string(),
+            }),
             Ok(inspected) => Ok(inspected),
             Err(error) => Err(store_error(kind.name(), error)),
         }
     }
 
-    /// Reads or writes a guarded key, showing `token`. One request, which is not repeated.
-    pub(crate) async fn guarded(&self, token: FencingToken, call: &Call) -> Result<Option<Vec<u8>>> {
-        let key = call.keys.first().map_or_else(String::new, ToString::to_string);
+    /// Reads or writes a guarded key with `token`. Sends one request and does not retry it.
+    pub(crate) async fn guarded(
+        &self,
+        token: FencingToken,
+        call: &Call,
+    ) -> Result<Option<Vec<u8>>> {
+        let key = call
+            .keys
+            .first()
+            .map_or_else(String::new, ToString::to_string);
         self.enter(&key).await?;
         match self.store.guarded(call).await {
             Ok(Guarded::Done(value)) => Ok(value),
@@ -62,21 +80,21 @@ impl Core {
         }
     }
 
-    /// What is kept in memory.
+    /// Returns the counts of what is in memory; all 0 in a fork.
     pub(crate) fn stats(&self) -> ClientStats {
         if !self.store.is_ours() {
             return ClientStats::default();
         }
         ClientStats {
             holds: self.holds.len(),
-            channels: self.hub.channels() + self.signals.channels(),
-            waiters: self.hub.waiters() + self.signals.waiters(),
-            requests: self.store.under_way(),
+            channels: self.subscriptions.channels() + self.signals.channels(),
+            waiters: self.subscriptions.waiters() + self.signals.waiters(),
+            requests: self.store.in_flight(),
             settling: self.janitor.pending(),
         }
     }
 
-    /// How much there is of what comes and goes.
+    /// Returns the values of the gauges.
     #[cfg(feature = "metrics")]
     pub(super) fn levels(&self) -> Levels {
         let (mut levels, meter) = (Levels::default(), self.config.meter);
@@ -85,10 +103,10 @@ impl Core {
                 levels.held(meter, hold.kind().of());
             }
         });
-        for hub in [&*self.hub, &self.signals] {
-            hub.for_each_kind(|kind, waiters| levels.waiters(meter, kind.of(), waiters));
+        for subscriptions in [&*self.subscriptions, &self.signals] {
+            subscriptions.for_each_kind(|kind, waiters| levels.waiters(meter, kind.of(), waiters));
         }
-        levels.under_way(self.store.under_way());
+        levels.under_way(self.store.in_flight());
         levels
     }
 }

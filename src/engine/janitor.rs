@@ -1,4 +1,5 @@
-//! Settles what nobody awaits: dropped guards, cancelled calls, lost replies, ghosts.
+//! The janitor settles in the background what no caller awaits: dropped guards, cancelled calls,
+//! lost replies, and unsettled requests under abandoned names.
 
 use std::{iter, sync::Arc, time::Duration};
 
@@ -11,12 +12,12 @@ use tokio::{
 use super::{
     core::{Core, LOCKS_AT_ONCE},
     hold::Hold,
-    jobs::{Ghost, Janitor, Job, LentTurn},
-    kind::{Kind, Terms},
+    jobs::{Janitor, Job, LentOwnerLock, UnsettledRequest},
+    kind::{AcquireTerms, Kind},
     retry::Retry,
     settle::Agreement,
-    state::{Leftover, Standing},
-    wait::{gate::Gate, relay::Minded},
+    state::{Ownership, Residue},
+    wait::{queue::WaitQueue, relay::RelayExpiry},
 };
 use crate::{
     clock::Instant,
@@ -28,28 +29,32 @@ use crate::{
     sync::spawn,
 };
 
-/// The longest pause after a settlement failed.
+/// Longest pause between two attempts at a settlement.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 fn retry() -> Retry {
     Retry::new(Duration::from_millis(20), LONGEST_PAUSE)
 }
 
-/// Pauses before a request about this lock is repeated: for as long as the link is down, and a little longer. No shutdown
-/// waits for what `is_denied`.
+/// Waits before a request about this lock is retried: until the link is up, for at most
+/// [`LONGEST_PAUSE`], and then for the back-off. A server that refused everything because its
+/// cluster was down ends the back-off early when it serves again.
+///
+/// While the job pauses with `is_denied`, no shutdown waits for it.
 async fn pause(core: &Core, record: &str, retry: &mut Retry, is_denied: bool) {
     let _denied = is_denied.then(|| core.janitor.denied());
     let _ = timeout(LONGEST_PAUSE, core.store.wait_up(record)).await;
-    let _ = timeout(retry.next(), core.store.serves_again(record)).await;
+    let _ = timeout(retry.next(), core.store.serving_again(record)).await;
 }
 
-/// Until when the janitor tries, for a record that may live until `ends`: one whose last request came a moment ago lives for
-/// a default lease.
+/// Returns when the janitor gives up on a record that may live until `ends`. A request sent a
+/// moment ago may have started a default lease, so that lease is the minimum.
 fn deadline(core: &Core, kind: &Arc<dyn Kind>, ends: Instant) -> Instant {
     ends.max(core.default_end(kind)) + core.config.command_timeout()
 }
 
-/// Works through the list until the client ends. Holds gather while many requests are under way; nothing else waits for that.
+/// Processes the list until the client ends. Holds are batched while many requests are in flight;
+/// other jobs start at once.
 pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>) {
     let (mut jobs, mut holds) = (Vec::new(), Vec::new());
     loop {
@@ -57,7 +62,9 @@ pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>)
             biased;
             () = core.janitor.has_room(), if holds.len() >= LOCKS_AT_ONCE => 0,
             count = list.recv_many(&mut jobs, LOCKS_AT_ONCE) => count,
-            // answers come on other threads, and may be quicker than whoever drops a thousand guards one by one
+            // Replies arrive on other threads, maybe faster than a loop drops 1000 guards.
+            // Receiving jobs first (`biased`) keeps such guards from being settled in many small
+            // batches.
             () = core.janitor.has_room(), if !holds.is_empty() => 0,
         };
         if count == 0 {
@@ -77,7 +84,7 @@ pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>)
     }
 }
 
-/// Counts jobs as done even if one panics.
+/// Counts jobs as done when dropped, so a panic cannot block shutdown.
 struct Done<'a>(&'a Janitor, usize);
 
 impl Drop for Done<'_> {
@@ -89,18 +96,24 @@ impl Drop for Done<'_> {
 async fn work(core: Arc<Core>, job: Job) {
     let _done = Done(&core.janitor, 1);
     match job {
-        // it is the batch's, and the connection's
+        // `run` handles these itself
         Job::Settle(_) | Job::Leave { .. } => {}
-        Job::Bust(ghost) => {
-            bust(&core, &ghost).await;
+        Job::CleanUp(ghost) => {
+            clean_up(&core, &ghost).await;
             core.holds.doubt_is_over(&ghost.kind, &ghost.owner);
         }
-        Job::TakeOff { kind, owner, hold, tell } => take_off(&core, &kind, &owner, hold, tell).await,
+        Job::TakeOff {
+            kind,
+            owner,
+            hold,
+            tell,
+        } => take_off(&core, &kind, &owner, hold, tell).await,
         Job::SetCount { hold, holds } => set_count(&core, &hold, holds).await,
     }
 }
 
-/// Settles many holds: by one request, what can be; what is left then, each by itself.
+/// Settles many holds: as many as possible by one request, then each remaining hold by a request of
+/// its own.
 async fn settle_all(core: Arc<Core>, holds: Vec<Arc<Hold>>) {
     let mut done = Done(&core.janitor, holds.len());
     if holds.len() > 1 {
@@ -120,9 +133,12 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
     let deadline = deadline(core, hold.kind(), hold.record_ends());
     let mut retry = retry();
     loop {
-        // whoever has the turn may be a future that nobody polls any more: then the watchdog makes an orphan of the hold
-        let turn = core.turn(&hold, Some(Instant::now() + core.holds.due.overdue())).await;
-        if hold.standing() != Standing::Ours {
+        // The future that has the owner lock may never be polled again. Then the watchdog orphans
+        // the hold, and this loop must notice that, hence the timeout.
+        let turn = core
+            .lock_owner(&hold, Some(Instant::now() + core.holds.due.overdue()))
+            .await;
+        if hold.ownership() != Ownership::Ours {
             hold.unlist();
             break;
         }
@@ -135,7 +151,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
             }
             Agreement::NotOurs => None,
             Agreement::Refused(error) => {
-                // an answer that may change, and a record that may live: the release goes on
+                // The refusal may be temporary and the record may live: retry until the deadline.
                 if Instant::now() > deadline {
                     log::later!(
                         WARN, lock = hold.lock_name(), error = error; "cannot settle; the lease has freed the lock"
@@ -147,38 +163,47 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
                     Some(error)
                 }
             }
-            // a ghost from here on: whoever wants the lock meanwhile uses another name
+            // The request may still run. Abandon the name, so that the next acquire uses another
+            // one.
             Agreement::Silent(error) => {
                 core.abandon_name_in_doubt(&hold);
                 Some(error)
             }
         };
         drop((turn, slot));
-        // whoever changed something up to here saw it on the list
+        // A change made before this line saw the hold on the list and did not post it again. So
+        // check for a residue after unlisting.
         hold.unlist();
-        if hold.leftover() != Leftover::Doubt || !hold.list() {
+        if hold.residue() != Residue::Doubt || !hold.list() {
             break; // settled, or on the list again
         }
         let Some(error) = refused else { continue };
         log::later!(DEBUG, lock = hold.lock_name(), error = error; "settling again");
-        pause(core, hold.kind().record(), &mut retry, !error.is_transient()).await;
+        pause(
+            core,
+            hold.kind().record(),
+            &mut retry,
+            !error.is_transient(),
+        )
+        .await;
     }
     core.tidy(&hold);
 }
 
-/// Releases an abandoned name until no earlier request about it can still be executed.
+/// Releases an abandoned name until no earlier request under it can still be executed.
 ///
-/// An answer over the connection that carried the request proves it. Otherwise the request may lie in an old socket:
-/// release now, and once more after the command timeout. What comes later still dies by its lease.
-async fn bust(core: &Core, ghost: &Ghost) {
+/// A reply over the connection that carried the request proves that. Otherwise the request may
+/// still sit in an old socket: the janitor releases at once, and a second time after the command
+/// timeout. If the request arrives even later, its record ends with its lease.
+async fn clean_up(core: &Core, ghost: &UnsettledRequest) {
     let lock = ghost.kind.name();
-    // what is on its way still may begin a lease when it arrives
+    // A request that is still in flight may start a lease when it arrives.
     let arrives = core.default_end(&ghost.kind) + core.config.watchdog_timeout;
     let deadline = deadline(core, &ghost.kind, ghost.ends.max(arrives));
     let mut retry = retry();
     let (mut once_more, mut probe) = (true, None);
     loop {
-        let is_denied = match release_ghost(core, ghost).await {
+        let is_denied = match release_unsettled(core, ghost).await {
             Ok(is_over) => {
                 if is_over || !once_more {
                     return;
@@ -196,8 +221,9 @@ async fn bust(core: &Core, ghost: &Ghost) {
                 return;
             }
         };
-        // a lock that is waited for may have left a name behind with each try: one of them asks for all. What is denied may be
-        // so for a reason of its own
+        // A contended lock may leave one unsettled name per try: while the server fails, one of
+        // them probes for all. A denied request does not probe, because the denial may concern that
+        // request alone.
         if is_denied {
             probe = None;
         } else if probe.is_none() {
@@ -214,16 +240,19 @@ async fn bust(core: &Core, ghost: &Ghost) {
     }
 }
 
-/// Gives up a place in a queue. What its owner asks next may come right behind the request: the connection has it when it was
-/// polled once.
-fn leave(core: &Arc<Core>, place: Ghost, turn: LentTurn) {
+/// Gives up a place in the wait queue.
+///
+/// The first poll hands the release to the connection. The owner's next request then goes out
+/// behind it, without waiting for its reply.
+fn leave(core: &Arc<Core>, place: UnsettledRequest, turn: LentOwnerLock) {
     let core_of_task = Arc::clone(core);
     let mut leaving = Box::pin(async move {
         let _done = Done(&core_of_task.janitor, 1);
-        bust(&core_of_task, &place).await;
+        clean_up(&core_of_task, &place).await;
     });
     let is_left = leaving.as_mut().now_or_never().is_some();
-    // before its owner asks: what is under way then would be taken for something to be settled
+    // Tidy before the owner lock is free: otherwise a new request of the owner in flight could be
+    // taken for a debt to settle.
     core.tidy(&turn.0);
     drop(turn);
     if !is_left {
@@ -231,11 +260,16 @@ fn leave(core: &Arc<Core>, place: Ghost, turn: LentTurn) {
     }
 }
 
-/// Where it may be moved to comes last: then nothing is left to be moved. Whether that proves that nothing comes any more.
-async fn release_ghost(core: &Core, ghost: &Ghost) -> Result<bool, StoreError> {
+/// Releases the abandoned name, then the name that the hold may have been moved to: in this order,
+/// no record is left to be moved. Returns whether the replies prove that no earlier request can
+/// still run.
+async fn release_unsettled(core: &Core, ghost: &UnsettledRequest) -> Result<bool, StoreError> {
     let mut is_over = true;
     for owner in iter::once(&ghost.owner).chain(&ghost.moves_to) {
-        let (released, epoch) = core.store.release_in_no_books(&ghost.kind.release(owner, 0)).await?;
+        let (released, epoch) = core
+            .store
+            .release_unrecorded(&ghost.kind.release(owner, 0))
+            .await?;
         is_over &= epoch == ghost.epoch;
         if released != Released::NotHeld {
             log::later!(DEBUG, lock = ghost.kind.name(), owner = owner; "removed a hold that nobody had");
@@ -244,7 +278,10 @@ async fn release_ghost(core: &Core, ghost: &Ghost) -> Result<bool, StoreError> {
     Ok(is_over)
 }
 
-/// Takes one hold off what the server records, whoever keeps the count besides.
+/// Takes one hold off the record of a lock whose hold count this client does not own alone.
+///
+/// Reports the result of the first attempt to `tell`, and retries while the outcome is unknown or,
+/// for a guard of a lock that was given away in part, while the store fails.
 async fn take_off(
     core: &Core,
     kind: &Arc<dyn Kind>,
@@ -252,7 +289,12 @@ async fn take_off(
     hold: Option<Arc<Hold>>,
     mut tell: Option<oneshot::Sender<Result<()>>>,
 ) {
-    let deadline = deadline(core, kind, hold.as_ref().map_or(Instant::now(), |hold| hold.record_ends()));
+    let deadline = deadline(
+        core,
+        kind,
+        hold.as_ref()
+            .map_or(Instant::now(), |hold| hold.record_ends()),
+    );
     let (mut retry, mut in_doubt) = (retry(), None);
     loop {
         let outcome = core.release_elsewhere(kind, owner, &mut in_doubt).await;
@@ -262,7 +304,8 @@ async fn take_off(
         if let Some(tell) = tell.take() {
             let _ = tell.send(outcome);
         }
-        // nobody knows how many it records; while it is asked, the lease goes on to its end
+        // The recorded count is unknown, so a renewal might keep a hold alive that is already
+        // released. Stop renewing: the record ends with its lease.
         if let Some(hold) = hold.as_ref().filter(|_| unknown) {
             hold.stop_watching();
         }
@@ -273,44 +316,73 @@ async fn take_off(
     }
 }
 
-/// Makes the server record so many holds of a lock that was given away while a request was under way, or might come late.
-/// A release elsewhere that comes before this counts for nothing, until the record's end: better that than two owners.
+/// Makes the server record `holds` holds of a lock that was given away while a request was in
+/// flight or might still arrive late.
+///
+/// A release elsewhere that arrives before this one has no effect until the record ends. That is
+/// better than two owners.
 async fn set_count(core: &Core, hold: &Arc<Hold>, holds: u32) {
-    let (deadline, owner) = (deadline(core, hold.kind(), hold.record_ends()), hold.owner());
+    let (deadline, owner) = (
+        deadline(core, hold.kind(), hold.record_ends()),
+        hold.owner(),
+    );
     let mut retry = retry();
     while Instant::now() < deadline {
-        // of what is gone, nothing but a first hold would be acquired anew
+        // A count of 1 is not raised: acquiring a first hold would take a lock that is already
+        // gone. A higher count is refused if the record is missing.
         let raised = holds == 1 || {
-            // as long as it lives anyhow
-            let lease_ms = hold.record_ends().saturating_duration_since(Instant::now()).as_millis().max(1) as u64;
-            let terms = Terms { owner: &owner, lease_ms, holds, waits: false, turn: None };
+            // Request the remaining lease only: this must not extend it.
+            let lease_ms = hold
+                .record_ends()
+                .saturating_duration_since(Instant::now())
+                .as_millis()
+                .max(1) as u64;
+            let terms = AcquireTerms {
+                owner: &owner,
+                lease_ms,
+                holds,
+                waits: false,
+                turn: None,
+            };
             let mut route = core.route(hold, Instant::now());
-            core.store.acquire(&mut route, &hold.kind().acquire(terms)).await.is_ok()
+            core.store
+                .acquire(&mut route, &hold.kind().acquire(terms))
+                .await
+                .is_ok()
         };
-        if raised && core.store.release_in_no_books(&hold.kind().release(&owner, holds)).await.is_ok() {
+        if raised
+            && core
+                .store
+                .release_unrecorded(&hold.kind().release(&owner, holds))
+                .await
+                .is_ok()
+        {
             return;
         }
         pause(core, hold.kind().record(), &mut retry, false).await;
     }
 }
 
-/// How long a hold that is handed on may lie there, and a round trip: whoever was told of it may be a future that nobody
-/// polls any more, or is asking the server for the lock meanwhile.
+/// How long a hand-off may stay unclaimed, plus a round trip. Its waiter may be a future that is no
+/// longer polled, or may be sending its own request to the server.
 const TAKEN_WITHIN: Duration = Duration::from_millis(20);
 
-/// Sees to it that what is handed on is taken, until the client ends.
-pub(crate) async fn mind_relays(core: Arc<Core>, mut gates: mpsc::UnboundedReceiver<Arc<Gate>>) {
-    while let Some(gate) = gates.recv().await {
+/// Releases hand-offs that no waiter claims in time. Runs until the client ends.
+pub(crate) async fn expire_relays(
+    core: Arc<Core>,
+    mut queues: mpsc::UnboundedReceiver<Arc<WaitQueue>>,
+) {
+    while let Some(queue) = queues.recv().await {
         let core = Arc::clone(&core);
         spawn(async move {
             let mut seen = 0;
             loop {
-                match gate.relay.mind(seen) {
-                    Minded::Busy(number) => seen = number,
-                    Minded::Quiet => return,
-                    Minded::Left(baton) => {
-                        log::later!(DEBUG, lock = baton.kind.name(); "nobody has taken a hold that was handed on");
-                        return core.janitor.lay(baton.into());
+                match queue.relay.expire(seen) {
+                    RelayExpiry::Busy(number) => seen = number,
+                    RelayExpiry::Quiet => return,
+                    RelayExpiry::Unclaimed(hand_off) => {
+                        log::later!(DEBUG, lock = hand_off.kind.name(); "nobody has taken a hold that was handed on");
+                        return core.janitor.schedule_cleanup(hand_off.into());
                     }
                 }
                 sleep(TAKEN_WITHIN + core.store.round_trip()).await;

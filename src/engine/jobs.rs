@@ -1,4 +1,4 @@
-//! The janitor's list: what is to be settled though nobody awaits it.
+//! The janitor's list: settlements that no caller awaits. `janitor.rs` works through it.
 
 use std::sync::Arc;
 
@@ -17,46 +17,49 @@ use crate::{
     },
 };
 
-/// How many requests of settlements are under way at once; the rest waits its turn.
+/// How many settlement requests may be in flight at once. Others wait for a slot.
 const CONCURRENCY: usize = 512;
-/// While so many are, what is to be settled besides gathers, and goes together.
+/// With this many in flight, holds to settle are batched.
 const FEW: usize = 16;
 
 /// The janitor's list. Posting never blocks and needs no runtime.
 #[derive(Debug)]
 pub(crate) struct Janitor {
     jobs: mpsc::UnboundedSender<Job>,
-    /// Counted up before a job is sent, and down when its work is over: whoever reads zero sees what that work has done.
+    /// The number of jobs that are not done. It goes up before a job is sent and down after its
+    /// work, so a reader of 0 sees the effects of that work.
     pending: AtomicUsize,
-    /// How many of them pause, as the server has refused them for as long as it is configured as it is.
+    /// How many of them pause because the server denies their request until it is reconfigured.
     denied: AtomicUsize,
-    /// Told when a job is done, or denied.
+    /// Notified when a job is done, or denied.
     idle: Notify,
     slots: Semaphore,
-    /// Told when a request is over.
+    /// Notified when a settlement request is over.
     freed: Notify,
-    /// The family and name of locks about which a request fails that is tried again: closed when that has ended.
+    /// Locks (family and name) for which one failing request is retried on behalf of all. The
+    /// semaphore is closed when that probe ends.
     probes: DashMap<(&'static str, Arc<str>), Arc<Semaphore>>,
 }
 
 #[derive(Debug)]
 pub(crate) enum Job {
     Settle(Arc<Hold>),
-    Bust(Ghost),
-    /// Give up a place in a queue, under a name that is not used any more. Its owner waits for its turn.
+    CleanUp(UnsettledRequest),
+    /// Give up a place in a wait queue, under a name that is no longer used. The job keeps the
+    /// owner lock until the connection has that request.
     Leave {
-        place: Ghost,
-        turn: LentTurn,
+        place: UnsettledRequest,
+        turn: LentOwnerLock,
     },
-    /// Take one hold off what the server records; tell what came of the first try.
+    /// Take one hold off the record, and report the outcome of the first attempt to `tell`.
     TakeOff {
         kind: Arc<dyn Kind>,
         owner: OwnerId,
-        /// The guard of a lock that was given away in part was given up: this goes on until it counts.
+        /// Set if this client gave the lock away: then the job also retries after store errors.
         hold: Option<Arc<Hold>>,
         tell: Option<oneshot::Sender<Result<()>>>,
     },
-    /// Make the server record so many holds of a lock that was given away.
+    /// Make the server record this many holds of a lock that was given away.
     SetCount {
         hold: Arc<Hold>,
         holds: u32,
@@ -69,19 +72,30 @@ impl Janitor {
         let slots = Semaphore::new(CONCURRENCY);
         let (idle, freed) = (Notify::new(), Notify::new());
         let (pending, denied) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        (Self { jobs, pending, denied, idle, slots, freed, probes: DashMap::new() }, list)
+        (
+            Self {
+                jobs,
+                pending,
+                denied,
+                idle,
+                slots,
+                freed,
+                probes: DashMap::new(),
+            },
+            list,
+        )
     }
 
-    /// Makes the server agree with a hold, sometime soon.
+    /// Posts a job that makes the server agree with a hold, unless it is on the list already.
     pub(crate) fn settle(&self, hold: &Arc<Hold>) {
         if hold.list() {
             self.post(Job::Settle(Arc::clone(hold)));
         }
     }
 
-    /// Removes what a late execution may leave behind under an abandoned name.
-    pub(crate) fn lay(&self, ghost: Ghost) {
-        self.post(Job::Bust(ghost));
+    /// Posts a job that removes what a late request may leave behind under an abandoned name.
+    pub(crate) fn schedule_cleanup(&self, ghost: UnsettledRequest) {
+        self.post(Job::CleanUp(ghost));
     }
 
     pub(crate) fn post(&self, job: Job) {
@@ -92,41 +106,49 @@ impl Janitor {
         }
     }
 
+    /// Counts jobs as done. Wakes waiters if at most denied jobs are left.
     pub(super) fn done(&self, jobs: usize) {
-        if self.pending.fetch_sub(jobs, Ordering::AcqRel) - jobs <= self.denied.load(Ordering::Acquire) {
+        if self.pending.fetch_sub(jobs, Ordering::AcqRel) - jobs
+            <= self.denied.load(Ordering::Acquire)
+        {
             self.idle.notify_waiters();
         }
     }
 
-    /// Whoever makes a request of a settlement has one of these, and holds it no longer than that.
+    /// Waits for the slot of one settlement request. The caller drops it when the request is over.
     pub(super) async fn slot(&self) -> Slot<'_> {
-        Slot { janitor: self, permit: self.slots.acquire().await.ok() }
+        Slot {
+            janitor: self,
+            permit: self.slots.acquire().await.ok(),
+        }
     }
 
-    /// Waits until few requests are under way.
+    /// Waits until fewer than [`FEW`] settlement requests are in flight.
     pub(super) async fn has_room(&self) {
         while self.slots.available_permits() + FEW <= CONCURRENCY {
             self.freed.notified().await;
         }
     }
 
-    /// How many jobs are not done.
+    /// Returns how many jobs are not done.
     pub(crate) fn pending(&self) -> usize {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// Waits until the list is empty.
+    /// Waits until all jobs are done.
     pub(crate) async fn idle(&self) {
         self.until(|| self.pending() == 0).await;
     }
 
-    /// Waits until nothing is on the list but what is denied.
+    /// Waits until only denied jobs are left.
     pub(crate) async fn at_rest(&self) {
-        self.until(|| self.pending() <= self.denied.load(Ordering::Acquire)).await;
+        self.until(|| self.pending() <= self.denied.load(Ordering::Acquire))
+            .await;
     }
 
     async fn until(&self, is_so: impl Fn() -> bool) {
         loop {
+            // Create this before the check, or a notification in between would be lost.
             let told = self.idle.notified();
             if is_so() {
                 return;
@@ -135,20 +157,23 @@ impl Janitor {
         }
     }
 
-    /// A request about this lock has failed, and is tried again, for all that fail. `Err`: another one is; closed when that has
-    /// ended.
+    /// Registers the probe of a lock: the one failing request that is retried on behalf of all.
+    /// Returns `Err` if there is one already: a semaphore that is closed when that probe ends.
     pub(super) fn probe(&self, kind: &Arc<dyn Kind>) -> Result<Probe<'_>, Arc<Semaphore>> {
         let lock = (kind.about().family, Arc::clone(kind.name()));
         match self.probes.entry(lock.clone()) {
             Entry::Occupied(other) => Err(Arc::clone(other.get())),
             Entry::Vacant(place) => {
                 place.insert(Arc::new(Semaphore::new(0)));
-                Ok(Probe { janitor: self, lock })
+                Ok(Probe {
+                    janitor: self,
+                    lock,
+                })
             }
         }
     }
 
-    /// A job pauses that was denied.
+    /// Counts a job as paused because it was denied, until the result is dropped.
     pub(super) fn denied(&self) -> Denied<'_> {
         self.denied.fetch_add(1, Ordering::AcqRel);
         self.idle.notify_waiters();
@@ -156,17 +181,18 @@ impl Janitor {
     }
 }
 
-/// The turn of a hold, whose permit was forgotten.
+/// The owner lock of a hold, taken by forgetting its permit. Dropping this returns the permit.
 #[derive(Debug)]
-pub(crate) struct LentTurn(pub(super) Arc<Hold>);
+pub(crate) struct LentOwnerLock(pub(super) Arc<Hold>);
 
-impl Drop for LentTurn {
+impl Drop for LentOwnerLock {
     fn drop(&mut self) {
-        self.0.turn.add_permits(1);
+        self.0.owner_lock.add_permits(1);
     }
 }
 
-/// Of the requests about one lock that fail, the one that is tried again. When it is dropped, the others are.
+/// The one request that is retried, of all that fail about one lock. Dropping it lets the others
+/// retry.
 pub(super) struct Probe<'a> {
     janitor: &'a Janitor,
     lock: (&'static str, Arc<str>),
@@ -180,7 +206,7 @@ impl Drop for Probe<'_> {
     }
 }
 
-/// A job that pauses, as it was denied.
+/// A job that pauses because it was denied.
 pub(super) struct Denied<'a>(&'a Janitor);
 
 impl Drop for Denied<'_> {
@@ -189,7 +215,7 @@ impl Drop for Denied<'_> {
     }
 }
 
-/// One request of a settlement.
+/// The slot of one settlement request.
 pub(super) struct Slot<'a> {
     janitor: &'a Janitor,
     permit: Option<SemaphorePermit<'a>>,
@@ -202,14 +228,15 @@ impl Drop for Slot<'_> {
     }
 }
 
-/// A hold under a name that is not used any more, which a late execution may still create.
+/// A hold that a late request may still create under an abandoned name.
 #[derive(Debug, Clone)]
-pub(crate) struct Ghost {
+pub(crate) struct UnsettledRequest {
     pub(crate) kind: Arc<dyn Kind>,
     pub(crate) owner: OwnerId,
-    /// The name that it may be moved to.
+    /// The name that the hold may be moved to.
     pub(crate) moves_to: Option<OwnerId>,
+    /// The connection that carried the requests in doubt.
     pub(crate) epoch: Epoch,
-    /// Until when it may live.
+    /// Until when the hold may live.
     pub(crate) ends: Instant,
 }

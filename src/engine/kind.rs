@@ -1,9 +1,9 @@
-//! What a lock kind must say. Values in, values out: no async, no I/O, no clock.
+//! The interface between the engine and a lock kind. A kind is pure: values in, values out; no
+//! async, no I/O, no clock.
 
 use std::{
     fmt,
     num::NonZeroU32,
-    ops::Deref,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -18,26 +18,28 @@ use crate::{
     store::{Arg, Call, Script},
 };
 
-/// One acquire, as a kind sees it.
+/// The parameters of one acquire, as a kind sees them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Terms<'a> {
+pub(crate) struct AcquireTerms<'a> {
     pub(crate) owner: &'a OwnerId,
-    /// 0: no TTL, which only a kind that is endless is asked for.
+    /// Milliseconds. 0: no TTL, for endless kinds only.
     pub(crate) lease_ms: u64,
-    /// The count that this call leads to: one more than before.
+    /// The hold count that this call leads to: one more than before.
     pub(crate) holds: u32,
-    /// The caller will wait if the lock is busy.
+    /// Whether the caller waits if the lock is busy.
     pub(crate) waits: bool,
-    /// It may be granted the lock while it waits.
-    pub(crate) turn: Option<Turn>,
+    /// Set if the lock may be granted to this waiter by a release.
+    pub(crate) turn: Option<WaitId>,
 }
 
-/// The number of a wait that may be granted the lock: see [`super::turn`]. With the server's time it names a place in the queue,
-/// and no other that its owner had.
+/// The number of a wait to which a release may grant the lock: see [`super::turn`]. Together with
+/// the server's time it identifies one place in the queue, and no earlier place of the same owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Turn(NonZeroU32);
+pub(crate) struct WaitId(NonZeroU32);
 
-impl Turn {
+impl WaitId {
+    // 2 to 1023: the script `fair/acquire` stores the number as a fraction of 1024 in the score of
+    // the place, and takes 1 for a wait without a number.
     const FIRST: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
     const COUNT: u32 = 1022;
 
@@ -50,76 +52,82 @@ impl Turn {
     }
 }
 
-/// Whether a hold that was given away is asked for, and what is in doubt for that very reason.
+/// The attempt of an adoption: the first, or a retry while its outcome is in doubt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Adopts {
     First,
     Again,
 }
 
-/// How a waiter learns that it is worth trying again.
+/// How a waiter learns that a retry may succeed.
 #[derive(Debug)]
 pub(crate) enum Wake {
-    /// By messages of this channel, and by looking once in a while.
+    /// By messages on this channel, and by occasional polls.
     Channel(Arc<str>),
-    /// By an element of this list, which is for whoever pops it, and by looking once in a while.
+    /// By an element of this list, which wakes the one waiter that pops it, and by occasional
+    /// polls.
     Signal(Arc<str>),
-    /// By trying again, after pauses.
+    /// By retries with back-off.
     Poll(Box<Backoff>),
 }
 
-/// Another kind whose records share this one's: the other half of a read-write lock.
+/// Another kind that shares the record of this kind: the other half of a read-write lock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sibling {
     pub(crate) family: &'static str,
-    /// Whoever holds the sibling would wait for itself.
+    /// Whether a holder of the sibling cannot also acquire this kind: it would wait for itself.
     pub(crate) excludes: bool,
 }
 
-/// The scripts that take several locks of one family for one owner, and give them back, by one request each. Their keys
-/// are the locks.
+/// The scripts that acquire, and release, several locks of one family for one owner by one request.
+/// Their keys are the locks.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Together {
+pub(crate) struct JointScripts {
     /// Arguments: the owner and the lease.
     pub(crate) acquire: &'static Script,
-    /// Arguments: for each lock its owner, and where its waiters listen.
+    /// Arguments: for each lock its owner and the channel of its waiters.
     pub(crate) release: &'static Script,
 }
 
-/// What a kind is, as far as the engine must know.
+/// The properties of a kind that the engine must know.
 #[derive(Debug, Clone, Copy)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
-pub(crate) struct About {
-    /// Kinds of one family share their record, and hence their hold counts.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a question of its own"
+)]
+pub(crate) struct KindInfo {
+    /// Kinds of one family share their record and hence their hold counts.
     pub(crate) family: &'static str,
-    /// What it is called where things are counted and told.
+    /// Its name in metrics and logs.
     pub(crate) label: &'static str,
-    /// Its owner may take it again.
+    /// Its owner may acquire it again.
     pub(crate) reentrant: bool,
     /// An owner may be any text: see [`AcquireOptions::value`](crate::AcquireOptions::value).
     pub(crate) values: bool,
     /// A hold without a lease lasts until it is released, without a TTL and without the watchdog.
     pub(crate) endless: bool,
-    /// Waiting leaves something on the server, which a release with a count of zero takes back.
+    /// Waiting writes to the server; a release with a count of 0 undoes that.
     pub(crate) queues: bool,
-    /// Each owner's waiters have a channel of their own, and may be granted the lock there: see [`Turn`].
+    /// The waiters of each owner have their own channel, where a release may grant them the lock:
+    /// see [`WaitId`].
     pub(crate) own_channel: bool,
     /// Its guards carry a fencing token.
     pub(crate) token: bool,
-    /// Many owners may hold it together.
+    /// Several owners may hold it at the same time.
     pub(crate) shared: bool,
-    /// How often one owner may hold it, whatever the client's configuration says.
+    /// Highest hold count of one owner, whatever the client is configured to allow.
     pub(crate) max_holds: u32,
-    /// The kind that the same owner may hold at the same name, under the same name of its own.
+    /// The kind that the same owner may hold under the same lock name and owner name.
     pub(crate) sibling: Option<Sibling>,
-    /// The family whose record is the same, but whose counts are not kept together with its: no owner has both.
+    /// The family that uses the same record but a separate hold count: no owner may hold both.
     pub(crate) rival: Option<&'static str>,
-    /// A hold may go from one waiter of a client to the next without the server being asked: see [`Baton`](super::baton).
+    /// A hold may pass between waiters of one client without a request: see
+    /// [`HandOff`](super::hand_off).
     pub(crate) relayed: bool,
 }
 
-impl About {
-    /// A kind that is nothing but reentrant.
+impl KindInfo {
+    /// Returns the properties of a kind that is reentrant and nothing else.
     pub(crate) const fn plain(family: &'static str) -> Self {
         Self {
             family,
@@ -138,103 +146,101 @@ impl About {
         }
     }
 
-    /// Whether its waiters' channel is also that of waiters for a sibling, of which one shares and the other does not.
+    /// Returns whether its channel also serves the waiters of a sibling kind, where one side is
+    /// shared and the other exclusive.
     pub(crate) fn has_two_sides(&self) -> bool {
         self.sibling.is_some()
     }
 }
 
-/// A lock kind: what it is, and which scripts to run on which keys. The engine does the rest.
+/// A lock kind: its properties, and which scripts to run on which keys. The engine does the rest.
 pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
-    fn about(&self) -> About;
+    fn about(&self) -> KindInfo;
 
-    /// Where its verbs are: here, or with the kind that it is made of.
-    fn verbs(&self) -> &dyn Verbs;
-}
-
-impl dyn Kind {
-    /// What is counted of it.
-    pub(crate) fn of(&self) -> Of<'_> {
-        Of { kind: self.about().label, lock: self.name() }
-    }
-}
-
-impl Deref for dyn Kind {
-    type Target = dyn Verbs;
-
-    fn deref(&self) -> &dyn Verbs {
-        self.verbs()
-    }
-}
-
-/// The keys and scripts of a lock kind.
-pub(crate) trait Verbs: Send + Sync + 'static {
-    /// The lock's name.
+    /// Returns the lock's name.
     fn name(&self) -> &Arc<str>;
 
-    /// The key of its record.
+    /// Returns the key of its record.
     fn record(&self) -> &Arc<str> {
         self.name()
     }
 
-    /// How waiters of this owner are woken.
+    /// Returns how waiters of this owner are woken.
     fn wake(&self, owner: &OwnerId) -> Wake;
 
-    /// Where an element of a list wakes waiters: pushes it again, if the lock is free.
+    /// For kinds with [`Wake::Signal`]: returns a call that pushes the element again if the lock is
+    /// free.
     fn signal(&self) -> Option<Call> {
         None
     }
 
-    /// Where an element of a list wakes waiters: pushes one to `bell`, a list of the client's own, which then lives so long.
+    /// For kinds with [`Wake::Signal`]: returns a call that pushes an element to `bell`, a list of
+    /// the client itself. The list then lives for `_life`.
     fn ring(&self, _bell: &Arc<str>, _life: Duration) -> Option<Call> {
         None
     }
 
-    /// Makes the owner hold the lock as often as requested.
-    fn acquire(&self, terms: Terms<'_>) -> Call;
+    /// Returns a call that raises the owner's hold count to the requested one.
+    fn acquire(&self, terms: AcquireTerms<'_>) -> Call;
 
-    /// Makes `owner` hold the lock `holds` times, fewer than before. With 0, nothing of him is left.
+    /// Returns a call that lowers the hold count of `owner` to `holds`. 0 also removes everything
+    /// that its waiting left behind.
     fn release(&self, owner: &OwnerId, holds: u32) -> Call;
 
-    /// The same, if the server records exactly `seen` holds: for whoever does not keep the count alone.
+    /// Like [`Kind::release`], but only if the server records exactly `seen` holds: for an owner
+    /// whose count this client does not keep alone.
     fn release_if(&self, owner: &OwnerId, holds: u32, seen: u32) -> Call {
         let mut call = self.release(owner, holds);
         call.args[1] = Arg::Text(format!("{seen}>{holds}").into());
         call
     }
 
-    /// The same by the lock's record alone, if it has other keys besides: a cluster may have some of them elsewhere. That it
-    /// answers "not held" proves nothing where the other keys may say something else: see [`Verbs::record_is_all`].
+    /// Like [`Kind::release`], but touches the record alone, for kinds with further keys, which a
+    /// cluster may have on another node. A "not held" reply proves nothing where the other keys may
+    /// say otherwise: see [`Kind::record_is_all`].
     fn release_record(&self, _owner: &OwnerId, _holds: u32) -> Option<Call> {
         None
     }
 
-    /// Whether the record alone says who holds the lock: its "not held" is believed then.
+    /// Returns whether the record alone says which owner holds the lock. If so, its "not held"
+    /// reply is believed.
     fn record_is_all(&self) -> bool {
         false
     }
 
-    /// Makes `to` hold what `from` holds, once, with this lease in milliseconds (0 as with [`Terms::lease_ms`]).
+    /// Returns a call that moves the hold of `from` to `to`, with a count of 1 and this lease in
+    /// milliseconds (0 as in [`AcquireTerms::lease_ms`]).
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call;
 
-    /// The same, and what an acquire gives besides, such as a token.
+    /// Like [`Kind::transfer`], and also returns what an acquire returns, such as a token.
     fn adopt(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
         self.transfer(from, to, lease_ms)
     }
 
-    /// The script that renews many locks: keys are their records, arguments an owner and a lease for each.
+    /// Returns the script that renews many locks: its keys are the records, its arguments an owner
+    /// and a lease for each.
     fn renew(&self) -> &'static Script;
 
-    /// How to take it together with others of its family, if that can be done.
-    fn together(&self) -> Option<Together> {
+    /// Returns the scripts that take it together with others of its family, if it supports that.
+    fn together(&self) -> Option<JointScripts> {
         None
     }
 
-    /// Frees the lock, whoever holds it.
+    /// Returns a call that frees the lock, whatever its owner.
     fn force_release(&self) -> Call;
 
-    /// Asks who holds the lock.
+    /// Returns a call that queries the holders.
     fn inspect(&self) -> Call;
+}
+
+impl dyn Kind {
+    /// Returns its labels in metrics.
+    pub(crate) fn of(&self) -> Of<'_> {
+        Of {
+            kind: self.about().label,
+            lock: self.name(),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -244,11 +250,15 @@ mod tests {
     #[test]
     fn turns_come_again_after_a_thousand_others() {
         let taken = AtomicU32::new(0);
-        let next = || Turn::next(&taken).number();
-        let first: Vec<_> = (0..Turn::COUNT).map(|_| next()).collect();
-        assert_eq!(first, (2..=1023).collect::<Vec<_>>(), "as the script knows them");
-        assert!(first.into_iter().eq((0..Turn::COUNT).map(|_| next())));
+        let next = || WaitId::next(&taken).number();
+        let first: Vec<_> = (0..WaitId::COUNT).map(|_| next()).collect();
+        assert_eq!(
+            first,
+            (2..=1023).collect::<Vec<_>>(),
+            "as the script knows them"
+        );
+        assert!(first.into_iter().eq((0..WaitId::COUNT).map(|_| next())));
         taken.store(u32::MAX, Ordering::Relaxed);
-        assert!((0..2).all(|_| (2..=1023).contains(&Turn::next(&taken).number())));
+        assert!((0..2).all(|_| (2..=1023).contains(&WaitId::next(&taken).number())));
     }
 }

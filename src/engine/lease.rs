@@ -1,4 +1,4 @@
-//! How long a hold lasts.
+//! Leases: how long a hold lasts, and what a renewal requests.
 
 use std::{
     num::{NonZeroU32, NonZeroU64},
@@ -8,14 +8,27 @@ use std::{
 use crate::{
     clock::Instant,
     options::{millis, validity},
+    store::Renewed,
 };
 
-/// Whole milliseconds, one at least. Half as large as a [`Duration`], and an `Option` of it is no larger.
+/// The server's reply to a renewal.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RenewalReply {
+    pub(crate) renewed: Renewed,
+    /// When the renewal was sent: the TTL counts from here.
+    pub(crate) sent: Instant,
+    pub(crate) ttl: Duration,
+    /// When the next renewal is due. `None`: unchanged.
+    pub(crate) next: Option<Instant>,
+}
+
+/// Whole milliseconds, at least 1. Half as large as a [`Duration`], and an `Option` of it is no
+/// larger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Millis(NonZeroU64);
 
 impl Millis {
-    /// Rounded up.
+    /// Converts a duration, rounded up.
     pub(crate) fn of(duration: Duration) -> Self {
         Self(NonZeroU64::new(millis(duration)).unwrap_or(NonZeroU64::MIN))
     }
@@ -29,24 +42,24 @@ impl Millis {
     }
 }
 
-/// How long a hold lasts that is not released.
+/// How long a hold lasts unless it is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lease {
-    /// For as long as the watchdog renews it.
+    /// As long as the watchdog renews it.
     Watched {
-        /// What each renewal sets the TTL to; it is due after a third.
+        /// The TTL that each renewal sets. The next one is due after a third of it.
         ttl: Millis,
-        /// How often the TTL may be set, by the acquire and by renewals; `None`: no limit.
+        /// How many times the TTL may be set, by the acquire and by renewals. `None`: no limit.
         times: Option<NonZeroU32>,
     },
-    /// For so long.
+    /// For this time.
     Fixed(Millis),
-    /// For ever: its record has no TTL.
+    /// Without end: the record has no TTL.
     Endless,
 }
 
 impl Lease {
-    /// What the server is asked for, in milliseconds; 0: no TTL.
+    /// Returns the TTL that an acquire requests, in milliseconds. 0: no TTL.
     pub(crate) fn millis(self) -> u64 {
         match self {
             Self::Watched { ttl, .. } | Self::Fixed(ttl) => ttl.get(),
@@ -54,7 +67,7 @@ impl Lease {
         }
     }
 
-    /// Until when a hold may be relied on whose request was sent at this instant.
+    /// Returns until when guards may rely on a hold whose request was sent at `sent`.
     pub(crate) fn valid_until(self, sent: Instant) -> Instant {
         match self {
             Self::Watched { ttl, .. } | Self::Fixed(ttl) => sent + validity(ttl.duration()),
@@ -62,7 +75,7 @@ impl Lease {
         }
     }
 
-    /// Until when a record lives whose request was sent at this instant, if nobody renews it.
+    /// Returns until when a record lives whose request was sent at `sent`, unless it is renewed.
     pub(crate) fn record_ends(self, sent: Instant) -> Instant {
         match self {
             Self::Watched { ttl, .. } | Self::Fixed(ttl) => sent + ttl.duration(),
@@ -75,26 +88,28 @@ impl Lease {
     }
 }
 
-/// What a renewal asks for.
+/// What a renewal does to the TTL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// This TTL.
+    /// Sets this TTL.
     For(Duration),
-    /// What is left of a lease.
+    /// Sets what is left of a lease that ends at this instant.
     Until(Instant),
-    /// Nothing: it only asks whether the record is there.
+    /// Sets nothing: only checks that the record exists.
     AsItIs,
 }
 
 impl Keep {
-    /// The TTL that a renewal sent now asks for, in whole milliseconds.
+    /// Returns the TTL that a renewal sent at `now` requests, in whole milliseconds and at least 1.
     pub(crate) fn ttl(self, now: Instant) -> Duration {
         let shortest = Duration::from_millis(1);
         match self {
             Self::For(ttl) => ttl,
             Self::Until(end) => {
-                Duration::from_millis(end.saturating_duration_since(now).as_millis() as u64).max(shortest)
+                Duration::from_millis(end.saturating_duration_since(now).as_millis() as u64)
+                    .max(shortest)
             }
+            // The scripts only raise a TTL, so this one changes nothing.
             Self::AsItIs => shortest,
         }
     }
@@ -110,7 +125,10 @@ mod tests {
         let watched = Lease::Watched { ttl, times: None };
         for (lease, asked) in [(watched, 10_000), (Lease::Fixed(ttl), 10_000)] {
             assert_eq!(lease.millis(), asked);
-            assert_eq!(lease.valid_until(sent).saturating_duration_since(sent), Duration::from_millis(9_898));
+            assert_eq!(
+                lease.valid_until(sent).saturating_duration_since(sent),
+                Duration::from_millis(9_898)
+            );
         }
         assert_eq!(Lease::Endless.millis(), 0);
         assert_eq!(Lease::Endless.valid_until(sent), Instant::NEVER);

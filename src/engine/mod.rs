@@ -1,6 +1,6 @@
-//! What happens between calls: the client's own thread with its connections, hub, watchdog and janitor.
+//! The engine: the client's own thread with its connections, subscriptions, watchdog and janitor.
 //!
-//! The parts, from the bottom up: each uses those above it in this list, and none below.
+//! The modules are listed bottom up: each uses those above it in this list and none below.
 
 mod begin;
 mod failure;
@@ -17,7 +17,7 @@ mod pending;
 mod state;
 mod transitions;
 
-mod baton;
+mod hand_off;
 mod turn;
 
 pub(crate) mod hold;
@@ -46,7 +46,7 @@ mod watches;
 pub use self::inspect::ClientStats;
 pub(crate) use self::{
     core::Anchor,
-    kind::{About, Kind, Sibling, Terms, Together, Turn, Verbs, Wake},
+    kind::{AcquireTerms, JointScripts, Kind, KindInfo, Sibling, WaitId, Wake},
     retry::random_fraction,
     start::{connect, connect_lazy},
 };

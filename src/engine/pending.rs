@@ -1,4 +1,4 @@
-//! What the watchdog is to send: in order of deadlines, to servers that have not enough to do.
+//! The send queue of the watchdog: ordered by deadline, for servers that have room in flight.
 
 use std::{
     cmp::Reverse,
@@ -7,34 +7,47 @@ use std::{
 
 use crate::clock::Instant;
 
-/// What may go out in one batch: a script's name, and what keys that are named together have in common.
+/// What may go out in one batch: the name of a script, and the slot that its keys share.
 pub(super) type Group = (&'static str, u16);
 
-/// Groups of what is to be sent. The next one is found without a look at all of them: in a cluster each lock may be one.
+/// Pending entries by group. Finding the next group needs no scan of all groups: in a cluster, each
+/// lock may be a group.
 pub(super) struct Pending<T> {
-    /// By deadline, the most urgent last.
+    /// Sorted by deadline, the most urgent last.
     groups: HashMap<Group, Vec<(Instant, T)>>,
-    /// By server: how much time a group has left. What has changed since is passed over.
+    /// Per server, the earliest deadline of each group. Outdated heap entries are skipped when
+    /// popped.
     order: HashMap<u16, BinaryHeap<Reverse<(Instant, Group)>>>,
 }
 
 impl<T> Default for Pending<T> {
     fn default() -> Self {
-        Self { groups: HashMap::new(), order: HashMap::new() }
+        Self {
+            groups: HashMap::new(),
+            order: HashMap::new(),
+        }
     }
 }
 
 impl<T> Pending<T> {
-    /// Takes in what is due. `server_of`: who has a group's keys by now.
-    pub(super) fn add(&mut self, due: impl IntoIterator<Item = (Group, Instant, T)>, server_of: impl Fn(u16) -> u16) {
+    /// Adds entries that are due. `server_of` returns the server that has a group's keys now.
+    pub(super) fn add(
+        &mut self,
+        due: impl IntoIterator<Item = (Group, Instant, T)>,
+        server_of: impl Fn(u16) -> u16,
+    ) {
         let mut changed: HashMap<Group, Option<Instant>> = HashMap::new();
         for (group, deadline, one) in due {
             let of = self.groups.entry(group).or_default();
-            changed.entry(group).or_insert_with(|| of.last().map(|(before, _)| *before));
+            changed
+                .entry(group)
+                .or_insert_with(|| of.last().map(|(before, _)| *before));
             of.push((deadline, one));
         }
         for (group, before) in changed {
-            let Some(of) = self.groups.get_mut(&group) else { continue };
+            let Some(of) = self.groups.get_mut(&group) else {
+                continue;
+            };
             of.sort_unstable_by_key(|(deadline, _)| Reverse(*deadline));
             if let Some((first, _)) = of.last()
                 && before != Some(*first)
@@ -46,10 +59,14 @@ impl<T> Pending<T> {
     }
 
     fn line_up(&mut self, server: u16, first: Instant, group: Group) {
-        self.order.entry(server).or_default().push(Reverse((first, group)));
+        self.order
+            .entry(server)
+            .or_default()
+            .push(Reverse((first, group)));
     }
 
-    /// The `most` that have the least time left of one group, of those whose servers are free, and which server that is.
+    /// Takes up to `most` of the most urgent entries of one group, among groups whose server is
+    /// free. Returns them with that server.
     pub(super) fn next(
         &mut self,
         most: usize,
@@ -61,19 +78,29 @@ impl<T> Pending<T> {
             let (server, _) = heads
                 .filter_map(|(server, groups)| Some((*server, groups.peek()?.0)))
                 .min_by_key(|(_, first)| *first)?;
-            let Entry::Occupied(mut groups) = self.order.entry(server) else { return None };
+            let Entry::Occupied(mut groups) = self.order.entry(server) else {
+                return None;
+            };
             let popped = groups.get_mut().pop();
             if groups.get().is_empty() {
                 groups.remove();
             }
-            let Some(Reverse((first, group))) = popped else { continue };
+            let Some(Reverse((first, group))) = popped else {
+                continue;
+            };
             let now_at = server_of(group.1);
             if now_at != server {
                 self.line_up(now_at, first, group);
                 continue;
             }
-            let Entry::Occupied(mut of) = self.groups.entry(group) else { continue };
-            if of.get().last().is_none_or(|(deadline, _)| *deadline != first) {
+            let Entry::Occupied(mut of) = self.groups.entry(group) else {
+                continue;
+            };
+            if of
+                .get()
+                .last()
+                .is_none_or(|(deadline, _)| *deadline != first)
+            {
                 continue;
             }
             let rest = of.get().len().saturating_sub(most);
@@ -102,7 +129,7 @@ mod tests {
 
     fn pending(due: &[(Group, u64)], server_of: impl Fn(u16) -> u16) -> Pending<u64> {
         let mut pending = Pending::default();
-        // as it comes: one by one
+        // One `add` per entry, as they become due.
         for (group, ms) in due {
             pending.add([(*group, at(*ms), *ms)], &server_of);
         }
@@ -112,14 +139,28 @@ mod tests {
     #[test]
     fn the_most_urgent_of_a_group_go_first_and_each_once() {
         let server_of = |group| group / 10;
-        let due = [(("a", 1), 5), (("a", 2), 3), (("b", 1), 4), (("a", 1), 1), (("a", 1), 7), (("a", 11), 2)];
+        let due = [
+            (("a", 1), 5),
+            (("a", 2), 3),
+            (("b", 1), 4),
+            (("a", 1), 1),
+            (("a", 1), 7),
+            (("a", 11), 2),
+        ];
         let mut pending = pending(&due, server_of);
         pending.add([(("a", 2), at(6), 6), (("a", 2), at(0), 0)], server_of);
         let mut batches = Vec::new();
         while let Some(batch) = pending.next(2, server_of, |_| true) {
             batches.push(batch);
         }
-        let wanted = [(0, vec![3, 0]), (0, vec![5, 1]), (1, vec![2]), (0, vec![4]), (0, vec![6]), (0, vec![7])];
+        let wanted = [
+            (0, vec![3, 0]),
+            (0, vec![5, 1]),
+            (1, vec![2]),
+            (0, vec![4]),
+            (0, vec![6]),
+            (0, vec![7]),
+        ];
         assert_eq!(batches, wanted);
         assert!(pending.groups.is_empty() && pending.order.is_empty());
     }
@@ -128,7 +169,10 @@ mod tests {
     fn a_server_that_has_enough_to_do_holds_up_its_own_only() {
         let server_of = |group| group;
         let mut pending = pending(&[(("a", 1), 1), (("a", 2), 2), (("a", 1), 3)], server_of);
-        assert_eq!(pending.next(9, server_of, |server| server != 1), Some((2, vec![2])));
+        assert_eq!(
+            pending.next(9, server_of, |server| server != 1),
+            Some((2, vec![2]))
+        );
         assert_eq!(pending.next(9, server_of, |server| server != 1), None);
         assert_eq!(pending.next(9, server_of, |_| true), Some((1, vec![3, 1])));
     }
@@ -137,8 +181,14 @@ mod tests {
     fn what_has_moved_goes_to_its_new_server() {
         let mut pending = pending(&[(("a", 1), 1), (("a", 2), 2)], |_| 0);
         assert_eq!(pending.next(9, |_| 7, |server| server == 0), None);
-        assert_eq!(pending.next(9, |_| 7, |server| server == 7), Some((7, vec![1])));
-        assert_eq!(pending.next(9, |_| 7, |server| server == 7), Some((7, vec![2])));
+        assert_eq!(
+            pending.next(9, |_| 7, |server| server == 7),
+            Some((7, vec![1]))
+        );
+        assert_eq!(
+            pending.next(9, |_| 7, |server| server == 7),
+            Some((7, vec![2]))
+        );
         assert_eq!(pending.next(9, |_| 7, |_| true), None);
     }
 }

@@ -1,11 +1,12 @@
-//! A request that a server has sent elsewhere, not having executed it: the doubt goes along.
+//! Follows redirects: sends a request that a server refused to another node. The server did not
+//! execute it, and the hold stays in doubt throughout.
 
 use std::{pin::Pin, sync::Arc};
 
 use super::{
     core::Core,
     hold::Hold,
-    state::{Request, Standing, State},
+    state::{HoldRequest, HoldState, Ownership},
 };
 use crate::{
     clock::Instant,
@@ -13,17 +14,22 @@ use crate::{
     store::{Acquired, Call, Epoch, Released, Route},
 };
 
-/// What a server said to a release, over which connection.
+/// A server's reply to a release, and the connection that brought it.
 type Said = Result<(Released, Epoch), StoreError>;
 
-fn on_their_way() -> StoreError {
-    StoreError::new(StoreErrorKind::TryAgain, false, "keys of the lock are on their way to another node")
+fn moved_error() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::TryAgain,
+        false,
+        "keys of the lock are on their way to another node",
+    )
 }
 
-impl State {
-    /// The request was not executed, and goes out once more, over another connection. `false`: nobody wants it any more.
-    fn redirect(&mut self, request: &Request, epoch: Epoch, now: Instant) -> bool {
-        if self.standing != Standing::Ours {
+impl HoldState {
+    /// Marks a request that was not executed as sent again, over another connection. Returns
+    /// `false` if the hold is no longer this client's.
+    fn redirect(&mut self, request: &HoldRequest, epoch: Epoch, now: Instant) -> bool {
+        if self.ownership != Ownership::Ours {
             return false;
         }
         self.server = request.before;
@@ -33,11 +39,13 @@ impl State {
 }
 
 impl Core {
-    /// Runs a script that acquires or moves this hold, wherever it is sent: its doubt goes along.
+    /// Runs a script that acquires or moves this hold, and follows redirects. Before each send, the
+    /// hold is in doubt for the connection that carries it.
     pub(super) async fn acquire_by(
         &self,
         route: &mut Route,
-        (hold, request): (&Arc<Hold>, &Request),
+        hold: &Arc<Hold>,
+        request: &HoldRequest,
         call: &Call,
     ) -> Result<(Acquired, Epoch), StoreError> {
         loop {
@@ -48,11 +56,13 @@ impl Core {
         }
     }
 
-    /// The same for a script that releases it. Where its keys are on their way for long, its record is released alone.
+    /// The same for a script that releases it. If a migration delays its keys for long, releases
+    /// the record alone.
     pub(super) async fn release_by(
         &self,
         route: &mut Route,
-        (hold, request): (&Arc<Hold>, &Request),
+        hold: &Arc<Hold>,
+        request: &HoldRequest,
         call: &Call,
     ) -> Result<(Released, Epoch), StoreError> {
         loop {
@@ -62,28 +72,30 @@ impl Core {
             }
             if route.is_held_up()
                 && let Some(alone) = hold.kind().release_record(&request.owner, request.count)
-                && let Some(answer) = self.release_record(route, (hold, request), alone).await
+                && let Some(answer) = self.release_record(route, hold, request, alone).await
             {
                 return answer;
             }
         }
     }
 
-    /// Releases the record alone. `None`: that was refused, or says nothing, and the whole lock is asked for again. In a box, as
-    /// it is rare.
+    /// Releases the record alone. Returns `None` if that was refused or proves nothing: the request
+    /// for the whole lock must be sent again. Boxed, as it is rare.
     fn release_record<'a>(
         &'a self,
         route: &'a mut Route,
-        (hold, request): (&'a Arc<Hold>, &'a Request),
+        hold: &'a Arc<Hold>,
+        request: &'a HoldRequest,
         alone: Call,
     ) -> Pin<Box<dyn Future<Output = Option<Said>> + Send + 'a>> {
         Box::pin(async move {
             loop {
                 let refused = match self.store.release(route, &alone).await {
-                    // it may have a place in the queue
-                    Ok((Released::NotHeld, _)) if !hold.kind().record_is_all() => on_their_way(),
+                    // `NotHeld` proves nothing: the owner may be in the queue, which is at another
+                    // key
+                    Ok((Released::NotHeld, _)) if !hold.kind().record_is_all() => moved_error(),
                     Err(error) if error.may_have_executed() => return Some(Err(error)),
-                    Err(error) if error.kind() == StoreErrorKind::Moved => on_their_way(),
+                    Err(error) if error.kind() == StoreErrorKind::Moved => moved_error(),
                     Err(error) => error,
                     answer => return Some(answer),
                 };
@@ -101,9 +113,10 @@ impl Core {
         })
     }
 
-    /// Turns a request, which was not executed, to where it goes now. Its doubt is never gone in between: nobody else sees the
-    /// hold as it was before. `false`: it goes nowhere.
-    async fn follow(&self, route: &mut Route, hold: &Arc<Hold>, request: &Request) -> bool {
-        self.store.follow(route).await && hold.change(|state, _| state.redirect(request, route.epoch(), Instant::now()))
+    /// Redirects a request that was not executed. The hold is in doubt all the time, so no other
+    /// task sees it as it was before. Returns `false` if the request is not sent again.
+    async fn follow(&self, route: &mut Route, hold: &Arc<Hold>, request: &HoldRequest) -> bool {
+        self.store.follow(route).await
+            && hold.change(|state, _| state.redirect(request, route.epoch(), Instant::now()))
     }
 }

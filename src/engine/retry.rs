@@ -1,4 +1,4 @@
-//! Trying again: after how long.
+//! Back-off and jitter for retries.
 
 use std::time::Duration;
 
@@ -6,10 +6,12 @@ use uuid::Uuid;
 
 use crate::{clock::Instant, error::Error};
 
-/// The first and the longest pause before a request that the server refused for now is repeated; half of it is random.
-const REFUSED_FOR_NOW: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+/// First and longest pause before a retry of a request that the server refused for now. Up to half
+/// of each pause is random.
+const REFUSED_FOR_NOW: (Duration, Duration) =
+    (Duration::from_millis(10), Duration::from_millis(500));
 
-/// Pauses between tries: each twice as long as the one before, up to a longest.
+/// A back-off: each pause is twice the one before, up to a longest.
 #[derive(Debug)]
 pub(super) struct Retry {
     pause: Duration,
@@ -18,15 +20,18 @@ pub(super) struct Retry {
 
 impl Retry {
     pub(super) fn new(first: Duration, longest: Duration) -> Self {
-        Self { pause: first, longest }
+        Self {
+            pause: first,
+            longest,
+        }
     }
 
-    /// The pause before the next try, without taking it.
+    /// Returns the pause before the next retry without advancing the back-off.
     pub(super) fn pause(&self) -> Duration {
         self.pause
     }
 
-    /// The pause before the next try.
+    /// Returns the pause before the next retry and doubles the one after it.
     pub(super) fn next(&mut self) -> Duration {
         let pause = self.pause;
         self.pause = (pause * 2).min(self.longest);
@@ -34,37 +39,46 @@ impl Retry {
     }
 }
 
-/// Requests that fail, though they may succeed a little later.
+/// A series of failures that may end soon.
 pub(super) struct Failing {
     pub(super) since: Instant,
     pub(super) retry: Retry,
-    /// A try that may have been executed.
+    /// The error of a request that may have been executed.
     pub(super) unconfirmed: Option<Error>,
 }
 
 impl Failing {
     pub(super) fn since(since: Instant) -> Self {
-        Self { since, retry: Retry::new(REFUSED_FOR_NOW.0, REFUSED_FOR_NOW.1), unconfirmed: None }
+        Self {
+            since,
+            retry: Retry::new(REFUSED_FOR_NOW.0, REFUSED_FOR_NOW.1),
+            unconfirmed: None,
+        }
     }
 
-    /// What all tries come to, of which this was the last: where one may have been executed, nobody can say that none was.
+    /// Returns the error of the whole series, of which `last` is the last. If any request may have
+    /// been executed, the series is unconfirmed.
     pub(super) fn as_a_whole(&mut self, last: Error) -> Error {
         match last {
-            // of what was adopted unheard, and then ended, a later try finds nothing
+            // An adoption whose reply was lost may have succeeded and then ended. A retry then gets
+            // `NotHeld`.
             Error::Store { .. } | Error::NotHeld { .. } => self.unconfirmed.take().unwrap_or(last),
             _ => last,
         }
     }
 }
 
-/// This pause, or down to half of it: those who failed together should not try together.
+/// Returns a random duration between half of this pause and all of it, so that clients that failed
+/// together do not retry together.
 pub(super) fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + 0.5 * random_fraction())
 }
 
-/// A number from 0 to 1, for jitter.
+/// Returns a random number from 0 to 1.
 pub(crate) fn random_fraction() -> f64 {
-    f64::from(u32::from_le_bytes(*Uuid::new_v4().as_bytes().first_chunk().unwrap_or(&[0; 4]))) / f64::from(u32::MAX)
+    f64::from(u32::from_le_bytes(
+        *Uuid::new_v4().as_bytes().first_chunk().unwrap_or(&[0; 4]),
+    )) / f64::from(u32::MAX)
 }
 
 #[cfg(test)]
@@ -81,6 +95,10 @@ mod tests {
     #[test]
     fn jitter_takes_up_to_half() {
         let pause = Duration::from_millis(10);
-        assert!((0..1000).map(|_| jittered(pause)).all(|jittered| jittered >= pause / 2 && jittered <= pause));
+        assert!(
+            (0..1000)
+                .map(|_| jittered(pause))
+                .all(|jittered| jittered >= pause / 2 && jittered <= pause)
+        );
     }
 }

@@ -1,12 +1,13 @@
-//! Making the server agree with the books: the one verb of releases, cancellations and lost replies alike.
+//! Makes the server agree with the ledger. Releases, cancellations and lost replies all use
+//! [`Core::agree`].
 
 use std::{sync::Arc, time::Duration};
 
 use super::{
     core::Core,
     hold::Hold,
-    jobs::{Ghost, Job, LentTurn},
-    state::{Abandoned, Answered, Leftover, Request, Standing},
+    jobs::{Job, LentOwnerLock, UnsettledRequest},
+    state::{Abandoned, Answered, HoldRequest, Ownership, Residue},
 };
 use crate::{
     clock::Instant,
@@ -16,43 +17,52 @@ use crate::{
     store::{Epoch, Released, Route},
 };
 
-/// Why a hold waits for another call of its owner.
-const ANOTHER_KIND: &str = "its owner asks for a hold of another kind at this name, which does not go with this one";
+/// Error text: another call of the same owner, for a rival kind, is in flight.
+const ANOTHER_KIND: &str =
+    "its owner asks for a hold of another kind at this name, which does not go with this one";
 
-/// What came of [`Core::agree`].
+/// The outcome of [`Core::agree`].
 pub(crate) enum Agreement {
-    /// The server records what we want. `held`: it had recorded this owner, or may have.
+    /// The server records the wanted count. `held`: it recorded this owner before, or may have.
     Reached { held: bool },
-    /// It is not this client's to make it so any more: somebody else's by now, or being undone.
+    /// This client no longer owns the hold: it was given away, or is being undone.
     NotOurs,
-    /// Not executed.
+    /// The server did not execute the request.
     Refused(StoreError),
-    /// No answer.
+    /// No reply: the request may have been executed.
     Silent(StoreError),
 }
 
 impl Core {
-    /// The way of a request about this hold.
+    /// Returns the route of a request about this hold, sent at `asked`.
     pub(crate) fn route(&self, hold: &Hold, asked: Instant) -> Route {
         self.store.route(hold.kind().record(), asked)
     }
 
-    /// The number of the connection that carries requests about this hold by now.
+    /// Returns the epoch of the connection that carries requests about this hold now.
     pub(crate) fn epoch(&self, hold: &Hold) -> Epoch {
         self.store.epoch(hold.kind().record())
     }
 
-    /// Makes the server record our count, if it does not. In the hold's turn. Sent twice it changes nothing; dropped
-    /// midway, the doubt stays and the next in line repeats it.
+    /// Makes the server record the ledger's count, if it does not. Call with the owner lock held.
+    ///
+    /// Idempotent. If dropped midway, the doubt stays and the next call under the owner lock
+    /// retries.
     pub(crate) async fn agree(&self, hold: &Arc<Hold>, now: Instant) -> Agreement {
         let mut route = self.route(hold, now);
         let Some(request) = hold.send_release(route.epoch(), now) else {
-            let is_ours = hold.standing() == Standing::Ours;
-            return if is_ours { Agreement::Reached { held: true } } else { Agreement::NotOurs };
+            let is_ours = hold.ownership() == Ownership::Ours;
+            return if is_ours {
+                Agreement::Reached { held: true }
+            } else {
+                Agreement::NotOurs
+            };
         };
         let release = hold.kind().release(&request.owner, request.count);
-        match self.release_by(&mut route, (hold, &request), &release).await {
-            Ok((released, epoch)) => Agreement::Reached { held: self.agreed(hold, &request, released, epoch) },
+        match self.release_by(&mut route, hold, &request, &release).await {
+            Ok((released, epoch)) => Agreement::Reached {
+                held: self.agreed(hold, &request, released, epoch),
+            },
             Err(error) if error.may_have_executed() => Agreement::Silent(error),
             Err(error) => {
                 hold.not_executed(&request);
@@ -61,8 +71,10 @@ impl Core {
         }
     }
 
-    /// Settles what an owner left behind, before it begins anew: a dropped guard, a cancelled call, a lost reply. In the
-    /// hold's turn. Where nothing is held, silence costs the name.
+    /// Settles what an owner left behind (a dropped guard, a cancelled call, a lost reply) before
+    /// its next acquire. Call with the owner lock held.
+    ///
+    /// If the server does not reply and the owner holds nothing, the name is abandoned.
     pub(crate) async fn settle(&self, hold: &Arc<Hold>) -> Result<(), StoreError> {
         match self.agree(hold, Instant::now()).await {
             Agreement::Reached { .. } | Agreement::NotOurs => Ok(()),
@@ -74,63 +86,88 @@ impl Core {
         }
     }
 
-    /// The same for a hold of another kind of the owner's, which does not go with the one that begins.
+    /// Settles a hold of the same owner whose kind excludes the kind that is about to be acquired.
     pub(crate) async fn settle_rival(&self, rival: Arc<Hold>) -> Result<(), StoreError> {
-        let under_way = UnderWay { core: self, hold: rival };
-        // only tried: that call may be at this one's hold
-        let Ok(_turn) = under_way.hold.turn.try_acquire() else {
-            return Err(StoreError::new(StoreErrorKind::Overloaded, false, ANOTHER_KIND));
+        let under_way = CallInFlight {
+            core: self,
+            hold: rival,
+        };
+        // Do not wait: that call may be waiting for the owner lock that this one holds.
+        let Ok(_turn) = under_way.hold.owner_lock.try_acquire() else {
+            return Err(StoreError::new(
+                StoreErrorKind::Overloaded,
+                false,
+                ANOTHER_KIND,
+            ));
         };
         self.settle(&under_way.hold).await
     }
 
-    /// Takes in what the server answered a release. Whether it had recorded this owner, or may have.
-    pub(crate) fn agreed(&self, hold: &Arc<Hold>, request: &Request, released: Released, epoch: Epoch) -> bool {
-        self.heard(hold, hold.released(request, released, epoch))
+    /// Records the reply to a release. Returns whether the server had recorded this owner, or may
+    /// have.
+    pub(crate) fn agreed(
+        &self,
+        hold: &Arc<Hold>,
+        request: &HoldRequest,
+        released: Released,
+        epoch: Epoch,
+    ) -> bool {
+        self.settle_reply(hold, hold.released(request, released, epoch))
     }
 
-    /// Looks after the names that an answer has left behind. Whether the server had recorded this owner, or may have.
-    pub(super) fn heard(&self, hold: &Hold, Answered { held, abandoned, untold }: Answered) -> bool {
+    /// Schedules cleanup of the names that a reply leaves behind. Returns whether the server had
+    /// recorded this owner, or may have.
+    pub(super) fn settle_reply(
+        &self,
+        hold: &Hold,
+        Answered {
+            held,
+            abandoned,
+            untold,
+        }: Answered,
+    ) -> bool {
         self.abandon(hold, abandoned);
         if let Some(untold) = untold {
-            self.lay(hold, untold);
+            self.schedule_cleanup(hold, untold);
         }
         held
     }
 
-    /// Goes on under another name, if something under this one is in doubt and nothing is held.
+    /// Abandons the name if a request under it is in doubt and nothing is held.
     pub(crate) fn abandon_name_in_doubt(&self, hold: &Arc<Hold>) {
         self.abandon(hold, hold.abandon_name_in_doubt());
     }
 
-    /// Gives up on a release that is refused.
+    /// Gives up on a release that the server refuses; the record is left to its lease.
     pub(crate) fn write_off(&self, hold: &Arc<Hold>, refusal: StoreErrorKind) {
         self.abandon(hold, hold.write_off(refusal));
     }
 
-    /// A future that nobody polls has a request about this hold: undoes what it may do.
+    /// Undoes what a stuck request may do: its future is no longer polled.
     pub(crate) fn orphan(&self, hold: &Arc<Hold>) {
-        // the owner's next acquire comes as soon as this is nobody's, and must know by then
+        // Retire the name inside the transition: the owner's next acquire may start right after it,
+        // and must not reuse the name.
         if let Some(abandoned) = hold.orphan(|owner| self.retire_name(hold, owner)) {
-            self.lay(hold, abandoned);
+            self.schedule_cleanup(hold, abandoned);
             self.holds.forget(hold);
         }
     }
 
-    /// One waiter less in the queue. The last one's place is left to the janitor, who holds the turn until the connection has
-    /// the request: what this owner asks next comes behind it, and need not wait for its answer.
+    /// Removes one waiter from the queue. The janitor gives up the place of the last one. It keeps
+    /// the owner lock until the connection has that request, so the owner's next request goes out
+    /// behind it and need not wait for its reply.
     pub(crate) fn leave_queue_once(&self, hold: &Arc<Hold>) {
         if !self.store.is_ours() {
             return;
         }
-        // a call that has the turn may be about to ask under this name
-        let turn = hold.turn.try_acquire();
+        // If a call has the owner lock, it may be about to send under this name.
+        let turn = hold.owner_lock.try_acquire();
         if let Some(place) = hold.leave_queue_once(turn.is_ok(), self.epoch(hold)) {
             if let Ok(turn) = turn {
                 turn.forget();
             }
             self.retire_name(hold, &place.owner);
-            let (place, turn) = (ghost(hold, place), LentTurn(Arc::clone(hold)));
+            let (place, turn) = (unsettled(hold, place), LentOwnerLock(Arc::clone(hold)));
             return self.janitor.post(Job::Leave { place, turn });
         }
         drop(turn);
@@ -139,13 +176,13 @@ impl Core {
 
     fn abandon(&self, hold: &Hold, abandoned: Option<Abandoned>) {
         if let Some(abandoned) = abandoned {
-            // in the hold's turn: nobody plans anything before this
+            // The owner lock is held: no acquire can be planned before the name is retired.
             self.retire_name(hold, &abandoned.owner);
-            self.lay(hold, abandoned);
+            self.schedule_cleanup(hold, abandoned);
         }
     }
 
-    /// Late executions may use this name: no new hold does.
+    /// Retires a name that late executions may still use: no new hold gets it.
     fn retire_name(&self, hold: &Hold, owner: &OwnerId) {
         self.holds.retire_names();
         if owner.is_value() {
@@ -153,61 +190,78 @@ impl Core {
         }
     }
 
-    /// Leaves what late executions may do under a name to the janitor.
-    fn lay(&self, hold: &Hold, abandoned: Abandoned) {
+    /// Leaves to the janitor what late executions may do under an abandoned name.
+    fn schedule_cleanup(&self, hold: &Hold, abandoned: Abandoned) {
         if let Some(sibling) = self.holds.held_sibling(hold.kind(), &hold.caller) {
             sibling.share_its_name(&abandoned.owner);
         }
         Meter::ghost();
-        self.janitor.lay(ghost(hold, abandoned));
+        self.janitor.schedule_cleanup(unsettled(hold, abandoned));
     }
 
-    /// Waits until nothing is left to settle.
+    /// Waits until nothing is left to settle. Returns at once in a fork.
     pub(crate) async fn idle(&self) {
         if !self.store.is_ours() {
             return;
         }
-        // what is handed on is given up, and somebody's, or on the janitor's list, in a moment
-        for gate in self.hub.all() {
-            let lies_there = gate.relay.lying();
-            while lies_there.is_some() && gate.relay.lying() == lies_there {
-                self.sleep_until(Instant::now() + Duration::from_millis(1)).await;
+        // A hand-off in a slot is soon claimed, or expires and is posted to the janitor.
+        for queue in self.subscriptions.all() {
+            let lies_there = queue.relay.lying();
+            while lies_there.is_some() && queue.relay.lying() == lies_there {
+                self.sleep_until(Instant::now() + Duration::from_millis(1))
+                    .await;
             }
         }
         self.janitor.idle().await;
-        // what was settled a moment ago may still be in somebody's hands
+        // Another task may still have a handle of a settled hold: wait for at most about 100 ms.
         for _ in 0..100 {
             if !self.holds.reap_again() {
                 return;
             }
-            self.sleep_until(Instant::now() + Duration::from_millis(1)).await;
+            self.sleep_until(Instant::now() + Duration::from_millis(1))
+                .await;
         }
     }
 
-    /// Looks after a hold that its user is done with. Call with a handle that is not used again.
+    /// Settles or forgets a hold after a call is done with it. The caller must not use its handle
+    /// afterwards.
     pub(crate) fn tidy(&self, hold: &Arc<Hold>) {
         if !self.store.is_ours() {
             return;
         }
-        match hold.leftover() {
-            Leftover::Held => {}
-            Leftover::Doubt => self.janitor.settle(hold),
-            Leftover::Nothing => self.holds.reap(hold),
+        match hold.residue() {
+            Residue::Held => {}
+            Residue::Doubt => self.janitor.settle(hold),
+            Residue::Nothing => self.holds.reap(hold),
         }
     }
 }
 
-fn ghost(hold: &Hold, Abandoned { owner, moves_to, epoch, ends }: Abandoned) -> Ghost {
-    Ghost { kind: Arc::clone(hold.kind()), owner, moves_to, epoch, ends }
+fn unsettled(
+    hold: &Hold,
+    Abandoned {
+        owner,
+        moves_to,
+        epoch,
+        ends,
+    }: Abandoned,
+) -> UnsettledRequest {
+    UnsettledRequest {
+        kind: Arc::clone(hold.kind()),
+        owner,
+        moves_to,
+        epoch,
+        ends,
+    }
 }
 
-/// A call about a hold. When it ends, or is dropped midway, what it leaves behind is looked after.
-pub(crate) struct UnderWay<'a> {
+/// A call about a hold. Tidies the hold when it ends or is dropped midway.
+pub(crate) struct CallInFlight<'a> {
     pub(crate) core: &'a Core,
     pub(crate) hold: Arc<Hold>,
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for CallInFlight<'_> {
     fn drop(&mut self) {
         self.core.tidy(&self.hold);
     }

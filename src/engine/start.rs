@@ -1,4 +1,4 @@
-//! Starts a client: its thread, its connections, and the tasks that run there.
+//! Starts a client: its thread, its connections, and the tasks that run on it.
 
 #[cfg(feature = "metrics")]
 use std::sync::PoisonError;
@@ -26,8 +26,8 @@ use super::{
     jobs::Janitor,
     retry::Retry,
     wait::{
-        hub::{Event, Hub},
         lists, messages,
+        subscriptions::{ChannelEvent, Subscriptions},
     },
     watchdog,
 };
@@ -36,45 +36,57 @@ use crate::{
     log,
     options::{Config, Wire},
     owner::{ClientId, connection_name},
-    store::{Dials, Endpoint, Sink, Store, has_io_here},
+    store::{ConnectOptions, Endpoint, Sink, Store, has_io_here},
     sync::atomic::AtomicBool,
 };
 
-/// The pauses between two tries to connect for the first time, of which the first is at once. Who asks meanwhile waits.
+/// First and longest pause between attempts at the first connection. The first attempt is
+/// immediate; calls made in the meantime wait.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// Starts the client's thread and connects. The runtime in which this is polled first reads answers, while it runs.
+/// Starts the client's thread and connects. While the runtime that first polls this future runs, it
+/// reads the replies.
 pub(crate) async fn connect(endpoint: Endpoint, config: Config) -> Result<Arc<Anchor>> {
     let starting = Starting::here(endpoint, config)?;
     let (tell, told) = oneshot::channel();
     let end = starting.thread(move |runtime| drop(tell.send(runtime)))?;
     let core = starting.core(told.await.ok())?;
     let connecting = Arc::clone(&core);
-    // on its own runtime: it has timers and sockets
-    let connected = core.runtime.spawn(async move { connecting.connect().await }).await;
+    // The caller's runtime may lack timers or sockets; the client's own has both.
+    let connected = core
+        .runtime
+        .spawn(async move { connecting.connect().await })
+        .await;
     connected.unwrap_or(Err(Error::Closed))?;
-    Ok(Arc::new(Anchor { core, end: Some(end) }))
+    Ok(Arc::new(Anchor {
+        core,
+        end: Some(end),
+    }))
 }
 
-/// Starts the client's thread, which connects when the client is used.
+/// Starts the client's thread. It connects when the client is first used.
 pub(crate) fn connect_lazy(endpoint: Endpoint, config: Config) -> Result<Arc<Anchor>> {
     let starting = Starting::here(endpoint, config)?;
     let (tell, told) = std::sync::mpsc::sync_channel(1);
     let end = starting.thread(move |runtime| drop(tell.send(runtime)))?;
     let core = starting.core(told.recv().ok())?;
     let beginning = Arc::clone(&core);
-    core.runtime.spawn(async move { connect_when_wanted(&beginning).await });
-    Ok(Arc::new(Anchor { core, end: Some(end) }))
+    core.runtime
+        .spawn(async move { connect_when_wanted(&beginning).await });
+    Ok(Arc::new(Anchor {
+        core,
+        end: Some(end),
+    }))
 }
 
-/// The runtime of a client's thread.
+/// The runtime of a client's thread, or why it could not be built.
 type Started = io::Result<Handle>;
 
-/// A client of which there is nothing yet.
+/// A validated configuration, before the client's thread is started.
 struct Starting {
     endpoint: Endpoint,
     config: Config,
-    /// The runtime that reads answers.
+    /// The caller's runtime, if it can read the replies.
     driver: Option<Handle>,
 }
 
@@ -82,13 +94,19 @@ impl Starting {
     fn here(endpoint: Endpoint, config: Config) -> Result<Self> {
         let is_read_here = || endpoint.wire(&config) == Wire::Own && has_io_here();
         let driver = Handle::try_current().ok().filter(|_| is_read_here());
-        Ok(Self { endpoint, config: config.validate()?, driver })
+        Ok(Self {
+            endpoint,
+            config: config.validate()?,
+            driver,
+        })
     }
 
-    /// Starts the thread, which tells its runtime, until what is returned is dropped.
+    /// Starts the thread and passes its runtime to `tell`. The thread runs until the returned
+    /// sender is dropped.
     fn thread(&self, tell: impl FnOnce(Started) + Send + 'static) -> Result<oneshot::Sender<()>> {
         let (end, ended) = oneshot::channel::<()>();
-        // the runtime is made and dropped there: it must not be dropped here, where another one may run
+        // Build and drop the runtime on that thread: tokio panics if a runtime is dropped inside
+        // another one.
         let body = move || match Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => {
                 tell(Ok(runtime.handle().clone()));
@@ -98,10 +116,13 @@ impl Starting {
             Err(error) => tell(Err(error)),
         };
         let started = thread::Builder::new().name("nestlock".into()).spawn(body);
-        started.map(|_| end).map_err(|error| self.endpoint.without_a_thread(&error))
+        started
+            .map(|_| end)
+            .map_err(|error| self.endpoint.without_a_thread(&error))
     }
 
-    /// `None`: the thread has ended. tokio panics where a runtime has no file descriptor for signals.
+    /// Builds the core. `None` means that the thread has ended: tokio panics if no file descriptor
+    /// is left for a runtime's signal driver.
     fn core(self, started: Option<Started>) -> Result<Arc<Core>> {
         let panicked = || Err(io::Error::other("it panicked; Too many open files?"));
         match started.unwrap_or_else(panicked) {
@@ -111,19 +132,33 @@ impl Starting {
     }
 }
 
-fn core(Starting { endpoint, config, driver }: Starting, runtime: &Handle) -> Arc<Core> {
-    let (hub, subscriptions) = Hub::new();
-    let hub = Arc::new(hub);
-    let hears = Arc::downgrade(&hub);
+fn core(
+    Starting {
+        endpoint,
+        config,
+        driver,
+    }: Starting,
+    runtime: &Handle,
+) -> Arc<Core> {
+    let (subscriptions, events) = Subscriptions::new();
+    let subscriptions = Arc::new(subscriptions);
+    let hears = Arc::downgrade(&subscriptions);
     let sink: Sink = Arc::new(move |heard| {
-        if let Some(hub) = hears.upgrade() {
-            messages::deliver(&hub, heard);
+        if let Some(subscriptions) = hears.upgrade() {
+            messages::deliver(&subscriptions, heard);
         }
     });
     let client = ClientId::random();
     let name = connection_name(config.application.as_deref(), &client).into();
-    let store = Store::new(Dials::new(endpoint, config.clone(), name, runtime.clone(), driver, sink));
-    let (signals, lists) = Hub::new();
+    let store = Store::new(ConnectOptions::new(
+        endpoint,
+        config.clone(),
+        name,
+        runtime.clone(),
+        driver,
+        sink,
+    ));
+    let (signals, lists) = Subscriptions::new();
     let (janitor, list) = Janitor::new();
     let (relays, relayed) = mpsc::unbounded_channel();
     let core = Arc::new(Core {
@@ -132,21 +167,21 @@ fn core(Starting { endpoint, config, driver }: Starting, runtime: &Handle) -> Ar
         config,
         store,
         beginning: Beginning::default(),
-        hub,
+        subscriptions,
         signals,
         janitor,
         relays,
-        turns: AtomicU32::new(0),
+        owner_locks_taken: AtomicU32::new(0),
         runtime: runtime.clone(),
         closed: AtomicBool::new(false),
     });
     runtime.spawn(janitor::run(Arc::clone(&core), list));
-    runtime.spawn(janitor::mind_relays(Arc::clone(&core), relayed));
-    runtime.spawn(go_on(Arc::clone(&core), subscriptions, lists));
+    runtime.spawn(janitor::expire_relays(Arc::clone(&core), relayed));
+    runtime.spawn(go_on(Arc::clone(&core), events, lists));
     core
 }
 
-/// Connects as soon as that is wanted, and as often as it takes.
+/// Waits until a connection is wanted, then connects, and retries until that succeeds.
 async fn connect_when_wanted(core: &Core) {
     let mut retry = Retry::new(PAUSES.0, PAUSES.1);
     loop {
@@ -159,17 +194,21 @@ async fn connect_when_wanted(core: &Core) {
     }
 }
 
-/// Starts what needs a connection, once there is one.
-async fn go_on(core: Arc<Core>, subscriptions: UnboundedReceiver<Event>, lists: UnboundedReceiver<Event>) {
+/// Starts the tasks that need a connection, once there is one.
+async fn go_on(
+    core: Arc<Core>,
+    events: UnboundedReceiver<ChannelEvent>,
+    lists: UnboundedReceiver<ChannelEvent>,
+) {
     core.beginning.until(|| core.store.is_connected()).await;
     keep_running("watchdog", &core, watchdog::run);
-    tokio::spawn(messages::subscribe(Arc::clone(&core), subscriptions));
+    tokio::spawn(messages::subscribe(Arc::clone(&core), events));
     tokio::spawn(lists::read(Arc::clone(&core), lists));
     #[cfg(feature = "metrics")]
     tokio::spawn(gauge(core));
 }
 
-/// Starts a task again should it ever panic: one bad hold must not cost the others their renewal.
+/// Restarts a task if it panics: one bad hold must not cost the others their renewal.
 fn keep_running<F>(name: &'static str, core: &Arc<Core>, task: fn(Arc<Core>) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -186,18 +225,21 @@ where
     });
 }
 
-/// Shows levels, as often as the watchdog renews.
+/// Updates the gauges as often as the watchdog renews.
 #[cfg(feature = "metrics")]
 async fn gauge(core: Arc<Core>) {
     let gauges = Arc::new(std::sync::Mutex::new(crate::meter::Gauges::default()));
     let period = core.config.watchdog_timeout / 3;
     loop {
         let (core, gauges) = (Arc::clone(&core), Arc::clone(&gauges));
-        // a recorder is the user's code, and there may be many holds
+        // A recorder is user code and there may be many holds: keep both off this thread.
         log::tell(move || {
-            // it may have been installed since the program began
+            // The recorder may have been installed after the program began.
             crate::meter::describe();
-            gauges.lock().unwrap_or_else(PoisonError::into_inner).set(core.levels());
+            gauges
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .set(core.levels());
         });
         tokio::time::sleep(period).await;
     }

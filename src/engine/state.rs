@@ -1,7 +1,7 @@
-//! What one owner has of one lock, as a value: what we want the server to record, what it is known to record, and the
-//! transitions between.
-//!
-//! No I/O and no clock: instants and epochs are passed in, and what is to be done besides is told by [`Effects`].
+//! The state of a hold as a value: what this client wants the server to record for one owner of one
+//! lock, what the server is known to record, and what transitions share. No I/O and no clock:
+//! instants and epochs are passed in. Side effects are returned in [`Effects`], to run after
+//! unlocking.
 
 use std::{
     sync::{Arc, MutexGuard},
@@ -9,118 +9,127 @@ use std::{
 };
 
 use super::{
-    generation::{Books, End, Generation},
-    kind::{About, Adopts},
+    generation::{Generation, GenerationEnd, Ledger},
+    kind::{Adopts, KindInfo},
     lease::{Keep, Millis},
     refusal::Refusal,
 };
 use crate::{clock::Instant, error::LossReason, owner::OwnerId, store::Epoch};
 
-/// The state of a hold.
+/// What the client knows about one owner and one lock.
 #[derive(Debug)]
-pub(super) struct State {
-    pub(super) standing: Standing,
+pub(super) struct HoldState {
+    pub(super) ownership: Ownership,
     /// The owner as the server knows it.
     pub(super) owner: OwnerId,
-    /// Acquires of this owner that wait in the lock's queue.
+    /// Acquires of this owner that are waiting in the lock's wait queue.
     pub(super) waiters: u32,
-    /// The name under which the sibling is held may be used by somebody else: a late execution about this one, or whoever
-    /// it was given away to.
+    /// A hold of the sibling kind may exist under the name of this hold: it was given away, or a
+    /// late request may still acquire it. So this client nests no new one in this hold.
     pub(super) sibling_in_doubt: bool,
     pub(super) server: ServerSide,
-    /// The name that the hold may have been moved to, while that is in doubt.
+    /// The name to which the hold may have been moved, while that is in doubt.
     pub(super) moves_to: Option<Box<OwnerId>>,
-    /// A request under this name was answered over a newer connection than that of an earlier one, which may still be
-    /// executed.
-    pub(super) late: Option<Late>,
+    /// An earlier request under this name that may still be executed: a later request got its reply
+    /// over another connection.
+    pub(super) late_request: Option<LateRequest>,
     /// When the last request was sent.
-    pub(super) asked: Instant,
-    /// Until when a record may live that an acquire or a move of this owner's has asked for.
+    pub(super) last_sent: Instant,
+    /// Until when a record may live that this owner requested by an acquire, an extension or a
+    /// move.
     pub(super) ends: Instant,
-    /// The generation that is held; that was given up, until the server agrees; or that was lost, while a guard of it
-    /// lives.
+    /// The generation that is held; or that was given up, until the server agrees; or that was
+    /// lost, while a guard of it is alive.
     pub(super) current: Option<Arc<Generation>>,
 }
 
-/// What may still be executed, though a later request was answered.
+/// A request that may still be executed although a later one has its reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Late {
-    /// Over which connection it was sent.
+pub(super) struct LateRequest {
+    /// The connection that carried it.
     pub(super) epoch: Epoch,
-    /// For how long it is expected to come: what the last such request asked for is over then.
+    /// Until when it is expected: a record that it might create has ended by then.
     pub(super) until: Instant,
 }
 
+/// Whether a hold is this client's to manage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
-    /// It is this client's business.
+pub(crate) enum Ownership {
+    /// Only this client changes the record of this owner.
     Ours,
-    /// Somebody else may release it, or was asked to: the server's count is not ours alone any more.
+    /// The hold was given away: another party may release it, so the recorded hold count is no
+    /// longer this client's alone.
     GivenAway,
-    /// A request about it is in the hands of a future that nobody polls: what it may do is undone under the old name, and
-    /// the owner goes on with a new hold.
+    /// A request about it belongs to a future that is no longer polled. Its effect is undone under
+    /// the old name, and the owner continues with a new hold.
     Orphaned,
 }
 
-/// What the server records for this owner, as far as we know.
+/// What the server records for this owner, as far as the client knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ServerSide {
+    /// This hold count.
     Holds(u32),
-    /// It is in the lock's queue, and holds nothing.
+    /// The owner is in the wait queue and holds nothing.
     Waits,
-    /// Requests are under way or their answers were lost; they went out in this epoch.
+    /// Requests are in flight, or their replies were lost.
     InDoubt {
+        /// The connection that carried them; [`Epoch::NONE`] if there were several.
         epoch: Epoch,
-        /// Whether none asks for more than a first hold, or gives one back.
+        /// Whether all of them only acquire a first hold.
         outermost: bool,
     },
 }
 
-/// A request about this hold: planned, then sent, and then answered, or known not to be executed, or in doubt.
+/// A request about this hold. It is planned, then sent; after that it has a reply, is known not to
+/// have been executed, or is in doubt.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub(crate) struct HoldRequest {
     pub(crate) owner: OwnerId,
-    /// The count that it leads to.
+    /// The hold count that it leads to.
     pub(crate) count: u32,
-    /// What the server records until then.
+    /// What the server records until it is executed.
     pub(super) before: ServerSide,
     pub(super) is_release: bool,
 }
 
-impl Request {
-    /// Whether all that it has to do is to end a hold: nothing is kept, and nothing is in doubt.
+impl HoldRequest {
+    /// Returns whether all it does is end a hold: no hold is kept, and nothing is in doubt.
     pub(crate) fn ends_a_hold(&self) -> bool {
         self.count == 0 && matches!(self.before, ServerSide::Holds(_))
     }
 }
 
-/// How somebody acquires.
+/// The parameters of an acquire that its plan depends on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Door {
-    /// The caller's kind, which may be another of the family than the one that the hold was made for.
-    pub(crate) about: About,
-    /// Whoever asks will wait: in the lock's queue, if it has one.
+pub(crate) struct AcquireMode {
+    /// The caller's kind. It may be another kind of the family than the one that the hold was
+    /// created for.
+    pub(crate) about: KindInfo,
+    /// The caller waits if the lock is busy: in the wait queue, if the kind has one.
     pub(crate) waits: bool,
-    /// What is acquired was given away by another owner, who had it alone.
+    /// Set if the acquire adopts the only hold of another owner, which handed it over.
     pub(crate) adopts: Option<Adopts>,
-    /// How often one owner may hold it.
+    /// The highest hold count of one owner.
     pub(crate) max_holds: u32,
-    /// Whoever asks knows of the loss that its guards tell of.
+    /// Acquire even while a guard of a lost hold is alive: the caller knows of that loss.
     pub(crate) after_loss: bool,
 }
 
-/// What a hold must know of others.
+/// What an acquire must know beyond the state of its own hold.
 #[derive(Debug)]
-pub(crate) struct Around<'a> {
-    /// What the owner is called without a suffix. Names are made of this: it may have held the lock under another's.
+pub(crate) struct SiblingState<'a> {
+    /// The owner without a suffix. New names derive from this one: after a hand-off the hold may
+    /// have another owner's name.
     pub(super) caller: &'a OwnerId,
-    /// What the same owner has of the sibling kind.
+    /// The same owner's hold of the sibling kind.
     pub(super) sibling: Option<HeldSibling>,
-    /// A guard lives of what the same owner has lost of the sibling kind.
+    /// The name and the loss of the same owner's hold of the sibling kind, while a guard of it is
+    /// alive.
     pub(super) lost_sibling: Option<(OwnerId, LossReason)>,
-    /// Earlier suffixes may still be used by late executions.
+    /// The suffix for a new name. Late requests may still use earlier ones.
     pub(super) suffix: u64,
-    /// The owner is a value that late executions may still use: it has no other name.
+    /// The owner is a value that late requests may still use. A value has no other name.
     pub(super) value_in_doubt: bool,
 }
 
@@ -129,242 +138,280 @@ pub(crate) struct Around<'a> {
 pub(super) struct HeldSibling {
     /// The owner as the server knows it there.
     pub(super) owner: OwnerId,
-    /// Why there can be no hold beside it.
+    /// Why this hold excludes another one of its sibling kind. `None` if it does not.
     pub(super) refusal: Option<Refusal>,
 }
 
-/// What comes of planning an acquire.
+/// The next step of an acquire.
 #[derive(Debug)]
-pub(super) enum Planned {
-    Send(Request),
-    /// The server does not agree with the books: that comes first.
-    Unsettled,
-    /// The hold is not this client's business any more: take another.
-    Gone,
-    Refused(Refusal),
+pub(crate) enum AcquirePlan {
+    Send(HoldRequest),
+    /// The server does not agree with the ledger: settle that first.
+    Agree,
+    /// This client no longer owns the hold: use another one.
+    Forget,
 }
 
-/// What a transition leaves to do when the state is not locked any more: wakers and subscribers are the user's code.
+/// Side effects of a transition, to run after the state is unlocked: wakers and subscribers are
+/// user code.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
-    /// Its guards are to be told.
+    /// The generation that ended: notify its guards.
     pub(super) ended: Option<Arc<Generation>>,
-    /// It had a guard when it was lost: so many holds.
+    /// The reason and the number of holds, if it was lost while a guard was alive.
     pub(super) lost: Option<(LossReason, u32)>,
 }
 
-/// What a release came to.
+/// The outcome of a release that has its reply.
 #[derive(Debug)]
 pub(super) struct Answered {
-    /// Whether the server had recorded this owner, or may have.
+    /// Whether the server recorded this owner, or may have.
     pub(super) held: bool,
-    /// A name that is not used any more.
+    /// A name that is no longer used.
     pub(super) abandoned: Option<Abandoned>,
-    /// The name that the hold may have been moved to, of which nobody was told. From here on nothing moves there.
+    /// The name to which the hold may have been moved, if no caller has received it. From here on
+    /// nothing moves there.
     pub(super) untold: Option<Abandoned>,
 }
 
-/// A name that late executions may still use; they were sent in this epoch.
+/// A name that is no longer used, but that late requests may still act under.
 #[derive(Debug)]
 pub(crate) struct Abandoned {
     pub(crate) owner: OwnerId,
-    /// The name that its hold may have been moved to, or may still be, of which nobody was told.
+    /// The name to which its hold may have been moved, or may yet be, if no caller has received it.
     pub(crate) moves_to: Option<OwnerId>,
+    /// The connection that carried those requests.
     pub(crate) epoch: Epoch,
-    /// Until when a record under it may live.
+    /// Until when a record under this name may live.
     pub(crate) ends: Instant,
 }
 
-/// What is to be done for a guard that was given up.
+/// What is left to do after a guard was given up.
 #[derive(Debug)]
-pub(crate) enum Left {
-    /// The server must agree with our books.
+pub(crate) enum ReleaseStep {
+    /// Make the server agree with the ledger.
     Here(Arc<Generation>),
-    /// The lock was given away meanwhile: one hold is to be taken off what the server records.
+    /// The lock was given away: take one hold off the record of this owner.
     Elsewhere(OwnerId),
 }
 
-/// What is to be done after it was given away.
+/// What is left to do after a lock was given away.
 #[derive(Debug)]
-pub(crate) enum Unsettled {
+pub(crate) enum Debt {
     Nothing,
-    /// So many holds were given up before, and the server was not told.
+    /// This many holds were given up earlier, and the server still records them.
     Owed(u32),
-    /// A request was under way: the server must record so many. Until it does, nobody knows how many it records, so
-    /// that the lock is not renewed any more.
+    /// The recorded hold count is unknown: make the server record this many holds. If no guard is
+    /// left here, renewal has stopped.
     InDoubt(u32),
 }
 
-/// What is left of a hold.
+/// What is left of a hold after a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Leftover {
-    /// The server does not record what we want, or may not.
+pub(crate) enum Residue {
+    /// The server does not record what the client wants, or may not.
     Doubt,
-    /// It is held, and the server knows; or a guard of a lost generation lives.
+    /// It is held and the server agrees; or a guard of a lost generation is alive.
     Held,
     Nothing,
 }
 
-/// What the watchdog finds.
+/// What the watchdog must do about a hold.
 #[derive(Debug)]
-pub(super) enum Due {
+pub(crate) enum Due {
     Nothing,
-    Renew {
-        generation: Arc<Generation>,
-        keep: Keep,
-        /// Since when.
-        due: Instant,
-        /// What is not answered by then comes too late.
-        deadline: Instant,
-        /// After how long it is due again.
-        period: Duration,
-    },
-    /// The lease is over.
+    Renew(DueRenewal),
+    /// The lease has ended.
     Ended,
-    /// A request has been under way for longer than one can be.
+    /// A request has been in flight for longer than is possible if its future is polled.
     Stuck,
 }
 
-/// A request that is stuck is looked for up to so much later: many go together.
+/// A renewal that is due.
+#[derive(Debug)]
+pub(crate) struct DueRenewal {
+    pub(crate) generation: Arc<Generation>,
+    pub(crate) keep: Keep,
+    /// When it became due.
+    pub(crate) due: Instant,
+    /// A reply after this instant comes too late.
+    pub(crate) deadline: Instant,
+    /// Time until the next renewal is due.
+    pub(crate) period: Duration,
+}
+
+/// How early a stuck request may be reported, so that many are reported together.
 pub(super) const STUCK_SLACK: Duration = Duration::from_millis(256);
 
-/// What is due within this time goes along now: fewer, fuller batches.
-pub(super) fn slack(books: &Books) -> Duration {
-    let period = books.watch().map(|(_, period)| period).or(books.kept_every.map(Millis::duration));
+/// Returns how early a hold may be renewed: a tenth of its period, for fewer and fuller batches.
+pub(super) fn slack(ledger: &Ledger) -> Duration {
+    let period = ledger
+        .watch()
+        .map(|(_, period)| period)
+        .or(ledger.renew_every.map(Millis::duration));
     period.map_or(Duration::ZERO, |period| period / 10)
 }
 
 // --- questions ---
 
-impl State {
+impl HoldState {
     pub(super) fn new(owner: OwnerId, now: Instant) -> Self {
         Self {
-            standing: Standing::Ours,
+            ownership: Ownership::Ours,
             owner,
             waiters: 0,
             sibling_in_doubt: false,
             server: ServerSide::Holds(0),
             moves_to: None,
-            late: None,
-            asked: now,
+            late_request: None,
+            last_sent: now,
             ends: now,
             current: None,
         }
     }
 
-    /// The generation that is held.
-    pub(super) fn held(&self) -> Option<(&Arc<Generation>, MutexGuard<'_, Books>)> {
+    /// Returns the generation that is held, with its ledger locked.
+    pub(super) fn held(&self) -> Option<(&Arc<Generation>, MutexGuard<'_, Ledger>)> {
         let generation = self.current.as_ref()?;
-        let books = generation.books();
-        books.is_held().then_some((generation, books))
+        let ledger = generation.ledger();
+        ledger.is_held().then_some((generation, ledger))
     }
 
-    /// How often we want the server to record this owner.
+    /// Returns the hold count that the server should record for this owner.
     pub(super) fn wanted(&self) -> u32 {
-        self.held().map_or(0, |(_, books)| books.count)
+        self.held().map_or(0, |(_, ledger)| ledger.count)
     }
 
-    /// Whether a guard lives of what a lease has ended.
+    /// Returns whether a guard is alive whose lease has ended.
     fn is_expired(&self) -> bool {
         self.current.as_ref().is_some_and(|generation| {
-            let books = generation.books();
-            books.guards > 0 && books.end == Some(End::Lost(LossReason::LeaseExpired))
+            let ledger = generation.ledger();
+            ledger.guards > 0 && ledger.end == Some(GenerationEnd::Lost(LossReason::LeaseExpired))
         })
     }
 
-    /// What was lost, while a guard of it lives.
+    /// Returns the owner and the loss of a generation while a guard of it is alive.
     pub(super) fn lost_inside(&self, now: Instant) -> Option<(OwnerId, LossReason)> {
         let generation = self.current.as_ref()?;
-        let books = generation.books();
-        let reason = match books.end {
-            Some(End::Lost(reason)) => reason,
-            None if books.deadline <= now => LossReason::LeaseExpired,
+        let ledger = generation.ledger();
+        let reason = match ledger.end {
+            Some(GenerationEnd::Lost(reason)) => reason,
+            None if ledger.deadline <= now => LossReason::LeaseExpired,
             _ => return None,
         };
-        (books.guards > 0).then(|| (generation.owner.clone(), reason))
+        (ledger.guards > 0).then(|| (generation.owner.clone(), reason))
     }
 
-    /// Held, and its lease is not over.
+    /// Returns whether it is held and its lease has not ended.
     pub(super) fn is_valid(&self, now: Instant) -> bool {
-        self.held().is_some_and(|(_, books)| books.deadline > now)
+        self.held().is_some_and(|(_, ledger)| ledger.deadline > now)
     }
 
+    /// Returns whether this is the current generation, which may have ended.
     pub(super) fn is_current(&self, generation: &Arc<Generation>) -> bool {
-        self.current.as_ref().is_some_and(|current| Arc::ptr_eq(current, generation))
+        self.current
+            .as_ref()
+            .is_some_and(|current| Arc::ptr_eq(current, generation))
     }
 
     pub(super) fn is_in_doubt(&self) -> bool {
         matches!(self.server, ServerSide::InDoubt { .. })
     }
 
-    /// Whether the server records what we want.
+    /// Returns whether the server records what the client wants.
     pub(super) fn agrees(&self) -> bool {
         match self.server {
-            // what is late may still take it
-            ServerSide::Holds(0) if self.late.is_some() && self.current.is_none() => false,
+            // A late request may still acquire the lock.
+            ServerSide::Holds(0) if self.late_request.is_some() && self.current.is_none() => false,
             ServerSide::Holds(known) => known == self.wanted(),
             ServerSide::Waits => self.wanted() == 0 && self.waiters > 0,
             ServerSide::InDoubt { .. } => false,
         }
     }
 
-    /// The epoch of the requests that may still be executed.
+    /// Returns the epoch of the requests that may still be executed, where `before` is the server's
+    /// side. Returns `None` if there are none.
     pub(super) fn doubts(&self, before: ServerSide) -> Option<Epoch> {
         match before {
-            ServerSide::InDoubt { epoch, .. } => Some(self.late.map_or(epoch, |late| late.epoch.and(epoch))),
-            _ => self.late.map(|late| late.epoch),
+            ServerSide::InDoubt { epoch, .. } => Some(
+                self.late_request
+                    .map_or(epoch, |late| late.epoch.and(epoch)),
+            ),
+            _ => self.late_request.map(|late| late.epoch),
         }
     }
 
-    /// Nothing but the acquire of a first hold is in doubt: asking for the same again, under the same name, changes nothing.
-    pub(super) fn may_ask_again(&self) -> bool {
-        matches!(self.server, ServerSide::InDoubt { outermost: true, .. }) && self.current.is_none()
+    /// Returns whether only the acquire of a first hold is in doubt. A retry under the same name is
+    /// then idempotent.
+    pub(super) fn may_retry(&self) -> bool {
+        matches!(
+            self.server,
+            ServerSide::InDoubt {
+                outermost: true,
+                ..
+            }
+        ) && self.current.is_none()
     }
 
-    /// What a user of this hold leaves behind.
-    pub(super) fn leftover(&self) -> Leftover {
-        match self.standing {
-            // others may release it: what is left is in nobody's books
-            Standing::GivenAway if self.held().is_some() => Leftover::Held,
-            // what a lease has ended is released by whoever gives its guards up, lest the lease be cut short
-            Standing::Ours if self.is_expired() && !self.is_in_doubt() => Leftover::Held,
-            // whoever waits in the queue asks again, under the same name: to settle it would cost the place
-            Standing::Ours if self.waiters > 0 && self.may_ask_again() => Leftover::Held,
-            Standing::Ours if !self.agrees() => Leftover::Doubt,
-            Standing::Ours if self.current.is_some() || self.server == ServerSide::Waits => Leftover::Held,
-            _ => Leftover::Nothing,
+    /// Returns what a call on this hold leaves behind.
+    pub(super) fn residue(&self) -> Residue {
+        match self.ownership {
+            // Do not settle it: others may release it, and no ledger has its count.
+            Ownership::GivenAway if self.held().is_some() => Residue::Held,
+            // Leave the release to the guards: settling now would cut the lease short.
+            Ownership::Ours if self.is_expired() && !self.is_in_doubt() => Residue::Held,
+            // The waiter retries under the same name. Settling would cost it its place.
+            Ownership::Ours if self.waiters > 0 && self.may_retry() => Residue::Held,
+            Ownership::Ours if !self.agrees() => Residue::Doubt,
+            Ownership::Ours if self.current.is_some() || self.server == ServerSide::Waits => {
+                Residue::Held
+            }
+            _ => Residue::Nothing,
         }
     }
 
-    /// Until when the record may live, as far as we know.
+    /// Returns until when the record may live, as far as the client knows.
     pub(super) fn record_ends(&self) -> Instant {
-        // the deadline is earlier than that by the drift allowance; it may have been extended
-        self.current.as_ref().map_or(self.ends, |generation| generation.books().deadline.max(self.ends))
+        // Take the later one: `ends` includes the drift allowance, but renewals move only the
+        // deadline.
+        self.current.as_ref().map_or(self.ends, |generation| {
+            generation.ledger().deadline.max(self.ends)
+        })
     }
 
-    /// When the watchdog must look at it, and how much earlier it may. `overdue`: how long a request may take.
-    pub(super) fn next_look(&self, overdue: Duration) -> Option<(Instant, Duration)> {
-        if let Some((_, books)) = self.held() {
-            let end = (books.deadline, Duration::ZERO);
-            let renewal = books.renew_at.map(|at| (at, slack(&books)));
-            return Some(renewal.filter(|(at, _)| *at < books.deadline).unwrap_or(end));
+    /// Returns when the watchdog must poll the hold, and how much earlier it may. Returns `None` if
+    /// it need not. `overdue`: the longest time that a request can be in flight.
+    pub(super) fn next_poll(&self, overdue: Duration) -> Option<(Instant, Duration)> {
+        if let Some((_, ledger)) = self.held() {
+            let end = (ledger.deadline, Duration::ZERO);
+            let renewal = ledger.renew_at.map(|at| (at, slack(&ledger)));
+            return Some(
+                renewal
+                    .filter(|(at, _)| *at < ledger.deadline)
+                    .unwrap_or(end),
+            );
         }
-        let stuck = self.is_in_doubt() && self.standing == Standing::Ours;
-        stuck.then(|| (self.asked + overdue, STUCK_SLACK))
+        let stuck = self.is_in_doubt() && self.ownership == Ownership::Ours;
+        stuck.then(|| (self.last_sent + overdue, STUCK_SLACK))
     }
 }
 
 // --- endings, and what they have in common ---
 
-impl State {
-    /// Forgets a generation of which nobody wants to know any more. Part of every change.
+impl HoldState {
+    /// Drops a generation that has ended and is no longer needed: a loss is kept until its last
+    /// guard is gone, any other end until the server agrees. Part of every change.
     pub(super) fn forget_ended(&mut self) {
         let over = self.current.as_ref().is_some_and(|generation| {
-            let books = generation.books();
-            match books.end {
+            let ledger = generation.ledger();
+            match ledger.end {
                 None => false,
-                Some(End::Released | End::Refused(_) | End::Unconfirmed) => self.server == ServerSide::Holds(0),
-                Some(End::Lost(_)) => books.guards == 0,
+                Some(
+                    GenerationEnd::Released
+                    | GenerationEnd::Refused(_)
+                    | GenerationEnd::Unconfirmed,
+                ) => self.server == ServerSide::Holds(0),
+                Some(GenerationEnd::Lost(_)) => ledger.guards == 0,
             }
         });
         if over {
@@ -372,33 +419,51 @@ impl State {
         }
     }
 
-    /// If somebody waits in the queue, the last request counts as sent just now. Whether somebody does.
+    /// Treats the last request as sent just now if a waiter is in the wait queue, so that it does
+    /// not count as stuck. Returns whether one is.
     pub(super) fn bear_with_queue(&mut self, now: Instant) -> bool {
         if self.waiters > 0 {
-            self.asked = now;
+            self.last_sent = now;
         }
         self.waiters > 0
     }
 
+    /// Marks the server's side as in doubt, by a request over the connection `epoch`.
     pub(super) fn doubt(&mut self, epoch: Epoch, outermost: bool, now: Instant) {
         let (epoch, before) = match self.server {
-            ServerSide::InDoubt { epoch: doubt, outermost } => (doubt.and(epoch), outermost),
+            ServerSide::InDoubt {
+                epoch: doubt,
+                outermost,
+            } => (doubt.and(epoch), outermost),
             _ => (epoch, true),
         };
-        self.server = ServerSide::InDoubt { epoch, outermost: outermost && before };
-        self.asked = now;
+        self.server = ServerSide::InDoubt {
+            epoch,
+            outermost: outermost && before,
+        };
+        self.last_sent = now;
     }
 
-    /// An answer came in this epoch: over another connection it does not prove that what was in doubt before is over.
+    /// Records that a request has its reply, over the connection `epoch`. If earlier requests are
+    /// in doubt that another connection carried, the reply does not prove that they are over: they
+    /// count as late.
     pub(super) fn overtake(&mut self, before: ServerSide, epoch: Epoch) {
-        let overtaken = matches!(before, ServerSide::InDoubt { epoch: doubt, .. } if doubt != epoch);
-        let until = self.late.filter(|_| !overtaken).map_or(self.ends, |late| late.until);
-        self.late = self.doubts(before).filter(|doubt| *doubt != epoch).map(|epoch| Late { epoch, until });
+        let overtaken =
+            matches!(before, ServerSide::InDoubt { epoch: doubt, .. } if doubt != epoch);
+        let until = self
+            .late_request
+            .filter(|_| !overtaken)
+            .map_or(self.ends, |late| late.until);
+        self.late_request = self
+            .doubts(before)
+            .filter(|doubt| *doubt != epoch)
+            .map(|epoch| LateRequest { epoch, until });
     }
 
+    /// Abandons the name to requests that may still be executed, and assumes an empty record.
     pub(super) fn abandon(&mut self, epoch: Epoch) -> Abandoned {
         self.server = ServerSide::Holds(0);
-        self.late = None;
+        self.late_request = None;
         Abandoned {
             owner: self.owner.clone(),
             moves_to: self.moves_to.take().map(|to| *to),
@@ -407,21 +472,23 @@ impl State {
         }
     }
 
-    /// Nobody knows any more how many holds the server records.
+    /// Stops renewals, because the recorded hold count is unknown.
     pub(super) fn stop_watching(&mut self) {
-        if let Some((_, mut books)) = self.held() {
-            books.stop_watching();
+        if let Some((_, mut ledger)) = self.held() {
+            ledger.stop_watching();
         }
     }
 
-    /// Ends the generation that is held, if one is.
+    /// Marks the generation that is held as lost, if there is one.
     pub(super) fn lose(&mut self, reason: LossReason, effects: &mut Effects) {
-        let Some((generation, mut books)) = self.held() else { return };
+        let Some((generation, mut ledger)) = self.held() else {
+            return;
+        };
         let generation = Arc::clone(generation);
-        books.end = Some(End::Lost(reason));
-        // what was given away is for somebody else to miss
-        effects.lost = (books.guards > 0).then_some((reason, books.count));
-        drop(books);
+        ledger.end = Some(GenerationEnd::Lost(reason));
+        // Without a guard the lock was given away, so the loss does not concern this client.
+        effects.lost = (ledger.guards > 0).then_some((reason, ledger.count));
+        drop(ledger);
         let record_is_gone = matches!(reason, LossReason::RecordMissing | LossReason::TakenOver);
         if record_is_gone && matches!(self.server, ServerSide::Holds(_)) {
             self.server = ServerSide::Holds(0);
@@ -430,9 +497,11 @@ impl State {
         effects.ended = Some(generation);
     }
 
-    /// Ends the generation whose lease is over. Whether it was.
+    /// Marks the generation as lost if its lease has ended. Returns whether it had.
     pub(super) fn lose_if_over(&mut self, now: Instant, effects: &mut Effects) -> bool {
-        let over = self.held().is_some_and(|(_, books)| books.deadline <= now);
+        let over = self
+            .held()
+            .is_some_and(|(_, ledger)| ledger.deadline <= now);
         if over {
             self.lose(LossReason::LeaseExpired, effects);
         }

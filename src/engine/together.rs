@@ -1,20 +1,21 @@
-//! Several locks by one request: acquired all or none, and given back.
+//! Acquires several locks by one request, all or none, and releases them by one.
 //!
-//! It is a shortcut, never needed: nobody waits here, neither for a lock nor for a turn. Whatever is not plain (a re-entry,
-//! a doubt, a turn that is taken, a refusal) is left to the way on which each lock goes by itself.
+//! This is a shortcut, and never required: it waits neither for a lock nor for an owner lock. All
+//! that is not plain (a re-entry, a doubt, a taken owner lock, a refusal) is left to the path that
+//! acquires each lock by itself.
 
 use std::{pin::pin, sync::Arc};
 
 use futures_util::future::join_all;
 
 use super::{
-    attempt::{Acquire, Entered, why_not_entered},
+    attempt::{Acquire, AcquireReply, Entered, why_not_entered},
     core::{Core, LOCKS_AT_ONCE},
-    failure::{NO_ANSWER, silent, store_error},
-    hold::{Hold, Next},
-    kind::{Kind, Together, Wake},
-    settle::UnderWay,
-    state::{Left, Request},
+    failure::{NO_REPLY, no_reply, store_error},
+    hold::Hold,
+    kind::{JointScripts, Kind, Wake},
+    settle::CallInFlight,
+    state::{AcquirePlan, HoldRequest, ReleaseStep},
 };
 use crate::{
     clock::Instant,
@@ -22,58 +23,90 @@ use crate::{
     store::{Acquired, Arg, Call},
 };
 
-/// What came of [`Acquire::together`].
-pub(crate) enum Outcome {
+/// The outcome of [`Acquire::together`].
+pub(crate) enum JointOutcome {
     Entered(Vec<Entered>),
-    /// Somebody else holds this one.
+    /// Another owner holds the lock at this index.
     Busy(usize),
-    /// Nothing is held. Each lock by itself may do better, or say what is wrong.
+    /// Nothing is held. Each lock by itself may succeed, or report the error.
     NotThisWay,
 }
 
-/// The scripts, if these locks can be taken by one request.
-fn scripts<'a>(core: &Core, kinds: impl ExactSizeIterator<Item = &'a Arc<dyn Kind>> + Clone) -> Option<Together> {
+/// Returns the scripts, if one request can take all these locks.
+fn scripts<'a>(
+    core: &Core,
+    kinds: impl ExactSizeIterator<Item = &'a Arc<dyn Kind>> + Clone,
+) -> Option<JointScripts> {
     let first = kinds.clone().next()?;
-    let alike = kinds.clone().all(|kind| kind.about().family == first.about().family && kind.together().is_some());
-    let together = alike && kinds.len() <= LOCKS_AT_ONCE && core.store.takes_together(kinds.map(|kind| kind.name()));
+    let alike = kinds
+        .clone()
+        .all(|kind| kind.about().family == first.about().family && kind.together().is_some());
+    let together = alike
+        && kinds.len() <= LOCKS_AT_ONCE
+        && core.store.takes_together(kinds.map(|kind| kind.name()));
     first.together().filter(|_| together)
 }
 
 impl Acquire<'_> {
-    /// Acquires all of these locks, of which this acquire's is the first, if nobody holds any.
-    pub(crate) async fn together(&self, kinds: &[Arc<dyn Kind>]) -> Result<Outcome> {
-        match self.in_time(self.attempt_deadline(None), pin!(self.attempt_together(kinds))).await {
+    /// Acquires all of these locks, if all are free. The first is the one that this acquire is for.
+    pub(crate) async fn together(&self, kinds: &[Arc<dyn Kind>]) -> Result<JointOutcome> {
+        match self
+            .in_time(
+                self.attempt_deadline(None),
+                pin!(self.attempt_together(kinds)),
+            )
+            .await
+        {
             Some(outcome) => outcome,
-            None => self.no_answer(silent(NO_ANSWER)),
+            None => self.no_reply(no_reply(NO_REPLY)),
         }
     }
 
-    async fn attempt_together(&self, kinds: &[Arc<dyn Kind>]) -> Result<Outcome> {
+    async fn attempt_together(&self, kinds: &[Arc<dyn Kind>]) -> Result<JointOutcome> {
         let Self { core, .. } = *self;
         if let Err(error) = core.connected(self.attempt_deadline(None)).await {
-            // each by itself waits for as long as an outage may last
-            return if error.is_transient() { Ok(Outcome::NotThisWay) } else { Err(error) };
+            // the attempts for single locks wait for as long as an outage may last
+            return if error.is_transient() {
+                Ok(JointOutcome::NotThisWay)
+            } else {
+                Err(error)
+            };
         }
-        let Some(scripts) = scripts(core, kinds.iter()) else { return Ok(Outcome::NotThisWay) };
-        let under_way: Vec<_> =
-            kinds.iter().map(|kind| UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) }).collect();
+        let Some(scripts) = scripts(core, kinds.iter()) else {
+            return Ok(JointOutcome::NotThisWay);
+        };
+        let under_way: Vec<_> = kinds
+            .iter()
+            .map(|kind| CallInFlight {
+                core,
+                hold: core.holds.get_or_insert(kind, &self.owner),
+            })
+            .collect();
         let (mut turns, mut requests, sent) = (Vec::new(), Vec::new(), Instant::now());
-        for (UnderWay { hold, .. }, kind) in under_way.iter().zip(kinds) {
-            // also where one lock is named twice
-            let Ok(turn) = hold.turn.try_acquire() else { return Ok(Outcome::NotThisWay) };
+        for (CallInFlight { hold, .. }, kind) in under_way.iter().zip(kinds) {
+            // also fails if one lock is named twice
+            let Ok(turn) = hold.owner_lock.try_acquire() else {
+                return Ok(JointOutcome::NotThisWay);
+            };
             turns.push(turn);
             if hold.count() > 0 {
-                return Ok(Outcome::NotThisWay);
+                return Ok(JointOutcome::NotThisWay);
             }
-            let Next::Send(request) = hold.plan(self.door(kind, false), core.holds.around(hold), sent)? else {
-                return Ok(Outcome::NotThisWay);
+            let AcquirePlan::Send(request) = hold.plan(
+                self.acquire_mode(kind, false),
+                core.holds.sibling_state(hold),
+                sent,
+            )?
+            else {
+                return Ok(JointOutcome::NotThisWay);
             };
             requests.push((hold, request));
         }
-        // names may have been retired meanwhile
+        // a name may have been retired since the first plan, but the script takes one owner for all
+        // locks
         let owner = requests[0].1.owner.clone();
         if requests.iter().any(|(_, request)| request.owner != owner) {
-            return Ok(Outcome::NotThisWay);
+            return Ok(JointOutcome::NotThisWay);
         }
         let mut route = core.route(requests[0].0, sent);
         route.copies = self.copies;
@@ -85,27 +118,44 @@ impl Acquire<'_> {
                 hold.not_executed(request);
             }
         };
-        // looked at after the holds are in doubt: a shutdown that this look misses will wait for these turns
+        // checked after the holds are in doubt: a shutdown that this check misses waits for the
+        // owner locks
         core.check_open().inspect_err(|_| not_executed())?;
-        // one by one, the one that it is about is told
-        if requests.iter().any(|(hold, request)| core.holds.rival(hold, request.count).is_some()) {
+        // one by one, the lock that has a rival reports the error
+        if requests
+            .iter()
+            .any(|(hold, request)| core.holds.rival(hold, request.count).is_some())
+        {
             not_executed();
-            return Ok(Outcome::NotThisWay);
+            return Ok(JointOutcome::NotThisWay);
         }
 
         let names = kinds.iter().map(|kind| Arc::clone(kind.name()));
-        let call = Call::new(scripts.acquire, names, vec![Arg::from(&owner), self.lease.millis().into()]);
+        let call = Call::new(
+            scripts.acquire,
+            names,
+            vec![Arg::from(&owner), self.lease.millis().into()],
+        );
         match core.store.acquire_together(&mut route, &call).await {
             Ok((None, epoch)) => {
                 let replicas = match (self.copies, core.store.acknowledged(&route).await) {
                     (None, _) => None,
                     (Some(copies), Ok(Some(acks))) if acks.suffice(copies) => Some(acks.counted()),
-                    // each is given back before it is asked for by itself, which says what is wrong
-                    _ => return Ok(Outcome::NotThisWay),
+                    // each lock is released before its own attempt, which reports what is wrong
+                    _ => return Ok(JointOutcome::NotThisWay),
                 };
                 let (mut entered, mut late) = (Vec::new(), None);
                 for (hold, request) in &requests {
-                    match self.take_in(hold, request, sent, None, (epoch, replicas))? {
+                    match self.take_in(
+                        hold,
+                        request,
+                        AcquireReply {
+                            sent,
+                            token: None,
+                            epoch,
+                            replicas,
+                        },
+                    )? {
                         Some(ticket) => entered.push((Arc::clone(hold), ticket)),
                         None => late = Some(hold),
                     }
@@ -114,52 +164,60 @@ impl Acquire<'_> {
                     for (hold, ticket) in &entered {
                         core.release_later(hold, ticket);
                     }
-                    return self.no_answer(why_not_entered(late));
+                    return self.no_reply(why_not_entered(late));
                 }
-                Ok(Outcome::Entered(entered))
+                Ok(JointOutcome::Entered(entered))
             }
             Ok((Some((at, why)), epoch)) => {
                 for (hold, request) in &requests {
                     hold.busy(request, false, epoch);
                 }
                 match why {
-                    Acquired::WrongKind => Err(Error::WrongLockKind { lock: kinds[at].name().to_string() }),
-                    _ => Ok(Outcome::Busy(at)),
+                    Acquired::WrongKind => Err(Error::WrongLockKind {
+                        lock: kinds[at].name().to_string(),
+                    }),
+                    _ => Ok(JointOutcome::Busy(at)),
                 }
             }
-            Err(error) if error.may_have_executed() => self.no_answer(error),
+            Err(error) if error.may_have_executed() => self.no_reply(error),
             Err(_) => {
                 not_executed();
-                Ok(Outcome::NotThisWay)
+                Ok(JointOutcome::NotThisWay)
             }
         }
     }
 
-    /// Whoever still has time tries again, lock by lock.
-    fn no_answer(&self, error: StoreError) -> Result<Outcome> {
+    /// Returns `NotThisWay` if there is time left to try lock by lock, and the error otherwise.
+    fn no_reply(&self, error: StoreError) -> Result<JointOutcome> {
         match self.deadline {
-            Some(deadline) if deadline <= Instant::now() => Err(store_error(self.kind.name(), error)),
-            _ => Ok(Outcome::NotThisWay),
+            Some(deadline) if deadline <= Instant::now() => {
+                Err(store_error(self.kind.name(), error))
+            }
+            _ => Ok(JointOutcome::NotThisWay),
         }
     }
 }
 
 impl Core {
-    /// Gives up several holds, and waits until the server knows. Dropped midway, the janitor goes on. Reports the first
-    /// failure.
+    /// Gives up several holds, and waits until the server has released them. If it is dropped
+    /// midway, the janitor finishes. Reports the first failure.
     pub(crate) async fn release_together(&self, held: Vec<Entered>) -> Result<()> {
-        held.first().map_or(Ok(()), |(hold, _)| self.check_ours(hold.lock_name()))?;
-        // before the first await, all of them
+        held.first()
+            .map_or(Ok(()), |(hold, _)| self.check_ours(hold.lock_name()))?;
+        // all of them before the first await: a drop midway must not leave some held
         let given_up: Vec<Result<_>> = held
             .into_iter()
             .map(|(hold, ticket)| {
-                let under_way = UnderWay { core: self, hold };
+                let under_way = CallInFlight { core: self, hold };
                 let left = under_way.hold.leave(&ticket, Instant::now())?;
                 Ok((under_way, left))
             })
             .collect();
         let deadline = Instant::now() + self.config.command_timeout();
-        let here = given_up.iter().flatten().filter(|(_, left)| matches!(left, Left::Here(_)));
+        let here = given_up
+            .iter()
+            .flatten()
+            .filter(|(_, left)| matches!(left, ReleaseStep::Here(_)));
         let holds: Vec<&Arc<Hold>> = here.map(|(under_way, _)| &under_way.hold).collect();
         if let Err(error) = self.agree_together(&holds).await
             && Instant::now() >= deadline
@@ -168,12 +226,13 @@ impl Core {
         }
         let released = given_up.into_iter().map(|given_up| async move {
             let (under_way, left) = given_up?;
-            self.left(&under_way.hold, left, Instant::now(), deadline).await
+            self.finish_release(&under_way.hold, left, Instant::now(), deadline)
+                .await
         });
         join_all(released).await.into_iter().collect()
     }
 
-    /// Makes the server agree with holds that nobody awaits, as far as one request can.
+    /// Makes the server agree with holds that no caller awaits, as far as one request can.
     pub(super) async fn settle_together(&self, holds: &[Arc<Hold>]) {
         let can = |hold: &&Arc<Hold>| hold.kind().together().is_some();
         let together: Vec<_> = holds.iter().filter(can).collect();
@@ -181,18 +240,26 @@ impl Core {
             return;
         }
         let _slot = self.janitor.slot().await;
-        // what is left is settled one by one
+        // a failure leaves them to be settled one by one
         let _ = self.agree_together(&together).await;
     }
 
-    /// Makes the server agree with those of these holds that end with it, if that needs nothing but one request.
+    /// Makes the server agree, by one request, with those of these holds that only have to end.
+    /// Returns `Err` if that request may have been executed.
     async fn agree_together(&self, holds: &[&Arc<Hold>]) -> Result<(), StoreError> {
-        let Some(scripts) = scripts(self, holds.iter().map(|hold| hold.kind())) else { return Ok(()) };
-        let (mut turns, mut asked) = (Vec::with_capacity(holds.len()), Vec::with_capacity(holds.len()));
+        let Some(scripts) = scripts(self, holds.iter().map(|hold| hold.kind())) else {
+            return Ok(());
+        };
+        let (mut turns, mut asked) = (
+            Vec::with_capacity(holds.len()),
+            Vec::with_capacity(holds.len()),
+        );
         let now = Instant::now();
         let mut route = self.route(holds[0], now);
         for hold in holds {
-            let Ok(turn) = hold.turn.try_acquire() else { continue };
+            let Ok(turn) = hold.owner_lock.try_acquire() else {
+                continue;
+            };
             match hold.send_release(route.epoch(), now) {
                 Some(release) if release.ends_a_hold() => {
                     turns.push(turn);
@@ -207,7 +274,7 @@ impl Core {
         }
         let names = asked.iter().map(|(hold, _)| Arc::clone(hold.kind().name()));
         let of_one = |(hold, release): &(&Arc<Hold>, _)| {
-            let release: &Request = release;
+            let release: &HoldRequest = release;
             let channel = match hold.kind().wake(&release.owner) {
                 Wake::Channel(channel) => Arg::from(&channel),
                 Wake::Signal(_) | Wake::Poll(_) => Arg::from(&Arc::from("")),
@@ -215,14 +282,20 @@ impl Core {
             [Arg::from(&release.owner), channel]
         };
         let args = asked.iter().flat_map(of_one);
-        match self.store.release_together(&mut route, &Call::new(scripts.release, names, args)).await {
+        match self
+            .store
+            .release_together(&mut route, &Call::new(scripts.release, names, args))
+            .await
+        {
             Ok((answers, epoch)) => {
                 for ((hold, release), released) in asked.iter().zip(answers) {
                     self.agreed(hold, release, released, epoch);
                 }
             }
             Err(error) if error.may_have_executed() => return Err(error),
-            Err(_) => asked.iter().for_each(|(hold, release)| hold.not_executed(release)),
+            Err(_) => asked
+                .iter()
+                .for_each(|(hold, release)| hold.not_executed(release)),
         }
         Ok(())
     }

@@ -1,18 +1,18 @@
-//! Handing a hold to another client: its record moves to an owner that nobody is, and from there to whoever adopts it.
-//! (To adopt is to acquire by another script.)
+//! Hands a hold to another client: its record moves to an owner name that no task has, and from
+//! there to the client that adopts it. (To adopt is to acquire by another script.)
 
 use std::{sync::Arc, time::Duration};
 
 use super::{
     attempt::{Acquire, Entered},
     core::Core,
-    failure::silent,
-    generation::{End, Generation, Ticket},
+    failure::no_reply,
+    generation::{Generation, GenerationEnd, Ticket},
     hold::Hold,
     kind::Kind,
     release::Repeat,
-    settle::{Agreement, UnderWay},
-    state::{Abandoned, Answered, Effects, Request, Standing, State},
+    settle::{Agreement, CallInFlight},
+    state::{Abandoned, Answered, Effects, HoldRequest, HoldState, Ownership},
 };
 use crate::{
     clock::Instant,
@@ -23,30 +23,39 @@ use crate::{
 };
 
 const NESTED: &str = "its owner holds it more than once; release the other guards first";
-const READS_AND_WRITES: &str = "its owner reads and writes at the same time; release one of the two first";
+const READS_AND_WRITES: &str =
+    "its owner reads and writes at the same time; release one of the two first";
 const GIVEN_AWAY: &str = "a guard of it was forgotten; release that hold first";
-const SETTLED_OTHERWISE: &str =
-    "another call of this owner ended the hold, or this one was not polled; what was handed over is being released";
+const SETTLED_OTHERWISE: &str = "another call of this owner ended the hold, or this one was not polled; what was handed over is being released";
 
 impl<'a> Acquire<'a> {
-    /// Takes over what `from` was given, instead of what is free.
+    /// Returns an acquire that takes over the hold of `from`, rather than a free lock.
     pub(crate) fn adopting(
         core: &'a Core,
         kind: &'a Arc<dyn Kind>,
         options: &AcquireOptions,
         from: &'a OwnerId,
     ) -> Result<Self> {
-        let mut adopt = Self::new(core, kind, options, Wait::at_most(core.config.command_timeout()))?;
+        let mut adopt = Self::new(
+            core,
+            kind,
+            options,
+            Wait::at_most(core.config.command_timeout()),
+        )?;
         if adopt.owner.is_value() {
-            // it has one name only: nobody could tell it from who had the lock under that before
-            let (owner, reason) = (adopt.owner.to_string(), "a hold is not adopted under a value; leave it out");
+            // a value has no other name: the server could not tell it from an earlier holder of the
+            // same value
+            let (owner, reason) = (
+                adopt.owner.to_string(),
+                "a hold is not adopted under a value; leave it out",
+            );
             return Err(Error::InvalidOwner { owner, reason });
         }
         (adopt.waits, adopt.from) = (false, Some(from));
         Ok(adopt)
     }
 
-    /// Adopts; the error does not name whom from, since that is a secret.
+    /// Adopts the hold. The error does not name `from`, which is a secret.
     pub(crate) async fn adopt(self) -> Result<Entered> {
         let (lock, owner) = (self.kind.name().to_string(), self.owner.clone());
         self.run().await?.ok_or(Error::NotHeld { lock, owner })
@@ -55,26 +64,31 @@ impl<'a> Acquire<'a> {
 
 /// Why a hold does not move.
 enum Stays {
-    /// The server does not agree with the books: that comes first.
+    /// The server does not agree with the ledger: settle that first.
     Unsettled,
     Refused(&'static str),
-    Ended(End),
+    Ended(GenerationEnd),
 }
 
-impl State {
-    /// Gives up the hold of a guard, if it is the only one, and the server records that.
-    fn part_with(&mut self, ticket: &Ticket, now: Instant, effects: &mut Effects) -> Result<Arc<Generation>, Stays> {
+impl HoldState {
+    /// Gives up the hold of a guard, if it is the only one and the server records it.
+    fn part_with(
+        &mut self,
+        ticket: &Ticket,
+        now: Instant,
+        effects: &mut Effects,
+    ) -> Result<Arc<Generation>, Stays> {
         let generation = &ticket.generation;
         if self.is_current(generation) {
             self.lose_if_over(now, effects);
         }
         let (end, count) = {
-            let books = generation.books();
-            (books.end, books.count)
+            let ledger = generation.ledger();
+            (ledger.end, ledger.count)
         };
         match end {
             Some(end) => return Err(Stays::Ended(end)),
-            None if self.standing != Standing::Ours => return Err(Stays::Refused(GIVEN_AWAY)),
+            None if self.ownership != Ownership::Ours => return Err(Stays::Refused(GIVEN_AWAY)),
             None if count > 1 => return Err(Stays::Refused(NESTED)),
             None if !self.agrees() => return Err(Stays::Unsettled),
             None => {}
@@ -83,8 +97,10 @@ impl State {
         Ok(Arc::clone(generation))
     }
 
-    /// The release of what was parted with, if nobody else has made the server agree meanwhile. From here on it is under way,
-    /// and somebody has to be told of `to`, or it is a ghost.
+    /// Returns the move of a generation that was given up, as a request in flight. Returns `None`
+    /// if another call has settled the generation already.
+    ///
+    /// Unless the caller receives the name `to`, the moved hold must be cleaned up.
     fn send_move(
         &mut self,
         generation: &Arc<Generation>,
@@ -92,23 +108,36 @@ impl State {
         keep: Duration,
         epoch: Epoch,
         now: Instant,
-    ) -> Option<Request> {
-        let request = self.plan_release().filter(|request| self.is_current(generation) && request.count == 0)?;
+    ) -> Option<HoldRequest> {
+        let request = self
+            .plan_release()
+            .filter(|request| self.is_current(generation) && request.count == 0)?;
         self.ends = self.ends.max(now + keep);
         self.moves_to = Some(Box::new(to.clone()));
         self.send(&request, epoch, now);
         Some(request)
     }
 
-    /// The giver's name is settled, and from here on nothing moves: what has moved is a ghost.
+    /// Takes the name that the hold may have moved to, to be cleaned up. The giver's name is
+    /// settled, so no move follows. Returns `None` if no move is in doubt.
     pub(super) fn untold(&mut self, epoch: Epoch) -> Option<Abandoned> {
         let owner = *self.moves_to.take()?;
-        Some(Abandoned { owner, moves_to: None, epoch, ends: self.record_ends() })
+        Some(Abandoned {
+            owner,
+            moves_to: None,
+            epoch,
+            ends: self.record_ends(),
+        })
     }
 
-    /// The server has moved the hold, and whoever asked for it hears that. `None`: the name was given up meanwhile, and with
-    /// it the one that it was moved to.
-    pub(super) fn moved(&mut self, request: &Request, epoch: Epoch, effects: &mut Effects) -> Option<Answered> {
+    /// Takes in the reply that the hold has moved. Returns `None` if its name was abandoned before
+    /// the reply came; then the name that it moved to was abandoned, too.
+    pub(super) fn moved(
+        &mut self,
+        request: &HoldRequest,
+        epoch: Epoch,
+        effects: &mut Effects,
+    ) -> Option<Answered> {
         self.moves_to.take()?;
         Some(self.released(request, Released::Free, epoch, effects))
     }
@@ -119,15 +148,22 @@ impl Hold {
         self.change(|state, effects| state.part_with(ticket, Instant::now(), effects))
     }
 
-    fn send_move(self: &Arc<Self>, generation: &Arc<Generation>, moves: &Move<'_>, epoch: Epoch) -> Option<Request> {
-        self.change(|state, _| state.send_move(generation, &moves.to, moves.keep, epoch, Instant::now()))
+    fn send_move(
+        self: &Arc<Self>,
+        generation: &Arc<Generation>,
+        moves: &Move<'_>,
+        epoch: Epoch,
+    ) -> Option<HoldRequest> {
+        self.change(|state, _| {
+            state.send_move(generation, &moves.to, moves.keep, epoch, Instant::now())
+        })
     }
 }
 
-/// A hold that moves.
+/// One move of a hold, with all its attempts.
 struct Move<'a> {
     ticket: &'a Ticket,
-    /// From then on there is no way back.
+    /// The generation, once it was given up: from then on there is no way back.
     given_up: Option<Arc<Generation>>,
     to: OwnerId,
     keep: Duration,
@@ -135,15 +171,30 @@ struct Move<'a> {
 }
 
 impl Core {
-    /// Gives the hold of a guard to an owner that nobody is, for `keep`, and returns its name. Until the hold is given up a
-    /// failure has changed nothing. Once it is, what fails is released, under whichever name the server has it.
-    pub(crate) async fn transfer(&self, hold: &Arc<Hold>, ticket: &Ticket, keep: Duration) -> Result<OwnerId> {
+    /// Moves the hold of a guard to an owner name that no task has, for `keep`, and returns that
+    /// name. Until the hold is given up, a failure has changed nothing. After that, a failed move
+    /// is released, under whichever name the server records it.
+    pub(crate) async fn transfer(
+        &self,
+        hold: &Arc<Hold>,
+        ticket: &Ticket,
+        keep: Duration,
+    ) -> Result<OwnerId> {
         self.check_ours(hold.lock_name())?;
         self.check_open()?;
         let keep = checked_lease(hold.lock_name(), keep)?;
         let deadline = Instant::now() + self.config.command_timeout();
-        let under_way = UnderWay { core: self, hold: Arc::clone(hold) };
-        let mut moves = Move { ticket, given_up: None, to: OwnerId::of_nobody(), keep, deadline };
+        let under_way = CallInFlight {
+            core: self,
+            hold: Arc::clone(hold),
+        };
+        let mut moves = Move {
+            ticket,
+            given_up: None,
+            to: OwnerId::of_nobody(),
+            keep,
+            deadline,
+        };
         let mut repeat = Repeat::until(deadline);
         while let Some(error) = self.try_to_move(&under_way.hold, &mut moves).await? {
             repeat.after(self, hold, error).await?;
@@ -151,15 +202,20 @@ impl Core {
         Ok(moves.to)
     }
 
-    /// `Some`: it may work a little later.
-    async fn try_to_move(&self, hold: &Arc<Hold>, moves: &mut Move<'_>) -> Result<Option<StoreError>> {
-        // the other half of a read-write lock must stand still, too. In the same order, whichever moves: both may
+    /// Makes one attempt to move the hold. Returns `Some` if a retry may succeed.
+    async fn try_to_move(
+        &self,
+        hold: &Arc<Hold>,
+        moves: &mut Move<'_>,
+    ) -> Result<Option<StoreError>> {
+        // the other half of a read-write lock must not change either. Both owner locks are taken in
+        // a fixed order: otherwise two moves at once would wait for each other
         let sibling = self.holds.known_sibling(hold.kind(), &hold.caller);
         let mut both: Vec<_> = sibling.iter().chain([hold]).collect();
         both.sort_by_key(|hold| hold.kind().about().family);
         let mut turns = Vec::with_capacity(2);
         for hold in both {
-            match self.turn(hold, Some(moves.deadline)).await {
+            match self.lock_owner(hold, Some(moves.deadline)).await {
                 Ok(turn) => turns.push(turn),
                 Err(error) => return Ok(Some(error)),
             }
@@ -167,15 +223,20 @@ impl Core {
         if let Some(sibling) = &sibling
             && moves.given_up.is_none()
         {
-            // the server tells by the name that both are one owner's, also of one that was given up a moment ago
+            // both halves have one name on the server: a sibling that was just given up must be
+            // settled first
             if sibling.count() == 0
-                && let Agreement::Refused(error) | Agreement::Silent(error) = self.agree(sibling, Instant::now()).await
+                && let Agreement::Refused(error) | Agreement::Silent(error) =
+                    self.agree(sibling, Instant::now()).await
             {
                 return Ok(Some(error));
             }
             if sibling.count() > 0 {
                 let lock = hold.lock_name().to_string();
-                return Err(Error::CannotHandOver { lock, reason: READS_AND_WRITES });
+                return Err(Error::CannotHandOver {
+                    lock,
+                    reason: READS_AND_WRITES,
+                });
             }
         }
         let generation = match &moves.given_up {
@@ -185,16 +246,22 @@ impl Core {
                 Err(error) => return Ok(Some(error)),
             },
         };
-        let settled_otherwise =
-            || Error::Unconfirmed { lock: hold.lock_name().to_string(), source: silent(SETTLED_OTHERWISE) };
+        let settled_otherwise = || Error::Unconfirmed {
+            lock: hold.lock_name().to_string(),
+            source: no_reply(SETTLED_OTHERWISE),
+        };
         let mut route = self.route(hold, Instant::now());
-        let request = hold.send_move(&generation, moves, route.epoch()).ok_or_else(settled_otherwise)?;
-        let transfer = hold.kind().transfer(&request.owner, &moves.to, millis(moves.keep));
-        match self.acquire_by(&mut route, (hold, &request), &transfer).await {
+        let request = hold
+            .send_move(&generation, moves, route.epoch())
+            .ok_or_else(settled_otherwise)?;
+        let transfer = hold
+            .kind()
+            .transfer(&request.owner, &moves.to, millis(moves.keep));
+        match self.acquire_by(&mut route, hold, &request, &transfer).await {
             Ok((Acquired::Yes { .. }, epoch)) => {
                 let answered = hold.moved(&request, epoch).ok_or_else(settled_otherwise)?;
-                self.heard(hold, answered);
-                // no await from here on: whoever polls is told
+                self.settle_reply(hold, answered);
+                // no await from here on: the caller is sure to receive the name
                 Ok(None)
             }
             Ok((_, epoch)) => {
@@ -210,13 +277,21 @@ impl Core {
         }
     }
 
-    /// Gives the hold up in our books, as soon as the server agrees with them.
-    async fn part(&self, hold: &Arc<Hold>, moves: &Move<'_>) -> Result<Result<Arc<Generation>, StoreError>> {
+    /// Gives the hold up in our ledger, as soon as the server agrees with it. `Ok(Err(_))`: a retry
+    /// may succeed.
+    async fn part(
+        &self,
+        hold: &Arc<Hold>,
+        moves: &Move<'_>,
+    ) -> Result<Result<Arc<Generation>, StoreError>> {
         loop {
             match hold.part_with(moves.ticket) {
                 Ok(generation) => return Ok(Ok(generation)),
                 Err(Stays::Refused(reason)) => {
-                    return Err(Error::CannotHandOver { lock: hold.lock_name().to_string(), reason });
+                    return Err(Error::CannotHandOver {
+                        lock: hold.lock_name().to_string(),
+                        reason,
+                    });
                 }
                 Err(Stays::Ended(end)) => return Err(hold.end_error(&moves.ticket.generation, end)),
                 Err(Stays::Unsettled) => {}

@@ -1,15 +1,16 @@
-//! How the state of a hold changes: pure, like [`State`] itself.
+//! The transitions of a [`HoldState`]. They are pure, like the state itself.
 
 use std::sync::{Arc, MutexGuard};
 
 use super::{
-    generation::{Books, End, Generation, Grant, Leg, Ticket},
+    generation::{Generation, GenerationEnd, Grant, Hop, Ledger, Ticket},
     kind::Adopts,
-    lease::Keep,
+    lease::{Keep, RenewalReply},
     refusal::Refusal,
     state::{
-        Abandoned, Answered, Around, Door, Due, Effects, HeldSibling, Left, Planned, Request, STUCK_SLACK, ServerSide,
-        Standing, State, Unsettled, slack,
+        Abandoned, AcquireMode, AcquirePlan, Answered, Debt, Due, DueRenewal, Effects, HeldSibling,
+        HoldRequest, HoldState, Ownership, ReleaseStep, STUCK_SLACK, ServerSide, SiblingState,
+        slack,
     },
 };
 use crate::{
@@ -21,63 +22,85 @@ use crate::{
 
 // --- requests ---
 
-impl State {
-    /// What the next acquire should send.
-    pub(super) fn plan(&mut self, door: Door, around: Around<'_>, now: Instant, effects: &mut Effects) -> Planned {
-        let refuse = Planned::Refused;
-        if self.standing != Standing::Ours {
-            return Planned::Gone;
+impl HoldState {
+    /// Plans the next acquire.
+    pub(super) fn plan(
+        &mut self,
+        mode: AcquireMode,
+        siblings: SiblingState<'_>,
+        now: Instant,
+        effects: &mut Effects,
+    ) -> Result<AcquirePlan, Refusal> {
+        if self.ownership != Ownership::Ours {
+            return Ok(AcquirePlan::Forget);
         }
         self.lose_if_over(now, effects);
         self.forget_ended();
-        // while a guard of a lost generation lives, its owner is inside what it lost
+        // While a guard of a lost generation is alive, its owner is still inside the critical
+        // section that it lost. A new hold would hide the loss.
         if let Some(generation) = self.current.clone()
-            && let Some(End::Lost(reason)) = generation.books().end
+            && let Some(GenerationEnd::Lost(reason)) = generation.ledger().end
         {
-            if !door.after_loss {
-                return refuse(Refusal::Lost(generation.owner.clone(), reason));
+            if !mode.after_loss {
+                return Err(Refusal::Lost(generation.owner.clone(), reason));
             }
             self.current = None;
         }
-        let again = (door.adopts == Some(Adopts::Again) || door.waits && door.about.queues) && self.may_ask_again();
+        let again = (mode.adopts == Some(Adopts::Again) || mode.waits && mode.about.queues)
+            && self.may_retry();
         if !self.agrees() && !again {
-            return Planned::Unsettled;
+            return Ok(AcquirePlan::Agree);
         }
         let count = self.wanted();
         if let Some((generation, _)) = self.held() {
             let owner = || generation.owner.clone();
-            if !door.about.reentrant || door.adopts.is_some() {
-                return refuse(Refusal::NotReentrant(owner()));
+            if !mode.about.reentrant || mode.adopts.is_some() {
+                return Err(Refusal::NotReentrant(owner()));
             }
-            if door.about.token && generation.token.is_none() {
-                return refuse(Refusal::NoToken(owner()));
+            if mode.about.token && generation.token.is_none() {
+                return Err(Refusal::NoToken(owner()));
             }
-            if count >= door.max_holds {
-                return refuse(Refusal::TooManyHolds(owner(), count));
+            if count >= mode.max_holds {
+                return Err(Refusal::TooManyHolds(owner(), count));
             }
         }
-        if around.value_in_doubt {
-            return refuse(Refusal::ValueInDoubt);
+        if siblings.value_in_doubt {
+            return Err(Refusal::ValueInDoubt);
         }
-        // inside what it lost of the other half, too
-        if let Some((owner, reason)) = around.lost_sibling.filter(|_| count == 0 && !door.after_loss) {
-            return refuse(Refusal::Lost(owner, reason));
+        // The same for a lost hold of the sibling.
+        if let Some((owner, reason)) = siblings
+            .lost_sibling
+            .filter(|_| count == 0 && !mode.after_loss)
+        {
+            return Err(Refusal::Lost(owner, reason));
         }
-        match around.sibling {
+        match siblings.sibling {
             _ if count > 0 => {}
-            Some(HeldSibling { refusal: Some(refusal), .. }) => return refuse(refusal),
-            // the server tells by the name that both are one owner's
+            Some(HeldSibling {
+                refusal: Some(refusal),
+                ..
+            }) => return Err(refusal),
+            // Use the sibling's name: by it the server knows that both belong to one owner.
             Some(HeldSibling { owner, .. }) => self.owner = owner,
-            // a place in the queue is kept under its name
-            None if self.server == ServerSide::Waits || again || self.owner.has_suffix(around.suffix) => {}
-            None => self.owner = around.caller.with_suffix(around.suffix),
+            // Keep the name: a place in the queue, or a request to retry, is bound to it.
+            None if self.server == ServerSide::Waits
+                || again
+                || self.owner.has_suffix(siblings.suffix) => {}
+            None => self.owner = siblings.caller.with_suffix(siblings.suffix),
         }
-        Planned::Send(Request { owner: self.owner.clone(), count: count + 1, before: self.server, is_release: false })
+        let owner = self.owner.clone();
+        Ok(AcquirePlan::Send(HoldRequest {
+            owner,
+            count: count + 1,
+            before: self.server,
+            is_release: false,
+        }))
     }
 
-    /// The release that makes the server agree. `None`: it agrees already, or it is not ours to tell.
-    pub(super) fn plan_release(&self) -> Option<Request> {
-        (self.standing == Standing::Ours && !self.agrees()).then(|| Request {
+    /// Plans the release that makes the server agree. Returns `None` if it agrees already, or if
+    /// this client no longer owns the hold.
+    pub(super) fn plan_release(&self) -> Option<HoldRequest> {
+        (self.ownership == Ownership::Ours && !self.agrees()).then(|| HoldRequest {
             owner: self.owner.clone(),
             count: self.wanted(),
             before: self.server,
@@ -85,30 +108,31 @@ impl State {
         })
     }
 
-    /// From here on the request is under way: if nobody hears its answer, the server's side is unknown.
-    pub(super) fn send(&mut self, request: &Request, epoch: Epoch, now: Instant) {
+    /// Marks the request as in flight: if its reply is lost, the server's side stays in doubt.
+    pub(super) fn send(&mut self, request: &HoldRequest, epoch: Epoch, now: Instant) {
         self.doubt(epoch, !request.is_release && request.count == 1, now);
     }
 
-    /// The server did not execute the request: nothing new is in doubt.
-    pub(super) fn not_executed(&mut self, request: &Request) {
-        if self.standing == Standing::Ours {
+    /// Records that the server did not execute the request: nothing new is in doubt.
+    pub(super) fn not_executed(&mut self, request: &HoldRequest) {
+        if self.ownership == Ownership::Ours {
             self.server = request.before;
             self.moves_to = self.moves_to.take().filter(|_| self.is_in_doubt());
         }
     }
 
-    /// The acquire was confirmed over the connection `epoch`. `Ok(None)`: so late that the lease is over already, or
-    /// that nobody counts on it any more. `Err`: the hold that it was to be nested in was lost meanwhile.
+    /// Records an acquire that the server confirmed over the connection `epoch`. Returns `Ok(None)`
+    /// if the lease has already ended or this client no longer owns the hold. Returns `Err` if the
+    /// hold that it was to be nested in was lost.
     pub(super) fn granted(
         &mut self,
-        request: &Request,
+        request: &HoldRequest,
         grant: &Grant,
         epoch: Epoch,
         now: Instant,
         effects: &mut Effects,
-    ) -> Result<Option<Ticket>, (Arc<Generation>, End)> {
-        if self.standing != Standing::Ours {
+    ) -> Result<Option<Ticket>, (Arc<Generation>, GenerationEnd)> {
+        if self.ownership != Ownership::Ours {
             return Ok(None);
         }
         self.lose_if_over(now, effects);
@@ -116,7 +140,7 @@ impl State {
         self.server = ServerSide::Holds(request.count);
         self.forget_ended();
         if let Some(generation) = &self.current
-            && let Some(end @ End::Lost(_)) = generation.books().end
+            && let Some(end @ GenerationEnd::Lost(_)) = generation.ledger().end
         {
             return Err((Arc::clone(generation), end));
         }
@@ -124,78 +148,92 @@ impl State {
         if nested.is_none() && grant.valid_until() <= now {
             return Ok(None);
         }
-        let generation =
-            nested.unwrap_or_else(|| Generation::new(&request.owner, grant, Leg::first(now, epoch, grant.copied.had)));
+        let generation = nested.unwrap_or_else(|| {
+            Generation::new(
+                &request.owner,
+                grant,
+                Hop::first(now, epoch, grant.copied.had),
+            )
+        });
         let ticket = generation.add(grant);
         self.current = Some(generation);
         Ok(Some(ticket))
     }
 
-    /// The server said that somebody else holds the lock. `queued`: this request has a place in its queue.
-    pub(super) fn busy(&mut self, request: &Request, queued: bool, epoch: Epoch) {
-        if self.standing != Standing::Ours {
+    /// Records the reply that another owner holds the lock. `queued`: this request has a place in
+    /// its wait queue.
+    pub(super) fn busy(&mut self, request: &HoldRequest, queued: bool, epoch: Epoch) {
+        if self.ownership != Ownership::Ours {
             return;
         }
         self.overtake(request.before, epoch);
         let queued = queued || request.before == ServerSide::Waits;
-        self.server = if queued { ServerSide::Waits } else { ServerSide::Holds(0) };
+        self.server = if queued {
+            ServerSide::Waits
+        } else {
+            ServerSide::Holds(0)
+        };
     }
 
-    /// The server said that the record is of another kind. A place in the queue is as it was.
-    pub(super) fn refused_as_another_kind(&mut self, request: &Request, effects: &mut Effects) {
-        if self.standing != Standing::Ours {
+    /// Records the reply that the record is of another kind. A place in the queue stays as it was.
+    pub(super) fn refused_as_another_kind(&mut self, request: &HoldRequest, effects: &mut Effects) {
+        if self.ownership != Ownership::Ours {
             return;
         }
         self.server = match request.before {
             ServerSide::Holds(_) => ServerSide::Holds(0),
             before => before,
         };
-        self.was_not_released(End::Lost(LossReason::TakenOver));
+        self.was_not_released(GenerationEnd::Lost(LossReason::TakenOver));
         self.lose(LossReason::TakenOver, effects);
     }
 
-    /// The server said that this owner does not hold what it re-entered.
+    /// Records the reply that this owner does not hold what it re-entered.
     pub(super) fn refused_as_lost(&mut self, effects: &mut Effects) {
-        if self.standing == Standing::Ours {
+        if self.ownership == Ownership::Ours {
             self.server = ServerSide::Holds(0);
-            self.was_not_released(End::Lost(LossReason::RecordMissing));
+            self.was_not_released(GenerationEnd::Lost(LossReason::RecordMissing));
             self.lose(LossReason::RecordMissing, effects);
         }
     }
 
-    /// What was given up, and not released yet, has ended in another way.
-    fn was_not_released(&mut self, end: End) {
+    /// Changes the end of a generation that was given up but is not released yet.
+    fn was_not_released(&mut self, end: GenerationEnd) {
         if let Some(generation) = &self.current {
-            let mut books = generation.books();
-            if books.end == Some(End::Released) {
-                books.end = Some(end);
+            let mut ledger = generation.ledger();
+            if ledger.end == Some(GenerationEnd::Released) {
+                ledger.end = Some(end);
             }
         }
     }
 
-    /// The server answered the release over the connection `epoch`.
+    /// Records the reply to a release over the connection `epoch`.
     pub(super) fn released(
         &mut self,
-        request: &Request,
+        request: &HoldRequest,
         released: Released,
         epoch: Epoch,
         effects: &mut Effects,
     ) -> Answered {
-        let Request { count, before, .. } = *request;
+        let HoldRequest { count, before, .. } = *request;
         let was_in_doubt = matches!(before, ServerSide::InDoubt { .. });
         let held = released != Released::NotHeld || count == 0 && was_in_doubt;
-        if self.standing != Standing::Ours {
-            return Answered { held, abandoned: None, untold: None };
+        if self.ownership != Ownership::Ours {
+            return Answered {
+                held,
+                abandoned: None,
+                untold: None,
+            };
         }
         let untold = self.untold(epoch);
         let mut abandoned = None;
         self.overtake(before, epoch);
-        match self.late {
+        match self.late_request {
             Some(late) if count == 0 => abandoned = Some(self.abandon(late.epoch)),
             _ if released == Released::NotHeld => {
                 self.server = ServerSide::Holds(0);
                 if !was_in_doubt {
-                    self.was_not_released(End::Lost(LossReason::RecordMissing));
+                    self.was_not_released(GenerationEnd::Lost(LossReason::RecordMissing));
                 }
             }
             _ => self.server = ServerSide::Holds(count),
@@ -203,26 +241,42 @@ impl State {
         if count > 0 && released == Released::NotHeld {
             self.lose(LossReason::RecordMissing, effects);
         }
-        Answered { held, abandoned, untold }
+        Answered {
+            held,
+            abandoned,
+            untold,
+        }
     }
 }
 
 // --- waiting in the lock's queue ---
 
-impl State {
-    /// One waiter less; with the last one the place in the queue is given up. `in_turn`: no request is planned, so that the
-    /// name is left to the place, and the owner goes on under another. Otherwise the next to make the server agree gives it up.
-    pub(super) fn leave_queue_once(&mut self, in_turn: bool, epoch: Epoch, now: Instant) -> Option<Abandoned> {
+impl HoldState {
+    /// Removes a waiter from the queue. With the last one, the place in the queue is given up.
+    ///
+    /// `in_turn`: the caller has the owner lock, so no request is planned. Then the name is
+    /// abandoned with the place, and the owner continues under another name. Otherwise the next
+    /// settlement gives the place up.
+    pub(super) fn leave_queue_once(
+        &mut self,
+        in_turn: bool,
+        epoch: Epoch,
+        now: Instant,
+    ) -> Option<Abandoned> {
         self.waiters = self.waiters.saturating_sub(1);
         if self.waiters > 0 {
             return None;
         }
         let waits = self.server == ServerSide::Waits;
         self.leave_queue(epoch, now);
-        if waits && in_turn { self.abandon_name_in_doubt() } else { None }
+        if waits && in_turn {
+            self.abandon_name_in_doubt()
+        } else {
+            None
+        }
     }
 
-    /// All waiters leave the queue.
+    /// Removes all waiters from the queue.
     pub(super) fn leave_queue(&mut self, epoch: Epoch, now: Instant) {
         self.waiters = 0;
         if self.server == ServerSide::Waits {
@@ -233,87 +287,109 @@ impl State {
 
 // --- holding ---
 
-impl State {
-    /// What is due.
-    pub(super) fn look(&mut self, now: Instant, overdue: std::time::Duration, effects: &mut Effects) -> Due {
+impl HoldState {
+    /// Returns what the watchdog must do now.
+    pub(super) fn poll(
+        &mut self,
+        now: Instant,
+        overdue: std::time::Duration,
+        effects: &mut Effects,
+    ) -> Due {
         if self.lose_if_over(now, effects) {
             return Due::Ended;
         }
-        if let Some((generation, mut books)) = self.held() {
-            let early = slack(&books);
-            let Some(due) = books.renew_at.filter(|at| *at <= now + early) else { return Due::Nothing };
-            let checked = std::mem::take(&mut books.to_be_checked);
-            let (keep, period) = match (books.watch(), books.kept_every) {
+        if let Some((generation, mut ledger)) = self.held() {
+            let early = slack(&ledger);
+            let Some(due) = ledger.renew_at.filter(|at| *at <= now + early) else {
+                return Due::Nothing;
+            };
+            let checked = std::mem::take(&mut ledger.to_be_checked);
+            let (keep, period) = match (ledger.watch(), ledger.renew_every) {
                 (Some((ttl, period)), _) => (Keep::For(ttl), Some(period)),
-                // what its guards rely on: a little less than the lease, so that what nobody cut is left as it is
-                (None, Some(period)) => (Keep::Until(books.deadline), Some(period.duration())),
+                // Request the time that guards rely on, slightly less than the lease. The script
+                // only raises a TTL, so one that was not shortened stays as it is.
+                (None, Some(period)) => (Keep::Until(ledger.deadline), Some(period.duration())),
                 (None, None) if checked => (Keep::AsItIs, None),
                 (None, None) => {
-                    books.renew_at = None;
+                    ledger.renew_at = None;
                     return Due::Nothing;
                 }
             };
-            // until the answer is here
-            books.renew_at = period.map(|period| now + period);
-            return Due::Renew {
+            // Provisional: the reply sets the next renewal.
+            ledger.renew_at = period.map(|period| now + period);
+            return Due::Renew(DueRenewal {
                 generation: Arc::clone(generation),
                 keep,
                 due,
-                deadline: books.deadline,
-                period: period.unwrap_or(books.deadline.saturating_duration_since(now)),
-            };
+                deadline: ledger.deadline,
+                period: period.unwrap_or(ledger.deadline.saturating_duration_since(now)),
+            });
         }
-        match self.next_look(overdue) {
+        match self.next_poll(overdue) {
             Some((at, _)) if at <= now + STUCK_SLACK => Due::Stuck,
             _ => Due::Nothing,
         }
     }
 
-    /// The record is to be asked for at once, and renewed if it is to be renewed.
+    /// Makes the watchdog check the record at once, by a renewal if the hold is renewed.
     pub(super) fn check_soon(&mut self, now: Instant) {
-        if let Some((_, mut books)) = self.held() {
-            books.to_be_checked = true;
-            books.renew_by(now);
+        if let Some((_, mut ledger)) = self.held() {
+            ledger.to_be_checked = true;
+            ledger.renew_by(now);
         }
     }
 
-    /// A renewal sent at `sent` was answered; an end of the generation wins. So does a lease that ended before the answer
-    /// came: whoever looked has been told that the lock is lost. `next`: when it is due again, `None`: that stays as it is.
+    /// Records the reply to a renewal. The end of a generation is final: a reply that comes after
+    /// it, or after the lease has ended, is ignored, because a guard may already have reported the
+    /// loss.
     pub(super) fn renewed(
         &mut self,
         generation: &Arc<Generation>,
-        answer: Renewed,
-        (sent, lease): (Instant, std::time::Duration),
-        next: Option<Instant>,
+        reply: RenewalReply,
         now: Instant,
         effects: &mut Effects,
     ) {
         if !self.is_current(generation) || self.lose_if_over(now, effects) {
             return;
         }
-        let Some((_, mut books)) = self.held() else { return };
+        let Some((_, mut ledger)) = self.held() else {
+            return;
+        };
+        let RenewalReply {
+            renewed,
+            sent,
+            ttl,
+            next,
+        } = reply;
         let by_watchdog = next.is_some();
-        match answer {
+        match renewed {
             Renewed::Yes | Renewed::Endless => {
-                books.deadline = books.deadline.max(sent + validity(lease));
+                ledger.deadline = ledger.deadline.max(sent + validity(ttl));
                 if by_watchdog {
-                    books.count_renewal(sent);
+                    ledger.count_renewal(sent);
                 }
             }
             Renewed::Unknown => {}
             Renewed::Gone | Renewed::Taken => {
-                drop(books);
-                let gone = answer == Renewed::Gone;
-                return self.lose(if gone { LossReason::RecordMissing } else { LossReason::TakenOver }, effects);
+                drop(ledger);
+                let gone = renewed == Renewed::Gone;
+                return self.lose(
+                    if gone {
+                        LossReason::RecordMissing
+                    } else {
+                        LossReason::TakenOver
+                    },
+                    effects,
+                );
             }
         }
         if let Some(next) = next {
-            let goes_on = books.watch().is_some() || books.kept_every.is_some();
-            books.renew_at = goes_on.then_some(next);
+            let goes_on = ledger.watch().is_some() || ledger.renew_every.is_some();
+            ledger.renew_at = goes_on.then_some(next);
         }
     }
 
-    /// The renewal was not confirmed; it is due again at `next`.
+    /// Records that a renewal was not confirmed. It is due again at `next`.
     pub(super) fn not_renewed(
         &mut self,
         generation: &Arc<Generation>,
@@ -324,120 +400,147 @@ impl State {
         if !self.is_current(generation) || self.lose_if_over(now, effects) {
             return;
         }
-        if let Some((_, mut books)) = self.held() {
-            books.renew_at = Some(next);
-            // nothing else would ask for it again
-            books.to_be_checked |= books.watch().is_none() && books.kept_every.is_none();
+        if let Some((_, mut ledger)) = self.held() {
+            ledger.renew_at = Some(next);
+            // No period would repeat a mere check, so repeat it at `next`.
+            ledger.to_be_checked |= ledger.watch().is_none() && ledger.renew_every.is_none();
         }
     }
 }
 
 // --- ending ---
 
-impl State {
-    /// Gives the hold of a guard back. `Err`: how its generation has ended before.
-    pub(super) fn leave(&mut self, ticket: &Ticket, now: Instant, effects: &mut Effects) -> Result<Left, End> {
+impl HoldState {
+    /// Gives back the hold of a guard. Returns `Err` if its generation has already ended.
+    pub(super) fn leave(
+        &mut self,
+        ticket: &Ticket,
+        now: Instant,
+        effects: &mut Effects,
+    ) -> Result<ReleaseStep, GenerationEnd> {
         let generation = &ticket.generation;
-        // a lease that one guard found over is over for all: whoever gives up a guard must not meet its hold again
+        // If one guard has seen the lease end, it has ended for all. Otherwise giving up a guard
+        // could find its hold alive again.
         if self.is_current(generation) {
             self.lose_if_over(now, effects);
         }
-        let mut books = generation.books();
-        books.guards -= u32::from(ticket.leave());
-        match books.end {
+        let mut ledger = generation.ledger();
+        ledger.guards -= u32::from(ticket.leave());
+        match ledger.end {
             Some(end) => Err(end),
-            None => Ok(self.leave_books(generation, books, Some(ticket), effects)),
+            None => Ok(self.leave_ledger(generation, ledger, Some(ticket), effects)),
         }
     }
 
-    /// Gives one hold of the generation back that is held, whichever guard it has. `Err(None)`: nothing is held.
-    pub(super) fn leave_without_guard(&mut self, now: Instant, effects: &mut Effects) -> Result<Left, Option<End>> {
+    /// Gives back one hold of the generation that is held, whichever guard it belongs to. Returns
+    /// `Err(None)` if nothing is held.
+    pub(super) fn leave_without_guard(
+        &mut self,
+        now: Instant,
+        effects: &mut Effects,
+    ) -> Result<ReleaseStep, Option<GenerationEnd>> {
         if self.lose_if_over(now, effects) {
-            return Err(Some(End::Lost(LossReason::LeaseExpired)));
+            return Err(Some(GenerationEnd::Lost(LossReason::LeaseExpired)));
         }
-        let Some(generation) = self.held().map(|(generation, _)| Arc::clone(generation)) else { return Err(None) };
-        let books = generation.books();
-        Ok(self.leave_books(&generation, books, None, effects))
+        let Some(generation) = self.held().map(|(generation, _)| Arc::clone(generation)) else {
+            return Err(None);
+        };
+        let ledger = generation.ledger();
+        Ok(self.leave_ledger(&generation, ledger, None, effects))
     }
 
-    fn leave_books(
+    fn leave_ledger(
         &mut self,
         generation: &Arc<Generation>,
-        mut books: MutexGuard<'_, Books>,
+        mut ledger: MutexGuard<'_, Ledger>,
         ticket: Option<&Ticket>,
         effects: &mut Effects,
-    ) -> Left {
-        if self.standing == Standing::GivenAway {
-            // whoever it was given away to still has a hold
-            books.leave_watch(ticket);
-            return Left::Elsewhere(generation.owner.clone());
+    ) -> ReleaseStep {
+        if self.ownership == Ownership::GivenAway {
+            // Do not end the generation: the party that the lock was given to still has a hold.
+            ledger.leave_watch(ticket);
+            return ReleaseStep::Elsewhere(generation.owner.clone());
         }
-        books.leave(ticket);
-        if !books.is_held() {
+        ledger.leave(ticket);
+        if !ledger.is_held() {
             self.sibling_in_doubt = false;
             effects.ended = Some(Arc::clone(generation));
         }
-        Left::Here(Arc::clone(generation))
+        ReleaseStep::Here(Arc::clone(generation))
     }
 
-    /// A guard is let go of without a release: from here on the hold is somebody else's to release. `None`: there is
-    /// nothing to give away, the lock was lost.
-    pub(super) fn give_away(&mut self, ticket: &Ticket, now: Instant, effects: &mut Effects) -> Option<Unsettled> {
+    /// Gives a guard's hold away without a release: from here on it is another party's to release.
+    /// Returns `None` if the lock was lost, so that there is nothing to give away.
+    pub(super) fn give_away(
+        &mut self,
+        ticket: &Ticket,
+        now: Instant,
+        effects: &mut Effects,
+    ) -> Option<Debt> {
         let generation = &ticket.generation;
         let current = self.is_current(generation) && !self.lose_if_over(now, effects);
-        let mut books = generation.books();
-        books.guards -= u32::from(ticket.leave());
-        if !current || !books.is_held() {
+        let mut ledger = generation.ledger();
+        ledger.guards -= u32::from(ticket.leave());
+        if !current || !ledger.is_held() {
             return None;
         }
-        let in_doubt = self.is_in_doubt() || self.late.is_some_and(|late| now < late.until);
-        if in_doubt && books.guards == 0 {
-            // no guard is left here: what comes back under this name dies by its lease
-            books.stop_watching();
+        let in_doubt = self.is_in_doubt() || self.late_request.is_some_and(|late| now < late.until);
+        if in_doubt && ledger.guards == 0 {
+            // No guard is left here: a record that a late request brings back must end with its
+            // lease.
+            ledger.stop_watching();
         }
-        if self.standing == Standing::GivenAway {
-            return Some(Unsettled::Nothing);
+        if self.ownership == Ownership::GivenAway {
+            return Some(Debt::Nothing);
         }
-        self.standing = Standing::GivenAway;
-        // without a TTL it is never asked for again; nor is its name used again, unless it is a value
-        if books.deadline == Instant::NEVER && !generation.owner.is_value() {
-            books.end = Some(End::Released);
+        self.ownership = Ownership::GivenAway;
+        // Without a TTL the watchdog never polls the record again, and the name is not used again
+        // unless it is a value. End the generation now, or it would be kept for ever.
+        if ledger.deadline == Instant::NEVER && !generation.owner.is_value() {
+            ledger.end = Some(GenerationEnd::Released);
         }
         Some(match self.server {
-            ServerSide::Holds(known) if !in_doubt && known == books.count => Unsettled::Nothing,
-            ServerSide::Holds(known) if !in_doubt && known > books.count => Unsettled::Owed(known - books.count),
-            _ => Unsettled::InDoubt(books.count),
+            ServerSide::Holds(known) if !in_doubt && known == ledger.count => Debt::Nothing,
+            ServerSide::Holds(known) if !in_doubt && known > ledger.count => {
+                Debt::Owed(known - ledger.count)
+            }
+            _ => Debt::InDoubt(ledger.count),
         })
     }
 
-    /// Gives up on a request that is never answered to anybody. `None`: it was answered meanwhile.
+    /// Gives up on a request whose future is no longer polled. Returns `None` if the request is no
+    /// longer in doubt, or if the hold is held or no longer this client's.
     pub(super) fn orphan(&mut self) -> Option<Abandoned> {
-        let ServerSide::InDoubt { .. } = self.server else { return None };
-        if self.held().is_some() || self.standing != Standing::Ours {
+        let ServerSide::InDoubt { .. } = self.server else {
+            return None;
+        };
+        if self.held().is_some() || self.ownership != Ownership::Ours {
             return None;
         }
-        self.standing = Standing::Orphaned;
+        self.ownership = Ownership::Orphaned;
         let epoch = self.doubts(self.server)?;
         Some(self.abandon(epoch))
     }
 
-    /// Leaves the owner's name to late executions of what is in doubt, or was before something newer was answered. `None`:
-    /// nothing is, or the lock is held: late copies of nested requests change its count, which each release sets anew.
+    /// Abandons the owner's name to late requests: those in doubt, and those that a newer reply
+    /// overtook. Returns `None` if there are none or the lock is held: a late nested request only
+    /// changes the hold count, which each release sets again.
     pub(super) fn abandon_name_in_doubt(&mut self) -> Option<Abandoned> {
-        if self.wanted() > 0 || self.standing != Standing::Ours {
+        if self.wanted() > 0 || self.ownership != Ownership::Ours {
             return None;
         }
         let epoch = self.doubts(self.server)?;
-        // who waits for a release would take the new name, of which the server has no record, for its success
+        // Otherwise a caller that awaits this release would find no record under the new name and
+        // take that for success.
         if self.server != ServerSide::Holds(0) {
-            self.was_not_released(End::Unconfirmed);
+            self.was_not_released(GenerationEnd::Unconfirmed);
         }
         Some(self.abandon(epoch))
     }
 
-    /// Leaves the record to its lease, and the name with it to what may still be executed.
+    /// Leaves a record whose release was refused to its lease, and its name to late requests.
     pub(super) fn write_off(&mut self, refusal: StoreErrorKind) -> Option<Abandoned> {
-        self.was_not_released(End::Refused(refusal));
+        self.was_not_released(GenerationEnd::Refused(refusal));
         let abandoned = self.abandon_name_in_doubt();
         self.server = ServerSide::Holds(self.wanted());
         abandoned

@@ -1,7 +1,8 @@
-//! Renews leaseless holds every third of their TTL, in batches, and notices holds whose lease is over.
+//! The watchdog renews holds without a fixed lease every third of their TTL, in batches, and
+//! notices expired leases.
 //!
-//! What is due comes from a queue in order of time; what is sent goes in order of deadlines, as many batches at once as
-//! fill the way to the server and back.
+//! It takes due holds in order of time and sends them in order of deadline, with enough batches in
+//! flight to fill a round trip.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,11 +13,12 @@ use std::{
 
 use super::{
     core::{Core, LOCKS_AT_ONCE},
-    due::LOOK,
-    hold::{Look, Renewal},
+    due::POLL,
+    hold::Hold,
     kind::Kind,
-    lease::Keep,
+    lease::{Keep, RenewalReply},
     pending::{Group, Pending},
+    state::{Due, DueRenewal},
 };
 use crate::{
     clock::Instant,
@@ -31,57 +33,84 @@ use futures_util::{
     stream::{FuturesUnordered, StreamExt},
 };
 
-/// What the server takes for a batch, or a little more: so many batches are under way as fit into a round trip.
+/// Time that the server takes for one batch, rounded up. As many batches are in flight as fit into
+/// a round trip, plus 2.
 const WORK: Duration = Duration::from_millis(2);
-const MOST_UNDER_WAY: usize = 64;
-/// So often in a row parts of one batch are refused before all of it counts as refused: more often than it takes to find the
-/// one lock of [`LOCKS_AT_ONCE`] that is to blame. To ask for each would only hammer the server.
+const MAX_IN_FLIGHT: usize = 64;
+/// Refused parts in a row after which the whole batch counts as refused. This is more than the
+/// bisection needs to find the one bad lock of [`LOCKS_AT_ONCE`]. Sending each lock alone would
+/// only hammer the server.
 const MOST_REFUSALS: u32 = 12;
 
-/// After how long it is asked again whether a record is there.
-const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// So soon at most a renewal is tried again because its lease is nearly over.
+/// Pause before the client checks again whether a record exists.
+const RECHECK: Duration = Duration::from_millis(500);
+/// Shortest delay before retrying a renewal near its deadline.
 const SOON: Duration = Duration::from_millis(50);
 
-/// What can be renewed by one request.
-fn group_of(core: &Core, renewal: &Renewal) -> Group {
-    let kind = renewal.hold.kind();
+/// Returns the group of a hold. Holds of one group can be renewed by one request.
+fn group_of(core: &Core, entry: &BatchEntry) -> Group {
+    let kind = entry.hold.kind();
     (kind.renew().name, core.store.group_of(kind.record()))
 }
 
-/// How many batches are under way to each server: one that does not answer holds up its own renewals only.
+/// Batches in flight per server. A silent server delays its own renewals only.
 type Ways = HashMap<u16, usize>;
 
-/// The servers that have refused the last renewals as a whole.
+/// Servers that refused the last renewals as a whole.
 type Refusing = Mutex<HashSet<u16>>;
 
-/// Runs until the client ends.
+/// A hold to renew in a batch.
+struct BatchEntry {
+    hold: Arc<Hold>,
+    renewal: DueRenewal,
+}
+
+/// The server of a batch, and the set of servers that refuse all renewals.
+#[derive(Clone, Copy)]
+struct BatchTarget<'a> {
+    server: u16,
+    refusing: &'a Refusing,
+}
+
+/// Runs the watchdog until the client ends.
 pub(crate) async fn run(core: Arc<Core>) {
     let (refusing, server_of) = (Refusing::default(), |group| core.store.server_of(group));
-    let (mut pending, mut under_way, mut ways) = (Pending::default(), FuturesUnordered::new(), Ways::new());
+    let (mut pending, mut under_way, mut ways) =
+        (Pending::default(), FuturesUnordered::new(), Ways::new());
     let mut connections = core.store.connections();
     loop {
-        let due = look(&core);
+        let due = poll_due(&core);
         if !due.is_empty() {
-            pending.add(due.into_iter().map(|one| (group_of(&core, &one), one.deadline, one)), server_of);
+            pending.add(
+                due.into_iter()
+                    .map(|one| (group_of(&core, &one), one.renewal.deadline, one)),
+                server_of,
+            );
         }
         loop {
             let most = at_once(&core);
             let is_free = |server| ways.get(&server).is_none_or(|under_way| *under_way < most);
-            let Some((server, batch)) = pending.next(LOCKS_AT_ONCE, server_of, is_free) else { break };
+            let Some((server, batch)) = pending.next(LOCKS_AT_ONCE, server_of, is_free) else {
+                break;
+            };
             *ways.entry(server).or_default() += 1;
             let (core, refusing) = (&core, &refusing);
             under_way.push(async move {
-                renew(core, (server, refusing), batch).await;
+                renew(core, BatchTarget { server, refusing }, batch).await;
                 server
             });
         }
-        let longest = if core.holds.reap_again() { LOOK } else { core.config.watchdog_timeout / 3 };
+        let longest = if core.holds.reap_again() {
+            POLL
+        } else {
+            core.config.watchdog_timeout / 3
+        };
         tokio::select! {
             Some(server) = under_way.next(), if !under_way.is_empty() => {
                 ways.entry(server).and_modify(|under_way| *under_way -= 1);
             }
-            // the server may be another one, or have forgotten everything
+            // A new connection may lead to another server, or to one that lost its data: check all
+            // holds.
             changed = connections.changed() => match changed {
                 Ok(()) => {
                     let now = Instant::now();
@@ -94,28 +123,30 @@ pub(crate) async fn run(core: Arc<Core>) {
     }
 }
 
-/// How many batches one server is asked for at once.
+/// Returns how many batches may be in flight to one server.
 fn at_once(core: &Core) -> usize {
-    // none of them is full
+    // In a cluster a batch covers one slot and is never full, so allow many.
     if core.store.is_cluster() {
-        return MOST_UNDER_WAY;
+        return MAX_IN_FLIGHT;
     }
     let fit = core.store.round_trip().as_nanos() / WORK.as_nanos();
-    MOST_UNDER_WAY.min(2 + fit as usize)
+    MAX_IN_FLIGHT.min(2 + fit as usize)
 }
 
-/// Looks at what is due; returns what is to be renewed.
-fn look(core: &Arc<Core>) -> Vec<Renewal> {
+/// Polls the holds that are due. Returns those to renew.
+fn poll_due(core: &Arc<Core>) -> Vec<BatchEntry> {
     let (now, mut renewals) = (Instant::now(), Vec::new());
     for hold in core.holds.due.take(now) {
-        match hold.look(now) {
-            Look::Nothing => {}
-            Look::Renew(renewal) => renewals.push(renewal),
-            Look::Ended => core.tidy(&hold),
-            // it waits in a queue, and cannot ask: what is not polled loses its place, by the server's clock. Where it could
-            // have asked, nobody polls it, and what is in doubt may be the lock itself
-            Look::Stuck if !core.store.is_up(hold.kind().record()) && hold.bear_with_queue() => {}
-            Look::Stuck => {
+        match hold.poll(now) {
+            Due::Nothing => {}
+            Due::Renew(renewal) => renewals.push(BatchEntry { hold, renewal }),
+            Due::Ended => core.tidy(&hold),
+            // The owner is in a wait queue and its server is unreachable, so its waiter cannot
+            // send. That is not stuck: the server's own clock drops the place of a waiter that is
+            // gone. If the server is reachable, the future is no longer polled, and the request in
+            // doubt may hold the lock itself.
+            Due::Stuck if !core.store.is_up(hold.kind().record()) && hold.bear_with_queue() => {}
+            Due::Stuck => {
                 log::later!(
                     WARN, lock = hold.lock_name(), owner = hold.owner();
                     "a request of a future that is not polled is undone"
@@ -127,59 +158,96 @@ fn look(core: &Arc<Core>) -> Vec<Renewal> {
     renewals
 }
 
-/// Renews one batch. A refusal that concerns one lock must not cost the others their renewal, so a batch that is refused is
-/// halved; but not where everything is refused. One whose keys are on their way is asked for each alone.
-async fn renew(core: &Arc<Core>, at: (u16, &Refusing), batch: Vec<Renewal>) {
-    let Some(script) = batch.first().map(|renewal| renewal.hold.kind().renew()) else { return };
-    let (server, refusing) = at;
+/// Renews one batch.
+///
+/// A refusal that concerns one lock must not cost the others their renewal, so a refused batch is
+/// bisected, unless the server refuses everything. If the slot of the batch is migrating, each lock
+/// is renewed by a request of its own.
+async fn renew(core: &Arc<Core>, target: BatchTarget<'_>, batch: Vec<BatchEntry>) {
+    let Some(script) = batch.first().map(|entry| entry.hold.kind().renew()) else {
+        return;
+    };
+    let BatchTarget { server, refusing } = target;
     let refusing = || refusing.lock().unwrap_or_else(PoisonError::into_inner);
     let mut refused_in_a_row = 0;
     let mut parts = vec![batch];
     while let Some(mut part) = parts.pop() {
         let now = Instant::now();
-        // whatever ended meanwhile needs no renewal
-        part.retain(|renewal| renewal.hold.is_current(&renewal.generation));
+        // A generation that ended since it became due needs no renewal.
+        part.retain(|entry| entry.hold.is_current(&entry.renewal.generation));
         if part.is_empty() {
             continue;
         }
-        let ttls: Vec<Duration> = part.iter().map(|renewal| renewal.keep.ttl(now)).collect();
-        // who only asks whether the record is there changes nothing
-        let copies = |renewal: &Renewal| {
-            let replicas = (renewal.keep != Keep::AsItIs).then(|| renewal.generation.books().replicas)?;
+        let ttls: Vec<Duration> = part
+            .iter()
+            .map(|entry| entry.renewal.keep.ttl(now))
+            .collect();
+        // A mere check of the record writes nothing, so it waits for no replicas.
+        let copies = |entry: &BatchEntry| {
+            let replicas = (entry.renewal.keep != Keep::AsItIs)
+                .then(|| entry.renewal.generation.ledger().replicas)?;
             core.config.copies(replicas)
         };
-        let copies_of_all = part.iter().filter_map(copies).max_by_key(|copies| copies.replicas);
-        match core.store.renew(&call(script, &part, &ttls), copies_of_all).await {
+        let copies_of_all = part
+            .iter()
+            .filter_map(copies)
+            .max_by_key(|copies| copies.replicas);
+        match core
+            .store
+            .renew(&call(script, &part, &ttls), copies_of_all)
+            .await
+        {
             Ok((answers, acks)) => {
-                // a replica that has not heard of it may end the record before
-                let acks =
-                    acks.inspect_err(|error| log::later!(DEBUG, error = error; "nobody knows who has a renewal"));
-                let has_copies = |renewal: &Renewal| {
-                    copies(renewal).is_none_or(|copies| matches!(acks, Ok(Some(acks)) if acks.suffice(copies)))
+                // Treat an unacknowledged renewal as failed: a replica without it may end the
+                // record earlier.
+                let acks = acks.inspect_err(
+                    |error| log::later!(DEBUG, error = error; "nobody knows who has a renewal"),
+                );
+                let has_copies = |entry: &BatchEntry| {
+                    copies(entry)
+                        .is_none_or(|copies| matches!(acks, Ok(Some(acks)) if acks.suffice(copies)))
                 };
                 refusing().remove(&server);
                 refused_in_a_row = 0;
                 if meter::IS_ON {
                     let now = Instant::now();
-                    let late = |renewal: &Renewal| Some(now.saturating_duration_since(renewal.due));
+                    let late =
+                        |entry: &BatchEntry| Some(now.saturating_duration_since(entry.renewal.due));
                     let counted = part.iter().zip(&answers);
-                    let counted = counted.map(|(renewal, answer)| counted_as(renewal, outcome(*answer), late(renewal)));
+                    let counted = counted
+                        .map(|(entry, answer)| counted_as(entry, outcome(*answer), late(entry)));
                     core.config.meter.renewals(counted.collect());
                 }
-                for ((renewal, ttl), answer) in part.iter().zip(ttls).zip(answers) {
-                    let Renewal { hold, generation, period, .. } = renewal;
-                    if answer == Renewed::Unknown || answer == Renewed::Yes && !has_copies(renewal) {
-                        hold.not_renewed(generation, again(renewal, Instant::now()));
+                for ((entry, ttl), answer) in part.iter().zip(ttls).zip(answers) {
+                    let BatchEntry {
+                        hold,
+                        renewal:
+                            DueRenewal {
+                                generation, period, ..
+                            },
+                    } = entry;
+                    if answer == Renewed::Unknown || answer == Renewed::Yes && !has_copies(entry) {
+                        hold.not_renewed(generation, again(&entry.renewal, Instant::now()));
                     } else {
-                        hold.renewed(generation, answer, now, ttl, Some(now + *period));
+                        let next = Some(now + *period);
+                        hold.renewed(
+                            generation,
+                            RenewalReply {
+                                renewed: answer,
+                                sent: now,
+                                ttl,
+                                next,
+                            },
+                        );
                     }
-                    // lost, or released meanwhile
+                    // The hold may be lost, or was released since.
                     core.tidy(hold);
                 }
             }
-            // some are here, and some have gone: halves, one after the other, would take a slow master longer than the leases
+            // Some keys of the slot have moved. Bisecting one part after the other could take a
+            // slow master longer than the leases.
             Err(error) if error.kind() == StoreErrorKind::TryAgain && part.len() > 1 => {
-                each_alone(core, at, part).await;
+                each_alone(core, target, part).await;
             }
             Err(error) => {
                 refused_in_a_row += 1;
@@ -198,36 +266,51 @@ async fn renew(core: &Arc<Core>, at: (u16, &Refusing), batch: Vec<Renewal>) {
                     WARN, locks = part.len(), error = error; "renewal failed; trying again until the lease ends"
                 );
                 if meter::IS_ON {
-                    core.config
-                        .meter
-                        .renewals(part.iter().map(|renewal| counted_as(renewal, "failed", None)).collect());
+                    core.config.meter.renewals(
+                        part.iter()
+                            .map(|entry| counted_as(entry, "failed", None))
+                            .collect(),
+                    );
                 }
-                for renewal in &part {
-                    renewal.hold.not_renewed(&renewal.generation, again(renewal, Instant::now()));
-                    core.tidy(&renewal.hold);
+                for entry in &part {
+                    entry.hold.not_renewed(
+                        &entry.renewal.generation,
+                        again(&entry.renewal, Instant::now()),
+                    );
+                    core.tidy(&entry.hold);
                 }
             }
         }
     }
 }
 
-/// Renews each of a batch by a request of its own, all at once. In a box, as it is rare.
+/// Renews each hold of a batch by a request of its own, all at once. Boxed, because it recurses
+/// into [`renew`].
 fn each_alone<'a>(
     core: &'a Arc<Core>,
-    at: (u16, &'a Refusing),
-    batch: Vec<Renewal>,
+    target: BatchTarget<'a>,
+    batch: Vec<BatchEntry>,
 ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
     Box::pin(async move {
-        join_all(batch.into_iter().map(|one| renew(core, at, vec![one]))).await;
+        join_all(batch.into_iter().map(|one| renew(core, target, vec![one]))).await;
     })
 }
 
-fn counted_as(renewal: &Renewal, outcome: &'static str, late: Option<Duration>) -> meter::Renewal {
-    let kind = renewal.hold.kind();
-    meter::Renewal { kind: kind.about().label, lock: Arc::clone(kind.name()), outcome, late }
+fn counted_as(
+    entry: &BatchEntry,
+    outcome: &'static str,
+    late: Option<Duration>,
+) -> meter::RenewalOutcome {
+    let kind = entry.hold.kind();
+    meter::RenewalOutcome {
+        kind: kind.about().label,
+        lock: Arc::clone(kind.name()),
+        outcome,
+        late,
+    }
 }
 
-/// What an answer is counted as.
+/// Returns the outcome label of a renewal reply for the metrics.
 fn outcome(answer: Renewed) -> &'static str {
     match answer {
         Renewed::Yes | Renewed::Endless => "renewed",
@@ -237,32 +320,51 @@ fn outcome(answer: Renewed) -> &'static str {
     }
 }
 
-/// When a renewal that was not confirmed is tried again. What only asks whether the record is there waits for no lease's end.
-/// What was granted has less time at first than its period.
-fn again(renewal: &Renewal, now: Instant) -> Instant {
-    let Renewal { keep, period, deadline, .. } = renewal;
+/// Returns when to retry an unconfirmed renewal.
+///
+/// A mere check of the record has no deadline and is retried after [`RECHECK`]. Any other renewal
+/// is retried after a tenth of its period, or sooner if the deadline is near: a granted hold starts
+/// with less time than its period.
+fn again(renewal: &DueRenewal, now: Instant) -> Instant {
+    let DueRenewal {
+        keep,
+        period,
+        deadline,
+        ..
+    } = renewal;
     let left = deadline.saturating_duration_since(now);
     now + match keep {
-        Keep::AsItIs => ASK_AGAIN.min(*period),
+        Keep::AsItIs => RECHECK.min(*period),
         _ => (*period / 10).min(SOON.max(left / 4)),
     }
 }
 
-/// Whether the script was refused for what it names, rather than for what it is, or for the server's state.
+/// Returns whether the refusal may concern a single lock of the batch, rather than the script or
+/// the state of the server.
 fn may_concern_one(error: &StoreError) -> bool {
     use StoreErrorKind as K;
     !error.may_have_executed()
-        && matches!(error.kind(), K::NoPermission | K::CrossSlot | K::Moved | K::TryAgain | K::WrongType | K::Other)
+        && matches!(
+            error.kind(),
+            K::NoPermission | K::CrossSlot | K::Moved | K::TryAgain | K::WrongType | K::Other
+        )
 }
 
-fn call(script: &'static Script, batch: &[Renewal], ttls: &[Duration]) -> Call {
-    let keys = batch.iter().map(|renewal| Arc::clone(renewal.hold.kind().record()));
-    let of_one =
-        |(renewal, ttl): (&Renewal, &Duration)| [Arg::from(&renewal.generation.owner), Arg::from(millis(*ttl))];
+fn call(script: &'static Script, batch: &[BatchEntry], ttls: &[Duration]) -> Call {
+    let keys = batch
+        .iter()
+        .map(|entry| Arc::clone(entry.hold.kind().record()));
+    let of_one = |(entry, ttl): (&BatchEntry, &Duration)| {
+        [
+            Arg::from(&entry.renewal.generation.owner),
+            Arg::from(millis(*ttl)),
+        ]
+    };
     Call::new(script, keys, batch.iter().zip(ttls).flat_map(of_one))
 }
 
-/// Lets a hold live for at least `lease` from now: the watchdog's script on one lock.
+/// Extends one hold to at least `lease` from now, by the watchdog's script. Returns when the
+/// request was sent, and the reply.
 pub(crate) async fn extend(
     core: &Core,
     kind: &Arc<dyn Kind>,
@@ -270,8 +372,16 @@ pub(crate) async fn extend(
     lease: Duration,
     copies: Option<Copies>,
 ) -> (Instant, Result<(Renewed, Option<Acks>), StoreError>) {
-    let call = Call::new(kind.renew(), vec![Arc::clone(kind.record())], vec![owner.into(), millis(lease).into()]);
+    let call = Call::new(
+        kind.renew(),
+        vec![Arc::clone(kind.record())],
+        vec![owner.into(), millis(lease).into()],
+    );
     let sent = Instant::now();
-    let renewed = core.store.renew(&call, copies).await.and_then(|(answers, acks)| Ok((answers[0], acks?)));
+    let renewed = core
+        .store
+        .renew(&call, copies)
+        .await
+        .and_then(|(answers, acks)| Ok((answers[0], acks?)));
     (sent, renewed)
 }

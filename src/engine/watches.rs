@@ -1,4 +1,4 @@
-//! How the watchdog renews a generation: an entry for each hold.
+//! The renewals of one generation: one entry for each hold that the watchdog renews.
 
 use std::{num::NonZeroU32, slice};
 
@@ -9,38 +9,42 @@ use crate::clock::Instant;
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(super) struct Watched {
-    /// The ticket that it belongs to.
+    /// The ticket of the hold.
     pub(super) ticket: NonZeroU32,
     pub(super) ttl: Millis,
-    /// How often the TTL may be set, what was set last included.
+    /// How many times the TTL may be set, counting the last time it was set. `None`: no limit.
     pub(super) times: Option<NonZeroU32>,
 }
 
 impl Watched {
-    /// From when on the next renewal counts, after one that was sent at this instant.
+    /// Returns the earliest instant at which the next renewal counts, if the last one was sent at
+    /// `sent`.
     pub(super) fn counts_from(&self, sent: Instant) -> Instant {
-        // a tenth early is in time: see `slack`
+        // Renewals go out up to a tenth of the period early: see `slack`.
         sent + self.ttl.duration() / 3 * 9 / 10
     }
 
+    /// Counts one renewal. The counter stops at 1.
     pub(super) fn count(&mut self) {
         let left = |left: NonZeroU32| NonZeroU32::new(left.get() - 1).unwrap_or(left);
         self.times = self.times.map(left);
     }
 
+    /// Returns whether the TTL may be set again.
     pub(super) fn goes_on(&self) -> bool {
         self.times != Some(NonZeroU32::MIN)
     }
 }
 
-/// How the watchdog renews a generation: an entry for each hold that it renews. Most often that is one, which has its
-/// place here: a client may hold many locks.
+/// The watched holds of a generation. Most generations have one, which is stored inline: a client
+/// may hold many locks.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(super) enum Watches {
     None,
     One(Watched),
-    /// Each with the time from which a renewal counts as its own: another one may need them more often.
+    /// Each hold with the instant from which a renewal counts as its own: another hold may need
+    /// renewals more often.
     Many(Vec<(Watched, Instant)>),
 }
 
@@ -51,7 +55,13 @@ impl Watches {
             Self::One(watched) => (slice::from_ref(watched), &[][..]),
             Self::Many(watched) => (&[][..], &watched[..]),
         };
-        let at = |at: usize| if many.is_empty() { &one[at] } else { &many[at].0 };
+        let at = |at: usize| {
+            if many.is_empty() {
+                &one[at]
+            } else {
+                &many[at].0
+            }
+        };
         (0..one.len() + many.len()).map(at)
     }
 

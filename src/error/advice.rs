@@ -8,21 +8,36 @@ const OLD_SERVER: &str = "nestlock needs HELLO 3: Redis 6.2 or later, or Valkey"
 const NO_ACCESS: &str = "this process may not open the socket: see `unixsocketperm`";
 const NO_LISTENER: &str = "no server listens there: check host and port";
 const NO_TLS: &str = "the port speaks no TLS: use redis://";
-const OTHER_NAME: &str = "connect by a name that it has, or give that: `Tls::server_name`, or --tls-server-name";
-const CLIENT_CERTIFICATE: &str =
-    "the server wants a client certificate that it trusts: `Tls::client_cert_pem`, or --tls-cert and --tls-key";
+const OTHER_NAME: &str =
+    "connect by a name that it has, or give that: `Tls::server_name`, or --tls-server-name";
+const CLIENT_CERTIFICATE: &str = "the server wants a client certificate that it trusts: `Tls::client_cert_pem`, or --tls-cert and --tls-key";
 
 /// By a part of what was said; the first that fits counts. The guide has a row for each.
 const BY_TEXT: [(&str, &str); 24] = [
     ("NOPROTO", OLD_SERVER),
-    ("max number of clients", "raise `maxclients`, or share clients: each has two connections"),
+    (
+        "max number of clients",
+        "raise `maxclients`, or share clients: each has two connections",
+    ),
     ("NOAUTH", "give a login: redis://user:password@host:port"),
-    ("DENIED", "the server is in protected mode: give it a password, and the URL a login"),
-    ("DB index is out of range", "the server has fewer databases than the URL says: see `databases`"),
-    ("oo many open files", "no file descriptor is left: raise the limit, `ulimit -n`"),
+    (
+        "DENIED",
+        "the server is in protected mode: give it a password, and the URL a login",
+    ),
+    (
+        "DB index is out of range",
+        "the server has fewer databases than the URL says: see `databases`",
+    ),
+    (
+        "oo many open files",
+        "no file descriptor is left: raise the limit, `ulimit -n`",
+    ),
     ("ermission denied", NO_ACCESS),
     ("PermissionDenied", NO_ACCESS),
-    ("lookup address", "DNS knows no address of this host: check its name"),
+    (
+        "lookup address",
+        "DNS knows no address of this host: check its name",
+    ),
     (
         "that the cluster names",
         "announce one that clients reach: `cluster-announce-ip`, or `cluster-announce-hostname`",
@@ -34,11 +49,20 @@ const BY_TEXT: [(&str, &str); 24] = [
     ("corrupt message", NO_TLS),
     ("InvalidContentType", NO_TLS),
     ("by TLS within", "if the port speaks no TLS, use redis://"),
-    ("UnknownIssuer", "trust the authority that signed it: `Tls::ca_pem`, or --tls-ca"),
-    ("UnsupportedCertVersion", "it is X.509 v1: issue it as v3, with a subjectAltName"),
+    (
+        "UnknownIssuer",
+        "trust the authority that signed it: `Tls::ca_pem`, or --tls-ca",
+    ),
+    (
+        "UnsupportedCertVersion",
+        "it is X.509 v1: issue it as v3, with a subjectAltName",
+    ),
     ("not valid for", OTHER_NAME),
     ("NotValidForName", OTHER_NAME),
-    ("xpired", "issue the server's certificate anew, or set this machine's clock"),
+    (
+        "xpired",
+        "issue the server's certificate anew, or set this machine's clock",
+    ),
     ("UnknownCA", CLIENT_CERTIFICATE),
     ("ertificateRequired", CLIENT_CERTIFICATE),
 ];
@@ -49,7 +73,9 @@ impl StoreError {
         use StoreErrorKind as K;
         let said = self.said();
         // a release that was sent is no failure to connect
-        let by_text = BY_TEXT.into_iter().find(|(part, _)| !self.may_have_executed && said.contains(part));
+        let by_text = BY_TEXT
+            .into_iter()
+            .find(|(part, _)| !self.may_have_executed && said.contains(part));
         if let Some((_, advice)) = by_text {
             return Some(advice.into());
         }
@@ -84,9 +110,23 @@ mod tests {
     #[test]
     fn the_guide_says_the_same() {
         let page = include_str!("../guide/errors.md");
-        let of = |kind| StoreError::new(kind, false, "").about(Some("EVAL")).advice().unwrap();
-        let kinds = [StoreErrorKind::UnknownCommand, StoreErrorKind::NoPermission, StoreErrorKind::Auth].map(of);
-        for advice in BY_TEXT.map(|(_, advice)| Cow::from(advice)).into_iter().chain(kinds) {
+        let of = |kind| {
+            StoreError::new(kind, false, "")
+                .about(Some("EVAL"))
+                .advice()
+                .unwrap()
+        };
+        let kinds = [
+            StoreErrorKind::UnknownCommand,
+            StoreErrorKind::NoPermission,
+            StoreErrorKind::Auth,
+        ]
+        .map(of);
+        for advice in BY_TEXT
+            .map(|(_, advice)| Cow::from(advice))
+            .into_iter()
+            .chain(kinds)
+        {
             assert!(page.contains(&*advice), "{advice}");
         }
     }

@@ -1,56 +1,56 @@
-//! The guide: what is promised, and how to use it. Each page once; the README is the short form.
+//! The guide: what nestlock promises, and how to use it. The README is the short form.
 //!
 //! | page | what it answers |
 //! |---|---|
 //! | [`promises`] | what holds under which faults, and what is not promised |
-//! | [`choosing`] | which lock, what it costs, which ones exclude each other |
+//! | [`choosing`] | which lock to choose, what it costs, which kinds exclude each other |
 //! | [`owners`] | who holds a lock: tasks, threads, scopes, names |
 //! | [`fencing`] | what stops a holder that was paused past its lease |
-//! | [`cancellation`] | what a dropped future leaves, and how a loss is told |
+//! | [`cancellation`] | what a dropped future leaves behind, and how a loss is reported |
 //! | [`errors`] | every error: what it means, what to do, which HTTP status |
-//! | [`configuration`] | the options of a client, and how to name a server |
+//! | [`configuration`] | the options of a client, and how to address a server |
 //! | [`permissions`] | what an ACL user needs |
-//! | [`observing`] | what can be seen of locks: names of connections, metrics, spans |
+//! | [`observing`] | how to observe locks: connection names, metrics, spans |
 //! | [`performance`] | what a lock costs |
-//! | [`from_redisson`], [`from_redlock`], [`from_python_redis_lock`] | what your methods are called here, and what differs |
+//! | [`from_redisson`], [`from_redlock`], [`from_python_redis_lock`] | the counterparts of your methods, and what differs |
 //!
 //! # Examples
 //!
-//! The repository's `examples/` answer one question each. They run with nothing installed, on a server in the process;
-//! `NESTLOCK_URL=redis://host:6379` lets them use a server of yours. `make demo` runs them all.
+//! Each program in the repository's `examples/` answers one question. They need nothing installed: the server is in the process.
+//! `NESTLOCK_URL=redis://host:6379` makes them use your own server. `make demo` runs them all.
 //!
-//! | `cargo run --example ..` | its question |
+//! | `cargo run --example ..` | the question |
 //! |---|---|
-//! | `quickstart` | can a function that holds a lock call one that takes it too? |
+//! | `quickstart` | can a function that holds a lock call another one that takes it? |
 //! | `transfer` | what happens to money without a lock, and with one? Four processes |
-//! | `try_and_timeout` | how do I wait a little, or not at all, or give up? |
+//! | `try_and_timeout` | how do I wait for a while, not wait at all, or give up? |
 //! | `lost_lease` | how do I learn that the lock is lost, and stop? |
-//! | `cluster` | what becomes of my locks when a slot moves, or a master of a cluster dies? Needs a server program |
-//! | `failover` | what becomes of my locks when the master dies? Needs a server program |
+//! | `cluster` | what happens to my locks when a slot moves, or a master of a cluster dies? Needs a server program |
+//! | `failover` | what happens to my locks when the master dies? Needs a server program |
 //! | `fair` | who gets the lock next? |
-//! | `read_write` | how do many look at once, while one changes alone? |
+//! | `read_write` | how can many read at once, and one write alone? |
 //! | `multi_lock` | how do I lock several things without a deadlock? |
 //! | `red_lock` | how do I lock over several servers, one of which may fail? |
-//! | `shutdown` | how do I release what is held at SIGTERM or ctrl-c? |
+//! | `shutdown` | how do I release all locks at SIGTERM or ctrl-c? |
 //! | `worker_pool` | how do many workers share a list of jobs, one worker for each? |
-//! | `job_on_replicas` | how does a job run once in an interval, on whichever replica? |
-//! | `cache_fill` | how is a cache filled once, however many ask? |
+//! | `job_on_replicas` | how does a job run once per interval, on any one replica? |
+//! | `cache_fill` | how is a cache filled only once, however many requests miss it? |
 //! | `metrics` | what does a lock cost my program, and is any lost? With `--features metrics` |
-//! | `signal_lock` | how do Python (`python-redis-lock`) and Rust share a lock, and what frees one whose holder died? |
-//! | `hand_over` | how does a worker go on under the lock that a request took? Two processes |
+//! | `signal_lock` | how do Python (`python-redis-lock`) and Rust share a lock, and what frees it if its holder dies? |
+//! | `hand_over` | how does a worker carry on under the lock that a request took? Two processes |
 //! | `explicit_owner` | what if the task is not the owner? Named owners, giving away, `join!` |
-//! | `fencing` | what stops the late write of a holder that was paused? |
-//! | `cargo run -p nestlock-recipes --all-features --example ..` with `cached`, `once_per` or `leader` | what people build with a lock, built once |
-//! | `cargo run -p nestlock-examples-axum` | what does a handler answer while another request is at it, or the server is away? |
-//! | `cargo run -p nestlock-examples-axum --example layer` | how does a router handle one request at a time, without a line in its handlers? |
-//! | `cargo run -p nestlock-recipes --example locked` | how does a function run under a lock, without a line in its body? |
+//! | `fencing` | what stops the late write of a paused holder? |
+//! | `cargo run -p nestlock-recipes --all-features --example ..` with `cached`, `once_per` or `leader` | ready-made patterns |
+//! | `cargo run -p nestlock-examples-axum` | what does a handler reply while another request holds the lock, or the server is unreachable? |
+//! | `cargo run -p nestlock-examples-axum --example layer` | how does a router handle one request at a time, with unchanged handlers? |
+//! | `cargo run -p nestlock-recipes --example locked` | how does a function run under a lock, with an unchanged body? |
 //! | `cargo run -p nestlock-examples-sql` | the same in SQL: `WHERE fence <= ?` |
 //!
 //! # Testing your own code
 //!
-//! The crate `nestlock-embedded` has a server for tests: in the process, with nothing installed, one for each test. Its
-//! clock can be put forward ("what if I lose the lock?"), and it can be made to hang. Its README is the guide. It is not
-//! for production, and nestlock never starts it by itself.
+//! The crate `nestlock-embedded` has a server for tests: in the process, with nothing installed, one per test. You can advance its
+//! clock ("what if I lose the lock?") and make it hang. See its README. It is not for production, and nestlock never starts it by
+//! itself.
 
 #[doc = include_str!("promises.md")]
 pub mod promises {}

@@ -4,29 +4,46 @@ use std::{sync::Arc, time::Duration};
 
 use super::reentrant::Reentrant;
 use crate::{
-    engine::{About, Kind, Terms, Turn, Verbs, Wake},
+    engine::{AcquireTerms, Kind, KindInfo, WaitId, Wake},
     keys::LockName,
     options::millis,
     owner::OwnerId,
     store::{Call, Script, script},
 };
 
-script!(ACQUIRE = "fair/acquire", parts = ["owner", "raises", "time", "clock"], keys = 4, args = 6);
-script!(RELEASE = "fair/release", parts = ["fewer", "time", "clock"], keys = 4, args = 4);
-script!(FORCE_RELEASE = "fair/force_release", parts = ["owner"], keys = 2, args = 1);
+script!(
+    ACQUIRE = "fair/acquire",
+    parts = ["owner", "raises", "time", "clock"],
+    keys = 4,
+    args = 6
+);
+script!(
+    RELEASE = "fair/release",
+    parts = ["fewer", "time", "clock"],
+    keys = 4,
+    args = 4
+);
+script!(
+    FORCE_RELEASE = "fair/force_release",
+    parts = ["owner"],
+    keys = 2,
+    args = 1
+);
 
-/// The reentrant lock's record, a list of waiters, and two sorted sets of the times when they count as gone: Redisson's,
-/// which its clients lower, and one for our waiters alone.
+/// The record of the reentrant lock, a list of waiters, and two sorted sets of the times at which
+/// waiters count as gone: Redisson's, which its clients lower, and one for nestlock's waiters
+/// alone.
 #[derive(Debug)]
 pub(crate) struct Fair {
     record: Reentrant,
     queue: Arc<str>,
     timeouts: Arc<str>,
     seen: Arc<str>,
-    /// Each waiter listens to a channel of its own: this one with `:` and its name added.
+    /// Prefix of the waiters' channels: each waiter listens to this name with `:` and its owner
+    /// name appended.
     channel: Arc<str>,
     patience: Duration,
-    /// A release makes the next waiter the holder.
+    /// Whether a release grants the lock to the next waiter.
     grants: bool,
 }
 
@@ -43,22 +60,31 @@ impl Fair {
         }
     }
 
+    /// Returns the same lock, but not reentrant: Redisson's `NonReentrantFairLock`.
+    pub(crate) fn not_reentrant(self) -> Self {
+        Self {
+            record: self.record.not_reentrant(),
+            ..self
+        }
+    }
+
     fn keys(&self) -> [Arc<str>; 4] {
         [self.name(), &self.queue, &self.timeouts, &self.seen].map(Arc::clone)
     }
 }
 
 impl Kind for Fair {
-    fn about(&self) -> About {
-        About { queues: true, own_channel: true, rival: Some("reentrant"), ..About::plain("fair") }
+    fn about(&self) -> KindInfo {
+        let reentrant = self.record.about().reentrant;
+        KindInfo {
+            reentrant,
+            queues: true,
+            own_channel: true,
+            rival: Some("reentrant"),
+            ..KindInfo::plain("fair")
+        }
     }
 
-    fn verbs(&self) -> &dyn Verbs {
-        self
-    }
-}
-
-impl Verbs for Fair {
     fn name(&self) -> &Arc<str> {
         self.record.name()
     }
@@ -67,22 +93,45 @@ impl Verbs for Fair {
         Wake::Channel(format!("{}:{owner}", self.channel).into())
     }
 
-    fn acquire(&self, terms: Terms<'_>) -> Call {
-        let Terms { owner, lease_ms, holds, waits, turn } = terms;
+    fn acquire(&self, terms: AcquireTerms<'_>) -> Call {
+        let AcquireTerms {
+            owner,
+            lease_ms,
+            holds,
+            waits,
+            turn,
+        } = terms;
         let patience = millis(self.patience);
-        // what is granted lives for what is left of a patience at first, which must not be longer than it should
+        // A granted record lives at first for the rest of the waiter's patience, which must not
+        // exceed its lease.
         let turn = turn.filter(|_| self.grants && patience <= lease_ms);
-        let waits = turn.map_or(u32::from(waits), Turn::number);
-        let args = [owner.into(), lease_ms.into(), holds.into(), patience.into(), waits.into(), (&self.channel).into()];
+        let waits = turn.map_or(u32::from(waits), WaitId::number);
+        let args = [
+            owner.into(),
+            lease_ms.into(),
+            holds.into(),
+            patience.into(),
+            waits.into(),
+            (&self.channel).into(),
+        ];
         Call::new(&ACQUIRE, self.keys(), args)
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
         let grants = u32::from(self.grants);
-        Call::new(&RELEASE, self.keys(), [owner.into(), holds.into(), (&self.channel).into(), grants.into()])
+        Call::new(
+            &RELEASE,
+            self.keys(),
+            [
+                owner.into(),
+                holds.into(),
+                (&self.channel).into(),
+                grants.into(),
+            ],
+        )
     }
 
-    /// Nobody is told: who comes next, the queue says.
+    /// Notifies no waiter: the queue has the next one, and this call does not touch it.
     fn release_record(&self, owner: &OwnerId, holds: u32) -> Option<Call> {
         Some(self.record.release(owner, holds))
     }

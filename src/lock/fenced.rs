@@ -1,21 +1,33 @@
-//! The fenced lock: the reentrant lock with a token that only grows. Redisson's `RFencedLock`.
+//! The fenced lock: the reentrant lock with a fencing token that only grows. Redisson's
+//! `RFencedLock`.
 
 use std::sync::Arc;
 
 use super::reentrant::Reentrant;
 use crate::{
-    engine::{About, Kind, Terms, Verbs, Wake},
+    engine::{AcquireTerms, Kind, KindInfo, Wake},
     keys::{FENCE, LockName},
     owner::OwnerId,
     store::{Arg, Call, Script, script},
     token::FencingToken,
 };
 
-script!(ACQUIRE = "fenced/acquire", parts = ["owner", "claim", "raises", "token"], keys = 2, args = 3);
-script!(TRANSFER = "fenced/transfer", parts = ["held", "moves", "token"], keys = 2, args = 3);
+script!(
+    ACQUIRE = "fenced/acquire",
+    parts = ["owner", "claim", "raises", "token"],
+    keys = 2,
+    args = 3
+);
+script!(
+    TRANSFER = "fenced/transfer",
+    parts = ["held", "moves", "token"],
+    keys = 2,
+    args = 3
+);
 script!(SET = "fenced/set", keys = 2, args = 2);
 script!(GET = "fenced/get", keys = 2, args = 1);
 
+/// The record of the reentrant lock, and a counter for its tokens.
 #[derive(Debug)]
 pub(crate) struct Fenced {
     record: Reentrant,
@@ -24,21 +36,23 @@ pub(crate) struct Fenced {
 
 impl Fenced {
     pub(crate) fn new(name: &LockName) -> Self {
-        Self { record: Reentrant::new(name), token: name.derived("redisson_lock_token") }
+        Self {
+            record: Reentrant::new(name),
+            token: name.derived("redisson_lock_token"),
+        }
     }
 }
 
 impl Kind for Fenced {
-    fn about(&self) -> About {
-        About { label: "fenced", token: true, relayed: false, ..self.record.about() }
+    fn about(&self) -> KindInfo {
+        KindInfo {
+            label: "fenced",
+            token: true,
+            relayed: false,
+            ..self.record.about()
+        }
     }
 
-    fn verbs(&self) -> &dyn Verbs {
-        self
-    }
-}
-
-impl Verbs for Fenced {
     fn name(&self) -> &Arc<str> {
         self.record.name()
     }
@@ -47,9 +61,17 @@ impl Verbs for Fenced {
         self.record.wake(owner)
     }
 
-    fn acquire(&self, terms: Terms<'_>) -> Call {
+    fn acquire(&self, terms: AcquireTerms<'_>) -> Call {
         let keys = [Arc::clone(self.name()), Arc::clone(&self.token)];
-        Call::new(&ACQUIRE, keys, [terms.owner.into(), terms.lease_ms.into(), terms.holds.into()])
+        Call::new(
+            &ACQUIRE,
+            keys,
+            [
+                terms.owner.into(),
+                terms.lease_ms.into(),
+                terms.holds.into(),
+            ],
+        )
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
@@ -78,7 +100,7 @@ impl Verbs for Fenced {
     }
 }
 
-/// A key whose readers and writers show a token, and the key beside it that keeps the highest one.
+/// A key that is read and written with a token, and the key that stores the highest token seen.
 #[derive(Debug)]
 pub(crate) struct FencedKey {
     data: Arc<str>,
@@ -87,11 +109,18 @@ pub(crate) struct FencedKey {
 
 impl FencedKey {
     pub(crate) fn new(key: &LockName) -> Self {
-        Self { data: Arc::clone(key.as_arc()), fence: key.derived(FENCE) }
+        Self {
+            data: Arc::clone(key.as_arc()),
+            fence: key.derived(FENCE),
+        }
     }
 
     pub(crate) fn set(&self, value: &[u8], token: FencingToken) -> Call {
-        Call::new(&SET, self.keys(), [token.get().into(), Arg::Bytes(value.to_vec())])
+        Call::new(
+            &SET,
+            self.keys(),
+            [token.get().into(), Arg::Bytes(value.to_vec())],
+        )
     }
 
     pub(crate) fn get(&self, token: FencingToken) -> Call {

@@ -1,9 +1,9 @@
-//! The lock: one type for every kind, for several locks as one, and for one lock over several servers.
+//! [`Lock`]: one type for locks of every kind, for several locks as one, and for one lock over
+//! several servers.
 
 mod fair;
 mod fenced;
 mod multi;
-mod non_reentrant;
 mod observed;
 mod quorum;
 mod read_write;
@@ -23,9 +23,8 @@ pub(crate) use self::{
     fair::Fair,
     fenced::{Fenced, FencedKey},
     multi::MultiLock,
-    non_reentrant::NonReentrant,
-    read_write::{Read, Write},
-    red::RedLock,
+    read_write::{ReadSide, WriteSide},
+    red::{RedLock, RedMembers},
     reentrant::Reentrant,
     signal::Signal,
     spin::Spin,
@@ -42,49 +41,51 @@ use crate::{
     store::Inspected,
 };
 
-/// A distributed lock, made by one of the doors of [`LockClient`](crate::LockClient). Cheap to clone.
+/// A distributed lock, created by one of the constructors of [`LockClient`](crate::LockClient).
+/// Cheap to clone.
 ///
 /// ```no_run
 /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
 /// let lock = client.mutex("invoice:7")?;
 /// let guard = lock.lock().await?;
-/// // one at a time, over all processes
+/// // one holder at a time, across all processes
 /// guard.unlock().await
 /// # }
 /// ```
 ///
 /// # Who holds it
 ///
-/// A guard belongs to the owner that acquired it, wherever the guard is moved. With [`mutex`](crate::LockClient::mutex),
-/// and after [`owner_per_acquire`](Self::owner_per_acquire), each acquire is an owner of its own, as with
-/// `tokio::sync::Mutex`. With the other doors the owner is the tokio task that makes the call (see [`OwnerId`]): **a guard
-/// that is handed to another task is still owned by the task that locked**, which may take a reentrant lock again
-/// meanwhile. Outside of tokio's tasks the owner is the thread: tasks of another executor hold a lock together, unless each
-/// has an [`OwnerId::scope`].
+/// A guard belongs to the owner that acquired it, wherever the guard is moved. With
+/// [`mutex`](crate::LockClient::mutex), and after [`owner_per_acquire`](Self::owner_per_acquire),
+/// each acquire is an owner of its own, as with `tokio::sync::Mutex`. With the other constructors
+/// the owner is the tokio task that makes the call (see [`OwnerId`]): **a guard handed to another
+/// task is still owned by the task that locked**, which may take a reentrant lock again.
+/// Outside tokio's tasks the owner is the thread: tasks of another executor that share a thread
+/// hold a lock together, unless each has an [`OwnerId::scope`].
 ///
 /// # What it cannot do
 ///
-/// A lock says who *may* act; it cannot stop a process that was paused past its lease from acting late. Only a fencing
-/// token that the guarded resource checks can. Watch [`LockGuard::lost`], and keep what you do under a lock short of
-/// its lease.
+/// A lock says who *may* act; it cannot stop a process that was paused past its lease from acting
+/// late. Only a fencing token that the guarded resource checks can. Watch [`LockGuard::lost`], and
+/// keep the work under a lock shorter than its lease.
 #[derive(Debug, Clone)]
 pub struct Lock {
-    inner: Inner,
-    /// Each acquire is an owner of its own.
+    inner: LockInner,
+    /// Whether each acquire is an owner of its own.
     owner_per_acquire: bool,
 }
 
 #[derive(Debug, Clone)]
-enum Inner {
-    One(Single),
+enum LockInner {
+    One(SingleLock),
     Several(Arc<dyn Several>),
 }
 
-/// What is made of several locks, whose methods are those of [`Lock`]: all of them, or most.
+/// The methods of [`Lock`] on a combination of several locks: all members, or most of them.
 #[async_trait]
 pub(crate) trait Several: fmt::Debug + Send + Sync {
     fn name(&self) -> &str;
-    /// What it is called where things are counted and told.
+    /// Its name in metrics and logs.
     fn label(&self) -> &'static str;
     fn members(&self) -> &[Lock];
     async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>>;
@@ -101,60 +102,69 @@ pub(crate) trait Several: fmt::Debug + Send + Sync {
 
 /// A lock of one kind, on one server.
 #[derive(Debug, Clone)]
-struct Single {
+struct SingleLock {
     anchor: Arc<Anchor>,
     kind: Arc<dyn Kind>,
 }
 
-/// Who holds a lock, and for how long, as the server saw it a moment ago.
+/// A lock's holders and remaining lease, as the server saw them a moment ago.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// Each owner, and how often it holds the lock: one, or all readers.
+    /// The owners and their hold counts: one owner, or all readers.
     ///
-    /// A string that another program wrote may not be UTF-8: each byte that cannot be read is U+FFFD, and such an owner
-    /// cannot be released by its text.
+    /// A string written by another program may not be UTF-8: each unreadable byte becomes U+FFFD,
+    /// and such an owner cannot be released by its text.
     pub holders: Vec<(OwnerId, u32)>,
-    /// How long the record lives unless it is renewed, to the millisecond; `None`: it has no TTL.
+    /// How long the record lives unless it is renewed, to the millisecond; `None` if it has no TTL.
     pub remaining: Option<Duration>,
 }
 
 impl Inspection {
-    /// How often `owner` holds the lock, whatever suffix its name has.
+    /// Returns the hold count of `owner`, whatever suffix its name has.
     #[must_use]
     pub fn hold_count(&self, owner: &OwnerId) -> u32 {
-        // one that holds anew what it gave away is recorded under both names
+        // An owner that gave its hold away and acquired again is recorded under both names.
         let is_it = |(holder, _): &&(OwnerId, u32)| owner.is_exact() && holder == owner;
         let exact = self.holders.iter().find(is_it).map(|(_, holds)| *holds);
-        let under_any = self.holders.iter().filter(|(holder, _)| holder.base() == owner.base());
+        let under_any = self
+            .holders
+            .iter()
+            .filter(|(holder, _)| holder.base() == owner.base());
         exact.unwrap_or_else(|| under_any.map(|(_, holds)| holds).sum())
     }
 }
 
 impl Lock {
     pub(crate) fn new(anchor: &Arc<Anchor>, kind: impl Kind) -> Self {
-        Self::of(Inner::One(Single { anchor: Arc::clone(anchor), kind: Arc::new(kind) }))
+        Self::of(LockInner::One(SingleLock {
+            anchor: Arc::clone(anchor),
+            kind: Arc::new(kind),
+        }))
     }
 
     pub(crate) fn of_several(several: impl Several + 'static) -> Self {
-        Self::of(Inner::Several(Arc::new(several)))
+        Self::of(LockInner::Several(Arc::new(several)))
     }
 
-    fn of(inner: Inner) -> Self {
-        Self { inner, owner_per_acquire: false }
-    }
-
-    fn single(&self) -> Option<&Single> {
-        match &self.inner {
-            Inner::One(single) => Some(single),
-            Inner::Several(_) => None,
+    fn of(inner: LockInner) -> Self {
+        Self {
+            inner,
+            owner_per_acquire: false,
         }
     }
 
-    /// The same lock, but each acquire is an owner of its own, whichever task makes it: nobody re-enters, and guards that
-    /// are held by one task exclude each other.
+    fn single(&self) -> Option<&SingleLock> {
+        match &self.inner {
+            LockInner::One(single) => Some(single),
+            LockInner::Several(_) => None,
+        }
+    }
+
+    /// Returns the same lock, but with each acquire as an owner of its own, whichever task makes
+    /// it: the lock is not re-entered, and guards held by one task exclude each other.
     ///
-    /// An [`AcquireOptions::owner`] or [`AcquireOptions::value`] is the owner all the same.
+    /// An [`AcquireOptions::owner`] or [`AcquireOptions::value`] takes precedence.
     ///
     /// ```no_run
     /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
@@ -170,27 +180,29 @@ impl Lock {
         self
     }
 
-    /// The lock's name, with the client's prefix; of several locks, their names with `+` between.
+    /// Returns the lock's name, with the client's prefix. For several locks: their names, joined
+    /// with `+`.
     #[must_use]
     pub fn name(&self) -> &str {
         match &self.inner {
-            Inner::One(single) => single.kind.name(),
-            Inner::Several(several) => several.name(),
+            LockInner::One(single) => single.kind.name(),
+            LockInner::Several(several) => several.name(),
         }
     }
 
-    /// The locks that this one is made of, in the order in which they were given; of a lock of one kind, none.
+    /// Returns the locks that this one combines, in the given order; empty for a single lock.
     #[must_use]
     pub fn members(&self) -> &[Self] {
         match &self.inner {
-            Inner::One(_) => &[],
-            Inner::Several(several) => several.members(),
+            LockInner::One(_) => &[],
+            LockInner::Several(several) => several.members(),
         }
     }
 
-    /// Acquires, and waits for it without limit. The watchdog renews the lease until the guard is released.
+    /// Acquires the lock, and waits for it without limit. The watchdog renews the lease until the
+    /// guard is released.
     ///
-    /// One round trip when nobody holds the lock. A re-entry counts one hold more, and never shortens the lease.
+    /// One round trip if the lock is free. A re-entry adds one hold, and never shortens the lease.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -201,25 +213,28 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: this owner held the lock and does not any more, or is inside a hold that was lost.
-    /// - [`Error::NotReentrant`], [`Error::UpgradeRefused`], [`Error::TooManyHolds`], [`Error::NoToken`]: this owner holds
-    ///   the lock in a way that waiting cannot change. Nothing was sent.
-    /// - [`Error::WrongLockKind`], [`Error::WrongType`]: something else lives at this name.
-    /// - [`Error::Store`], [`Error::Unconfirmed`]: the server refused, or did not answer. Without a limit to the wait, what
-    ///   may pass is tried for the client's [`outage_patience`](crate::LockClientBuilder::outage_patience); with one, until
-    ///   it is over, a round trip and 40 ms more; a try ends within the command timeout.
-    /// - [`Error::NoQuorum`]: too few servers of a RedLock answered.
+    /// - [`Error::Lost`]: this owner held the lock and lost it, or the call is nested inside a hold
+    ///   that was lost.
+    /// - [`Error::NotReentrant`], [`Error::UpgradeRefused`], [`Error::TooManyHolds`],
+    ///   [`Error::NoToken`]: this owner holds the lock in a way that waiting cannot change. Nothing
+    ///   was sent.
+    /// - [`Error::WrongLockKind`], [`Error::WrongType`]: the key belongs to something else.
+    /// - [`Error::Store`], [`Error::Unconfirmed`]: the server rejected the request, or did not
+    ///   reply. Without a limit to the wait, transient errors are retried for the client's
+    ///   [`outage_patience`](crate::LockClientBuilder::outage_patience); with a limit, until the
+    ///   wait is over, plus a round trip and 40 ms; a try ends within the command timeout.
+    /// - [`Error::NoQuorum`]: too few servers of a RedLock replied.
     /// - [`Error::Closed`]: the client was shut down.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: dropped at any point, nothing stays held. A request that was under way is undone by the client in
-    /// the background; [`LockClient::idle`](crate::LockClient::idle) waits for that.
+    /// Cancel safe: if dropped at any point, nothing stays held. The client undoes a request in
+    /// flight in the background; [`LockClient::idle`](crate::LockClient::idle) waits for that.
     pub async fn lock(&self) -> Result<LockGuard> {
         self.wait_and_acquire(&PLAIN).await
     }
 
-    /// As [`lock`](Self::lock), with options: a lease, an owner.
+    /// Acquires like [`lock`](Self::lock), with options: a lease, an owner.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -233,7 +248,8 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock); [`Error::InvalidLease`] and [`Error::InvalidOwner`] before anything is sent.
+    /// As [`lock`](Self::lock); [`Error::InvalidLease`] and [`Error::InvalidOwner`] before anything
+    /// is sent.
     ///
     /// # Cancel safety
     ///
@@ -242,21 +258,23 @@ impl Lock {
         self.wait_and_acquire(&options).await
     }
 
-    /// Acquires if nobody else holds the lock; `None`: somebody does. Never waits for a holder.
+    /// Acquires the lock if it is free. Returns `None` if another owner holds it. Never waits for a
+    /// holder.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
     /// match lock.try_lock().await? {
     ///     Some(guard) => guard.unlock().await,
-    ///     None => Ok(()), // busy: somebody else is at it
+    ///     None => Ok(()), // busy: another owner holds it
     /// }
     /// # }
     /// ```
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock), but for [`Error::NotReentrant`] and [`Error::UpgradeRefused`]: a lock that the caller itself
-    /// holds, and cannot take again, is busy. These errors say that a wait would never end, and a try does not wait.
+    /// As [`lock`](Self::lock), without [`Error::NotReentrant`] and [`Error::UpgradeRefused`]:
+    /// those say that a wait would never end, and a try does not wait. A lock that the caller
+    /// itself holds and cannot take again is busy.
     ///
     /// # Cancel safety
     ///
@@ -265,7 +283,7 @@ impl Lock {
         self.try_to_acquire(&PLAIN).await
     }
 
-    /// As [`try_lock`](Self::try_lock), with options: a lease, an owner.
+    /// Acquires like [`try_lock`](Self::try_lock), with options: a lease, an owner.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -282,7 +300,8 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As [`try_lock`](Self::try_lock); [`Error::InvalidLease`] and [`Error::InvalidOwner`] before anything is sent.
+    /// As [`try_lock`](Self::try_lock); [`Error::InvalidLease`] and [`Error::InvalidOwner`] before
+    /// anything is sent.
     ///
     /// # Cancel safety
     ///
@@ -291,8 +310,8 @@ impl Lock {
         self.try_to_acquire(&options).await
     }
 
-    /// Acquires, and waits for it at most `wait`; `None`: busy until then. Zero tries once; more than ten years is without
-    /// limit.
+    /// Acquires the lock, and waits for it at most `wait`. Returns `None` if it was busy all that
+    /// time. Zero tries once; more than 10 years means without limit.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -314,7 +333,7 @@ impl Lock {
         self.acquire(Wait::at_most(wait), &PLAIN).await
     }
 
-    /// As [`try_lock_for`](Self::try_lock_for), with options: a lease, an owner.
+    /// Acquires like [`try_lock_for`](Self::try_lock_for), with options: a lease, an owner.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -329,58 +348,72 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock); [`Error::InvalidLease`] and [`Error::InvalidOwner`] before anything is sent.
+    /// As [`lock`](Self::lock); [`Error::InvalidLease`] and [`Error::InvalidOwner`] before anything
+    /// is sent.
     ///
     /// # Cancel safety
     ///
     /// As [`lock`](Self::lock).
-    pub async fn try_lock_for_with(&self, wait: Duration, options: AcquireOptions) -> Result<Option<LockGuard>> {
+    pub async fn try_lock_for_with(
+        &self,
+        wait: Duration,
+        options: AcquireOptions,
+    ) -> Result<Option<LockGuard>> {
         self.acquire(Wait::at_most(wait), &options).await
     }
 
-    /// Takes over what another guard's [`hand_over`](LockGuard::hand_over) gave, in whatever process. The watchdog renews it
-    /// from here on, and a fenced lock's guard has a new, higher token.
+    /// Takes over a hold that another guard [handed over](LockGuard::hand_over), in this process or
+    /// another. The watchdog renews it from here on, and a fenced lock's guard has a new, higher
+    /// token.
     ///
-    /// One round trip. Of two that adopt the same, one gets it. Replicas are not waited for, also where
-    /// [`replicas`](crate::LockClientBuilder::replicas) says so: until its first renewal counts, a failover may end it with
-    /// what its giver had. An [`extend`](LockGuard::extend) right behind tells.
+    /// One round trip. If two callers adopt the same hand-over, one gets it. The call does not wait
+    /// for replicas, even with [`replicas`](crate::LockClientBuilder::replicas): until its first
+    /// renewal is acknowledged, a failover may end the hold together with the giver's record. Call
+    /// [`extend`](LockGuard::extend) right after it to find out.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock, text: &str) -> nestlock::Result<()> {
     /// use nestlock::HandOver;
     ///
     /// let guard = lock.adopt(&HandOver::from_text(text)?).await?;
-    /// // go on with what the other process began
+    /// // continue the other process's work
     /// guard.unlock().await
     /// # }
     /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::NotHeld`]: somebody has adopted it already, or it is over. [`Error::InvalidHandOver`]: it is of another lock
-    /// or kind; nothing was sent. [`Error::NotReentrant`]: the caller holds this lock, as one of several readers.
-    /// [`Error::CannotHandOver`]: this is several locks as one. [`Error::Store`] and [`Error::Unconfirmed`] as
-    /// [`lock`](Self::lock) within the command timeout: it may be adopted again, but what was adopted unheard is released.
+    /// - [`Error::NotHeld`]: the hold has been adopted already, or its lease is over.
+    /// - [`Error::InvalidHandOver`]: it belongs to another lock or kind; nothing was sent.
+    /// - [`Error::NotReentrant`]: the caller holds this lock as one of several readers.
+    /// - [`Error::CannotHandOver`]: this lock combines several.
+    /// - [`Error::Store`], [`Error::Unconfirmed`]: as with [`lock`](Self::lock), within the command
+    ///   timeout. After `Store`, the hold may be adopted again; an unconfirmed adoption is
+    ///   released.
     ///
     /// # Cancel safety
     ///
-    /// Dropped midway, it may have been adopted, and is released then.
+    /// If dropped midway, the hold may have been adopted; it is then released.
     pub async fn adopt(&self, hand_over: &HandOver) -> Result<LockGuard> {
         self.adopt_with(hand_over, AcquireOptions::new()).await
     }
 
-    /// As [`adopt`](Self::adopt), with options: a lease, an owner.
+    /// Adopts like [`adopt`](Self::adopt), with options: a lease, an owner.
     ///
     /// # Errors
     ///
-    /// As [`adopt`](Self::adopt); [`Error::InvalidLease`], and [`Error::InvalidOwner`] also for a value, before anything is
-    /// sent.
+    /// As [`adopt`](Self::adopt); before anything is sent, [`Error::InvalidLease`] and
+    /// [`Error::InvalidOwner`], the latter also for a value.
     ///
     /// # Cancel safety
     ///
     /// As [`adopt`](Self::adopt).
-    pub async fn adopt_with(&self, hand_over: &HandOver, options: AcquireOptions) -> Result<LockGuard> {
-        let Inner::One(Single { anchor, kind }) = &self.inner else {
+    pub async fn adopt_with(
+        &self,
+        hand_over: &HandOver,
+        options: AcquireOptions,
+    ) -> Result<LockGuard> {
+        let LockInner::One(SingleLock { anchor, kind }) = &self.inner else {
             return Err(Error::CannotHandOver {
                 lock: self.name().to_owned(),
                 reason: "it is several locks as one; adopt with the lock that was handed over",
@@ -388,13 +421,20 @@ impl Lock {
         };
         let from = hand_over.owner_for(kind.about().family, kind.name())?;
         let adopt = async {
-            let entered = Acquire::adopting(anchor, kind, &options, from)?.adopt().await?;
+            let entered = Acquire::adopting(anchor, kind, &options, from)?
+                .adopt()
+                .await?;
             Ok(LockGuard::new(Arc::clone(anchor), entered))
         };
-        if self.owner_per_acquire { OwnerId::scope(adopt).await } else { adopt.await }
+        if self.owner_per_acquire {
+            OwnerId::scope(adopt).await
+        } else {
+            adopt.await
+        }
     }
 
-    /// Gives up one hold of `owner`, without a guard: after [`LockGuard::forget`], or in another process.
+    /// Releases one hold of `owner`, without a guard: after [`LockGuard::forget`], or in another
+    /// process.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -405,22 +445,24 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// [`Error::NotHeld`] if this owner does not hold the lock; nothing is changed then. [`Error::Store`] and
-    /// [`Error::Unconfirmed`] if the server did not answer.
+    /// [`Error::NotHeld`] if this owner does not hold the lock; nothing is changed.
+    /// [`Error::Store`] and [`Error::Unconfirmed`] if the server did not reply.
     ///
     /// # Cancel safety
     ///
-    /// Once polled, the release goes on when the future is dropped, and where it was not answered. Of what was handed over
-    /// the count is not this client's alone: the release is repeated while the server records the count that it was sent
-    /// for, and counts as done once the server records another.
+    /// Once polled, the release continues if the future is dropped or the reply is lost. The hold
+    /// count of a hold that was given away does not belong to this client alone: the client repeats
+    /// the release while the server records the count that it was sent for, and considers it done
+    /// once the server records another.
     pub async fn release(&self, owner: &OwnerId) -> Result<()> {
         match &self.inner {
-            Inner::One(single) => single.anchor.release_owner(&single.kind, owner).await,
-            Inner::Several(several) => several.release(owner).await,
+            LockInner::One(single) => single.anchor.release_owner(&single.kind, owner).await,
+            LockInner::Several(several) => several.release(owner).await,
         }
     }
 
-    /// Lets the holds of `owner` live for at least `lease` from now, 10 ms to 10 years. Never shortens.
+    /// Extends the holds of `owner` to at least `lease` from now, 10 ms to 10 years. Never
+    /// shortens.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock, owner: nestlock::OwnerId) -> nestlock::Result<()> {
@@ -430,22 +472,23 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// [`Error::NotHeld`] if this owner does not hold the lock; nothing is changed then. [`Error::NotExpirable`] if the record
-    /// has no TTL; [`Error::InvalidLease`]; [`Error::Store`] and [`Error::Unconfirmed`] if the server did not answer.
+    /// [`Error::NotHeld`] if this owner does not hold the lock; nothing is changed.
+    /// [`Error::NotExpirable`] if the record has no TTL; [`Error::InvalidLease`]; [`Error::Store`]
+    /// and [`Error::Unconfirmed`] if the server did not reply.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: dropped midway, the lock may or may not have been extended.
+    /// Cancel safe: if dropped midway, the lock may or may not have been extended.
     pub async fn extend(&self, owner: &OwnerId, lease: Duration) -> Result<()> {
         match &self.inner {
-            Inner::One(single) => single.anchor.extend(&single.kind, owner, lease).await,
-            Inner::Several(several) => several.extend(owner, lease).await,
+            LockInner::One(single) => single.anchor.extend(&single.kind, owner, lease).await,
+            LockInner::Several(several) => several.extend(owner, lease).await,
         }
     }
 
-    /// Frees the lock, whoever holds it, and wakes a waiter; `false`: nobody held it.
+    /// Frees the lock, whatever its owner, and wakes a waiter. Returns `false` if it was free.
     ///
-    /// The holder is not asked. It learns of the loss when it next renews or releases.
+    /// The holder does not take part. It learns of the loss when it next renews or releases.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -458,21 +501,23 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As [`inspect`](Self::inspect); [`Error::Unconfirmed`] if it may have been freed.
+    /// As [`inspect`](Self::inspect); [`Error::Unconfirmed`] if the lock may have been freed.
     ///
     /// # Cancel safety
     ///
-    /// Dropped midway, the lock may or may not have been freed.
+    /// If dropped midway, the lock may or may not have been freed.
     pub async fn force_unlock(&self) -> Result<bool> {
         match &self.inner {
-            Inner::One(single) => single.anchor.force_unlock(&single.kind).await,
-            Inner::Several(several) => several.force_unlock().await,
+            LockInner::One(single) => single.anchor.force_unlock(&single.kind).await,
+            LockInner::Several(several) => several.force_unlock().await,
         }
     }
 
-    /// Who holds the lock and for how long, as the server saw it a moment ago; `None`: nobody does. One request.
+    /// Returns the lock's holders and remaining lease, as the server saw them a moment ago. Returns
+    /// `None` if it is free. One request.
     ///
-    /// Of several locks as one: whoever holds all of them, and for the shortest time. Of a RedLock: whoever holds most.
+    /// For a multi-lock: the owners that hold all members, and the shortest remaining time. For a
+    /// RedLock: the owners that hold most of them.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -485,24 +530,28 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// [`Error::WrongLockKind`] and [`Error::WrongType`] if something else lives at this name; [`Error::Store`] if the server
-    /// did not answer; [`Error::NoQuorum`] if too few of a RedLock's servers did.
+    /// [`Error::WrongLockKind`] and [`Error::WrongType`] if the key belongs to something else;
+    /// [`Error::Store`] if the server did not reply; [`Error::NoQuorum`] if too few of a RedLock's
+    /// servers did.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub async fn inspect(&self) -> Result<Option<Inspection>> {
         match &self.inner {
-            Inner::One(single) => Ok(match single.anchor.inspect(&single.kind).await? {
-                Inspected::Held { holders, ttl } => Some(Inspection { holders, remaining: ttl }),
+            LockInner::One(single) => Ok(match single.anchor.inspect(&single.kind).await? {
+                Inspected::Held { holders, ttl } => Some(Inspection {
+                    holders,
+                    remaining: ttl,
+                }),
                 _ => None,
             }),
-            Inner::Several(several) => several.inspect().await,
+            LockInner::Several(several) => several.inspect().await,
         }
     }
 
-    /// Whether anybody holds the lock, as the server saw it a moment ago. Of several locks as one: whether so many are held
-    /// that nobody else can have it.
+    /// Returns whether the lock is held, as the server saw it a moment ago. For several locks:
+    /// whether enough members are held to keep any other owner from acquiring the whole.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -520,17 +569,20 @@ impl Lock {
     /// Cancel safe.
     pub async fn is_locked(&self) -> Result<bool> {
         match &self.inner {
-            Inner::One(_) => Ok(self.inspect().await?.is_some()),
-            Inner::Several(several) => several.is_locked().await,
+            LockInner::One(_) => Ok(self.inspect().await?.is_some()),
+            LockInner::Several(several) => several.is_locked().await,
         }
     }
 
-    /// Whether `owner` holds the lock, as the server saw it a moment ago: [`hold_count`](Self::hold_count) above 0, and as there,
-    /// never so of a task and a [`mutex`](crate::LockClient::mutex). Of a lock in one's own hands the
-    /// [guard](LockGuard::is_lost) tells, without a request.
+    /// Returns whether `owner` holds the lock, as the server saw it a moment ago: whether
+    /// [`hold_count`](Self::hold_count) is above 0. As there, a task is never the owner of a
+    /// [`mutex`](crate::LockClient::mutex). If you have the guard, use
+    /// [`LockGuard::is_lost`] instead, which sends no request.
     ///
     /// ```no_run
-    /// # async fn example(client: nestlock::LockClient, lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// # async fn example(
+    /// #     client: nestlock::LockClient, lock: nestlock::Lock,
+    /// # ) -> nestlock::Result<()> {
     /// let guard = lock.lock().await?;
     /// assert!(lock.is_held_by(&guard.owner()).await?);
     /// # Ok(())
@@ -548,14 +600,16 @@ impl Lock {
         Ok(self.hold_count(owner).await? > 0)
     }
 
-    /// How often `owner` holds the lock, as the server saw it a moment ago.
+    /// Returns the hold count of `owner`, as the server saw it a moment ago.
     ///
-    /// Each acquire of a [`mutex`](crate::LockClient::mutex) is an owner of its own: there the count of
-    /// [`current_owner`](crate::LockClient::current_owner) is 0 also while the task holds it, and the guard's
-    /// [`owner`](LockGuard::owner) is who to ask for.
+    /// Each acquire of a [`mutex`](crate::LockClient::mutex) is an owner of its own: for a mutex,
+    /// the count of [`current_owner`](crate::LockClient::current_owner) is 0 even while the task
+    /// holds it. Use the guard's [`owner`](LockGuard::owner).
     ///
     /// ```no_run
-    /// # async fn example(client: nestlock::LockClient, lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// # async fn example(
+    /// #     client: nestlock::LockClient, lock: nestlock::Lock,
+    /// # ) -> nestlock::Result<()> {
     /// assert_eq!(lock.hold_count(&client.current_owner()).await?, 0);
     /// # Ok(())
     /// # }
@@ -570,12 +624,16 @@ impl Lock {
     /// Cancel safe.
     pub async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
         match &self.inner {
-            Inner::One(_) => Ok(self.inspect().await?.map_or(0, |held| held.hold_count(owner))),
-            Inner::Several(several) => several.hold_count(owner).await,
+            LockInner::One(_) => Ok(self
+                .inspect()
+                .await?
+                .map_or(0, |held| held.hold_count(owner))),
+            LockInner::Several(several) => several.hold_count(owner).await,
         }
     }
 
-    /// Who holds the lock, as the server saw it a moment ago; of several readers, one.
+    /// Returns the owner of the lock, as the server saw it a moment ago: one of them if there are
+    /// several readers, `None` if the lock is free.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -594,11 +652,15 @@ impl Lock {
     ///
     /// Cancel safe.
     pub async fn holder(&self) -> Result<Option<OwnerId>> {
-        Ok(self.inspect().await?.and_then(|held| held.holders.into_iter().next()).map(|(owner, _)| owner))
+        Ok(self
+            .inspect()
+            .await?
+            .and_then(|held| held.holders.into_iter().next())
+            .map(|(owner, _)| owner))
     }
 
-    /// How long the record lives unless it is renewed, to the millisecond; `None`: nobody holds the lock, or the record
-    /// has no TTL.
+    /// Returns how long the record lives unless it is renewed, to the millisecond. Returns `None`
+    /// if the lock is free or the record has no TTL.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -616,8 +678,8 @@ impl Lock {
     /// Cancel safe.
     pub async fn remaining_lease(&self) -> Result<Option<Duration>> {
         match &self.inner {
-            Inner::One(_) => Ok(self.inspect().await?.and_then(|held| held.remaining)),
-            Inner::Several(several) => several.remaining_lease().await,
+            LockInner::One(_) => Ok(self.inspect().await?.and_then(|held| held.remaining)),
+            LockInner::Several(several) => several.remaining_lease().await,
         }
     }
 
@@ -633,16 +695,20 @@ impl Lock {
         }
     }
 
-    /// The one way in; `None`: busy until the wait was over.
+    /// Acquires for all public methods. Returns `None` if the lock was busy for the whole wait.
     async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
         if self.owner_per_acquire {
-            // in a box, so that waiters without it stay small
+            // Boxed, so that waiters without it stay small.
             return Box::pin(OwnerId::scope(self.acquire_as_caller(wait, options))).await;
         }
         self.acquire_as_caller(wait, options).await
     }
 
-    async fn acquire_as_caller(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
+    async fn acquire_as_caller(
+        &self,
+        wait: Wait,
+        options: &AcquireOptions,
+    ) -> Result<Option<LockGuard>> {
         let mut observed = Observed::begin(self, wait);
         let outcome = match observed.span() {
             Some(span) => Box::pin(self.acquire_unobserved(wait, options).instrument(span)).await,
@@ -652,16 +718,23 @@ impl Lock {
         outcome
     }
 
-    async fn acquire_unobserved(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
+    async fn acquire_unobserved(
+        &self,
+        wait: Wait,
+        options: &AcquireOptions,
+    ) -> Result<Option<LockGuard>> {
         match &self.inner {
-            Inner::One(Single { anchor, kind }) => {
+            LockInner::One(SingleLock { anchor, kind }) => {
                 let entered = Acquire::new(anchor, kind, options, wait)?.run().await?;
                 Ok(entered.map(|entered| LockGuard::new(Arc::clone(anchor), entered)))
             }
-            Inner::Several(several) => several.acquire(wait, options).await,
+            LockInner::Several(several) => several.acquire(wait, options).await,
         }
     }
 }
 
-/// What is asked for where nothing is.
-static PLAIN: AcquireOptions = AcquireOptions { lease: None, rare: None };
+/// The default options, for calls that pass none.
+static PLAIN: AcquireOptions = AcquireOptions {
+    lease: None,
+    rare: None,
+};

@@ -1,4 +1,4 @@
-//! Several locks as one: all or nothing. Redisson's `RedissonMultiLock`. No Redis here.
+//! Several locks as one: all or nothing. Redisson's `RedissonMultiLock`. No Redis commands here.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use futures_util::future::{join_all, select_all};
 
 use crate::{
     clock::Instant,
-    engine::{Anchor, Kind, attempt::Acquire, random_fraction, together::Outcome},
+    engine::{Anchor, Kind, attempt::Acquire, random_fraction, together::JointOutcome},
     error::{Error, Result, StoreError, StoreErrorKind},
     guard::{Forget, Held, LockGuard, of_one_client},
     options::{AcquireOptions, Wait},
@@ -16,20 +16,23 @@ use crate::{
 
 use super::{Inspection, Lock, Several, quorum::ask};
 
-/// The pause after a round in which some members were busy grows by this, up to [`MAX_PAUSE`]; all of it is random. A round
-/// trip or more counts as well: a pause that is short beside the rounds would not tear two apart that disturb each other.
+/// The pause after an attempt in which members were busy grows by this and a round trip, up to
+/// [`MAX_PAUSE`] and two round trips. All of it is random. Without the round trips, the pause would
+/// be too short next to the attempts to separate two callers that disturb each other.
 const PAUSE_STEP: Duration = Duration::from_millis(2);
 const MAX_PAUSE: Duration = Duration::from_millis(50);
-/// A round trip counts up to this: one that is known to be longer comes of an outage, mostly, and may be over by now. The
-/// lock may be free meanwhile.
+/// Cap on the round trip in the pause. A longer measurement mostly comes from an outage that may be
+/// over by now, and a longer pause would leave a free lock unused.
 const LONGEST_ROUND_TRIP: Duration = Duration::from_millis(250);
 
-/// Several locks that are held together or not at all: see [`LockClient::multi_lock`](crate::LockClient::multi_lock).
+/// Several locks that are held together or not at all: see
+/// [`LockClient::multi_lock`](crate::LockClient::multi_lock).
 #[derive(Debug)]
 pub(crate) struct MultiLock {
     anchor: Arc<Anchor>,
     members: Vec<Lock>,
-    /// The members' kinds, if they are this client's own locks: one request may take them together.
+    /// The kinds of the members, if all are locks of this client: one request may then acquire them
+    /// together.
     kinds: Option<Vec<Arc<dyn Kind>>>,
     name: Arc<str>,
 }
@@ -38,42 +41,68 @@ impl MultiLock {
     pub(crate) fn new(anchor: &Arc<Anchor>, members: Vec<Lock>) -> Result<Self> {
         if members.is_empty() {
             let reason = "a multi-lock needs at least one member".into();
-            return Err(Error::InvalidName { name: String::new(), reason });
+            return Err(Error::InvalidName {
+                name: String::new(),
+                reason,
+            });
         }
         let names: Vec<_> = members.iter().map(Lock::name).collect();
         let kind = |member: &Lock| {
-            let single = member.single().filter(|single| Arc::ptr_eq(&single.anchor, anchor))?;
+            let single = member
+                .single()
+                .filter(|single| Arc::ptr_eq(&single.anchor, anchor))?;
             (!member.owner_per_acquire).then(|| Arc::clone(&single.kind))
         };
         let kinds = members.iter().map(kind).collect();
-        Ok(Self { anchor: Arc::clone(anchor), name: names.join("+").into(), kinds, members })
-    }
-
-    /// Acquires all members by one request, without waiting, if that can be done.
-    async fn together(&self, wait: Wait, options: &AcquireOptions) -> Result<Round> {
-        let Some(kinds) = &self.kinds else { return Ok(Round::Again(0)) };
-        let all = Acquire::new(&self.anchor, &kinds[0], options, wait)?;
-        Ok(match all.together(kinds).await? {
-            Outcome::Entered(entered) => {
-                let guard = |entered| LockGuard::new(Arc::clone(&self.anchor), entered);
-                Round::Entered(entered.into_iter().map(guard).collect())
-            }
-            Outcome::Busy(_) if wait == Wait::No => Round::Busy,
-            Outcome::Busy(at) => Round::Again(at),
-            Outcome::NotThisWay => Round::Again(0),
+        Ok(Self {
+            anchor: Arc::clone(anchor),
+            name: names.join("+").into(),
+            kinds,
+            members,
         })
     }
 
-    /// Acquires one member, and waits for it; then all others, without waiting, and for their answers until `over`.
-    async fn round(&self, first: usize, wait: Wait, options: &AcquireOptions, over: Option<Instant>) -> Result<Round> {
-        let Some(guard) = self.members[first].acquire(wait, options).await? else { return Ok(Round::Busy) };
-        let others = self.members.iter().enumerate().filter(|(at, _)| *at != first);
+    /// Tries to acquire all members by one request, without waiting.
+    async fn together(&self, wait: Wait, options: &AcquireOptions) -> Result<MultiAttempt> {
+        let Some(kinds) = &self.kinds else {
+            return Ok(MultiAttempt::Again(0));
+        };
+        let all = Acquire::new(&self.anchor, &kinds[0], options, wait)?;
+        Ok(match all.together(kinds).await? {
+            JointOutcome::Entered(entered) => {
+                let guard = |entered| LockGuard::new(Arc::clone(&self.anchor), entered);
+                MultiAttempt::Entered(entered.into_iter().map(guard).collect())
+            }
+            JointOutcome::Busy(_) if wait == Wait::No => MultiAttempt::Busy,
+            JointOutcome::Busy(at) => MultiAttempt::Again(at),
+            JointOutcome::NotThisWay => MultiAttempt::Again(0),
+        })
+    }
+
+    /// Acquires member `first`, waiting for it, and then all others without waiting. Waits for the
+    /// replies of the others until `over`.
+    async fn round(
+        &self,
+        first: usize,
+        wait: Wait,
+        options: &AcquireOptions,
+        over: Option<Instant>,
+    ) -> Result<MultiAttempt> {
+        let Some(guard) = self.members[first].acquire(wait, options).await? else {
+            return Ok(MultiAttempt::Busy);
+        };
+        let others = self
+            .members
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| *at != first);
         let others = others.map(|(at, member)| (at, member.acquire(Wait::No, options)));
-        // those are asked only now
+        // The others are sent only now, and get at least a grace period for their replies.
         let over = over.map(|over| over.max(Instant::now() + self.anchor.grace()));
         let answers = ask(&self.anchor, others, over, |_| false).await;
 
-        let silent = (0..self.members.len()).find(|at| *at != first && answers.iter().all(|(other, _)| other != at));
+        let silent = (0..self.members.len())
+            .find(|at| *at != first && answers.iter().all(|(other, _)| other != at));
         let (mut guards, mut busy, mut failure) = (vec![(first, guard)], None, None);
         for (at, outcome) in answers {
             match outcome {
@@ -84,32 +113,49 @@ impl MultiLock {
         }
         if guards.len() == self.members.len() {
             guards.sort_unstable_by_key(|(at, _)| *at);
-            return Ok(Round::Entered(guards.into_iter().map(|(_, guard)| guard).collect()));
+            return Ok(MultiAttempt::Entered(
+                guards.into_iter().map(|(_, guard)| guard).collect(),
+            ));
         }
-        // what fails or is late here is settled by the member's client, or ends with its lease
+        // A release that fails or is late here is settled by the member's client, or ends with its
+        // lease.
         let released = guards.into_iter().map(|(at, guard)| (at, guard.unlock()));
-        ask(&self.anchor, released, over.map(|over| over.max(Instant::now() + self.anchor.grace())), |_| false).await;
+        ask(
+            &self.anchor,
+            released,
+            over.map(|over| over.max(Instant::now() + self.anchor.grace())),
+            |_| false,
+        )
+        .await;
         match (failure, busy, silent) {
             (Some(error), ..) => Err(error),
             (None, None, Some(silent)) => {
-                let source = StoreError::new(StoreErrorKind::Timeout, true, "no answer before the wait was over");
-                Err(Error::Unconfirmed { lock: self.members[silent].name().to_owned(), source })
+                let source = StoreError::new(
+                    StoreErrorKind::Timeout,
+                    true,
+                    "no answer before the wait was over",
+                );
+                Err(Error::Unconfirmed {
+                    lock: self.members[silent].name().to_owned(),
+                    source,
+                })
             }
-            (None, busy, _) => Ok(Round::Again(busy.unwrap_or(first))),
+            (None, busy, _) => Ok(MultiAttempt::Again(busy.unwrap_or(first))),
         }
     }
 }
 
-/// Asks all members at once; the first failure, if any.
+/// Calls all members at once. Returns the first failure, if any.
 async fn all<T>(asked: impl Iterator<Item = impl Future<Output = Result<T>>>) -> Result<Vec<T>> {
     join_all(asked).await.into_iter().collect()
 }
 
-enum Round {
+/// The outcome of one attempt to acquire all members.
+enum MultiAttempt {
     Entered(Vec<LockGuard>),
-    /// The member that was waited for was busy all the time.
+    /// The member that the call waited for was busy all the time.
     Busy,
-    /// This one was busy: wait for it next.
+    /// This member was busy: wait for it next.
     Again(usize),
 }
 
@@ -129,12 +175,19 @@ impl Several for MultiLock {
 
     async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
         let limit = wait.until(Instant::now());
-        let over = limit.filter(|_| wait != Wait::No).map(|limit| limit + self.anchor.grace());
-        let guard = |guards| LockGuard::of_several(All { name: Arc::clone(&self.name), guards });
+        let over = limit
+            .filter(|_| wait != Wait::No)
+            .map(|limit| limit + self.anchor.grace());
+        let guard = |guards| {
+            LockGuard::of_several(All {
+                name: Arc::clone(&self.name),
+                guards,
+            })
+        };
         let mut first = match self.together(wait, options).await? {
-            Round::Entered(guards) => return Ok(Some(guard(guards))),
-            Round::Busy => return Ok(None),
-            Round::Again(first) => first,
+            MultiAttempt::Entered(guards) => return Ok(Some(guard(guards))),
+            MultiAttempt::Busy => return Ok(None),
+            MultiAttempt::Again(first) => first,
         };
         let (mut pause, mut was_busy) = (Duration::ZERO, false);
         loop {
@@ -144,28 +197,42 @@ impl Several for MultiLock {
                 Some(limit) => Wait::For(limit.saturating_duration_since(Instant::now())),
             };
             match self.round(first, wait, options, over).await {
-                Ok(Round::Entered(guards)) => return Ok(Some(guard(guards))),
-                Ok(Round::Busy) => return Ok(None),
-                Ok(Round::Again(_)) if limit.is_some_and(|limit| limit <= Instant::now()) => return Ok(None),
-                Ok(Round::Again(busy)) => (first, was_busy) = (busy, true),
-                // the last that was heard of it
+                Ok(MultiAttempt::Entered(guards)) => return Ok(Some(guard(guards))),
+                Ok(MultiAttempt::Busy) => return Ok(None),
+                Ok(MultiAttempt::Again(_))
+                    if limit.is_some_and(|limit| limit <= Instant::now()) =>
+                {
+                    return Ok(None);
+                }
+                Ok(MultiAttempt::Again(busy)) => (first, was_busy) = (busy, true),
+                // A member without a reply may still be busy, as the last reply said.
                 Err(Error::Unconfirmed { .. }) if was_busy && limit.is_some() => return Ok(None),
                 Err(error) => return Err(error),
             }
-            // two that take turns disturbing each other would go on for ever
+            // Without a random pause, two callers that each hold a member could disturb each other
+            // forever.
             let round_trip = self.anchor.store.round_trip().min(LONGEST_ROUND_TRIP);
             pause = (pause + PAUSE_STEP + round_trip).min(MAX_PAUSE + 2 * round_trip);
             let until = Instant::now() + pause.mul_f64(random_fraction());
-            self.anchor.sleep_until(limit.map_or(until, |limit| until.min(limit))).await;
+            self.anchor
+                .sleep_until(limit.map_or(until, |limit| until.min(limit)))
+                .await;
         }
     }
 
     async fn release(&self, owner: &OwnerId) -> Result<()> {
-        all(self.members.iter().map(|member| member.release(owner))).await.map(drop)
+        all(self.members.iter().map(|member| member.release(owner)))
+            .await
+            .map(drop)
     }
 
     async fn extend(&self, owner: &OwnerId, lease: Duration) -> Result<()> {
-        all(self.members.iter().map(|member| member.extend(owner, lease))).await.map(drop)
+        all(self
+            .members
+            .iter()
+            .map(|member| member.extend(owner, lease)))
+        .await
+        .map(drop)
     }
 
     async fn force_unlock(&self) -> Result<bool> {
@@ -173,31 +240,48 @@ impl Several for MultiLock {
         Ok(all.into_iter().any(|freed| freed))
     }
 
-    /// Whether any member is held: then the whole cannot be acquired.
+    /// Returns whether any member is held: then the whole cannot be acquired.
     async fn is_locked(&self) -> Result<bool> {
         let all = all(self.members.iter().map(Lock::is_locked)).await?;
         Ok(all.into_iter().any(|locked| locked))
     }
 
-    /// How often `owner` holds all members.
+    /// Returns how often `owner` holds all members.
     async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
         let all = all(self.members.iter().map(|member| member.hold_count(owner))).await?;
         Ok(all.into_iter().min().unwrap_or(0))
     }
 
-    /// Who holds all members, if that is one owner (members of several clients have several), and for the shortest time.
+    /// Returns the owners that hold all members, and the shortest remaining lease. Members of
+    /// different clients know one task by different owner names; then no owner holds all.
     async fn inspect(&self) -> Result<Option<Inspection>> {
         let all = all(self.members.iter().map(Lock::inspect)).await?;
-        let Some(held) = all.into_iter().collect::<Option<Vec<_>>>() else { return Ok(None) };
-        let remaining = held.iter().map(|held| held.remaining).min_by_key(|left| left.unwrap_or(Duration::MAX));
-        let of_all = |owner: &OwnerId| held.iter().map(|held| held.hold_count(owner)).min().unwrap_or(0);
-        let holders = held[0].holders.iter().map(|(owner, _)| (owner.clone(), of_all(owner)));
+        let Some(held) = all.into_iter().collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        let remaining = held
+            .iter()
+            .map(|held| held.remaining)
+            .min_by_key(|left| left.unwrap_or(Duration::MAX));
+        let of_all = |owner: &OwnerId| {
+            held.iter()
+                .map(|held| held.hold_count(owner))
+                .min()
+                .unwrap_or(0)
+        };
+        let holders = held[0]
+            .holders
+            .iter()
+            .map(|(owner, _)| (owner.clone(), of_all(owner)));
         let holders = holders.filter(|(_, holds)| *holds > 0).collect();
-        Ok(Some(Inspection { holders, remaining: remaining.flatten() }))
+        Ok(Some(Inspection {
+            holders,
+            remaining: remaining.flatten(),
+        }))
     }
 }
 
-/// The guards of all members.
+/// The guards of all members, as one guard.
 struct All {
     name: Arc<str>,
     guards: Vec<LockGuard>,
@@ -222,7 +306,10 @@ impl Held for All {
         if let Some((anchor, held)) = of_one_client(&mut guards) {
             return anchor.release_together(held).await;
         }
-        join_all(guards.into_iter().map(LockGuard::unlock)).await.into_iter().collect()
+        join_all(guards.into_iter().map(LockGuard::unlock))
+            .await
+            .into_iter()
+            .collect()
     }
 
     async fn lost(&self) -> Error {
@@ -236,12 +323,17 @@ impl Held for All {
     }
 
     async fn extend(&self, lease: Duration) -> Result<()> {
-        join_all(self.guards.iter().map(|guard| guard.extend(lease))).await.into_iter().collect()
+        join_all(self.guards.iter().map(|guard| guard.extend(lease)))
+            .await
+            .into_iter()
+            .collect()
     }
 
     fn forget(self: Box<Self>, how: Forget) -> OwnerId {
         let owner = self.owner();
-        self.guards.into_iter().for_each(|guard| drop(guard.let_go(how)));
+        self.guards
+            .into_iter()
+            .for_each(|guard| drop(guard.let_go(how)));
         owner
     }
 }

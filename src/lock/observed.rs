@@ -1,30 +1,30 @@
-//! One acquire, as it is traced and measured.
+//! Tracing and metrics of one acquire.
 
 use tracing::{Level, Span, field::Empty};
 
-use super::{Inner, Lock};
+use super::{Lock, LockInner};
 use crate::{
     clock::Instant,
     error::Result,
     guard::LockGuard,
-    meter::{self, Meter, Of, Outcome},
+    meter::{self, AcquireOutcome, Meter, Of},
     options::{Wait, millis},
     token::FencingToken,
 };
 
-/// One acquire. When dropped before its end, it was cancelled.
+/// The observation of one acquire. If dropped before [`Observed::end`], the acquire was cancelled.
 pub(super) struct Observed<'l> {
     lock: &'l Lock,
     waits: bool,
-    /// In a box, so that a waiter stays small.
+    /// Boxed to keep waiters small.
     span: Option<Box<Span>>,
-    /// `None`: nobody wants to know, or it was told.
+    /// When the acquire began. `None` if it is not observed, or was already reported.
     began: Option<Instant>,
 }
 
 impl<'l> Observed<'l> {
     pub(super) fn begin(lock: &'l Lock, wait: Wait) -> Self {
-        // asks no subscriber where none listens to this level
+        // This check calls no subscriber if none listens at this level.
         let span = tracing::enabled!(Level::DEBUG).then(|| {
             Box::new(tracing::debug_span!(
                 "nestlock.acquire",
@@ -38,7 +38,12 @@ impl<'l> Observed<'l> {
             ))
         });
         let began = (meter::IS_ON || span.is_some()).then(Instant::now);
-        Self { lock, waits: wait != Wait::No, span, began }
+        Self {
+            lock,
+            waits: wait != Wait::No,
+            span,
+            began,
+        }
     }
 
     pub(super) fn span(&self) -> Option<Span> {
@@ -55,17 +60,23 @@ impl<'l> Observed<'l> {
                     span.record("owner", tracing::field::display(guard.owner()));
                     span.record("token", guard.fencing_token().map(FencingToken::get));
                 }
-                if guard.is_re_entry() { Outcome::Reentered } else { Outcome::Acquired }
+                if guard.is_re_entry() {
+                    AcquireOutcome::Reentered
+                } else {
+                    AcquireOutcome::Acquired
+                }
             }
-            Ok(None) if self.waits => Outcome::Timeout,
-            Ok(None) => Outcome::Busy,
-            Err(error) => Outcome::failed(error),
+            Ok(None) if self.waits => AcquireOutcome::Timeout,
+            Ok(None) => AcquireOutcome::Busy,
+            Err(error) => AcquireOutcome::failed(error),
         };
         self.tell(outcome);
     }
 
-    fn tell(&mut self, outcome: Outcome) {
-        let Some(took) = self.began.take().map(Instant::elapsed) else { return };
+    fn tell(&mut self, outcome: AcquireOutcome) {
+        let Some(took) = self.began.take().map(Instant::elapsed) else {
+            return;
+        };
         if let Some(span) = &self.span {
             span.record("outcome", outcome.name());
             span.record("waited_ms", millis(took));
@@ -76,23 +87,30 @@ impl<'l> Observed<'l> {
 
 impl Drop for Observed<'_> {
     fn drop(&mut self) {
-        self.tell(Outcome::Cancelled);
+        self.tell(AcquireOutcome::Cancelled);
     }
 }
 
 impl Lock {
     fn what(&self) -> Of<'_> {
         match &self.inner {
-            Inner::One(single) => single.kind.of(),
-            Inner::Several(several) => Of { kind: several.label(), lock: several.name() },
+            LockInner::One(single) => single.kind.of(),
+            LockInner::Several(several) => Of {
+                kind: several.label(),
+                lock: several.name(),
+            },
         }
     }
 
     fn meter(&self) -> Meter {
         match &self.inner {
-            Inner::One(single) => single.anchor.config.meter,
-            // all of its members' clients count as the first one's
-            Inner::Several(several) => several.members().first().map(Self::meter).unwrap_or_default(),
+            LockInner::One(single) => single.anchor.config.meter,
+            // The clients of all members count as the first one's.
+            LockInner::Several(several) => several
+                .members()
+                .first()
+                .map(Self::meter)
+                .unwrap_or_default(),
         }
     }
 }

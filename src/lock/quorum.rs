@@ -1,4 +1,4 @@
-//! A lock that is held while most of its members are: what a RedLock's guard stands for.
+//! A lock that is held while most of its members are: the state behind the guard of a RedLock.
 
 use std::{
     fmt,
@@ -24,28 +24,28 @@ use crate::{
     owner::OwnerId,
 };
 
-/// The members of a quorum lock, and how they are asked.
+/// The members of a quorum lock, and the calls to them.
 #[derive(Debug)]
 pub(crate) struct Nodes {
     pub(crate) anchor: Arc<Anchor>,
     pub(crate) name: Arc<str>,
     pub(crate) locks: Vec<Lock>,
-    /// What an error calls them.
+    /// The names of the members in errors.
     pub(crate) labels: Vec<Arc<str>>,
 }
 
 impl Nodes {
-    /// The smallest majority.
+    /// Returns the smallest majority.
     pub(crate) fn needed(&self) -> usize {
         self.locks.len() / 2 + 1
     }
 
-    /// How many may fail.
+    /// Returns how many members may fail.
     pub(crate) fn spare(&self) -> usize {
         self.locks.len() - self.needed()
     }
 
-    /// Asks nodes, as [`ask`] does, for no longer than `limit`.
+    /// Calls nodes as [`ask`] does, for at most `limit`.
     pub(crate) async fn ask<T>(
         &self,
         asked: impl Iterator<Item = (usize, impl Future<Output = Result<T>>)>,
@@ -55,23 +55,46 @@ impl Nodes {
         ask(&self.anchor, asked, Some(Instant::now() + limit), enough).await
     }
 
-    /// As [`Nodes::ask`], all nodes, and as many answers as are needed.
-    pub(crate) async fn ask_all<'a, T, F>(&'a self, limit: Duration, ask: impl Fn(&'a Lock) -> F) -> Result<Vec<T>>
+    /// Calls all nodes as [`Nodes::ask`] does. Returns the successful replies if they are a
+    /// majority.
+    pub(crate) async fn ask_all<'a, T, F>(
+        &'a self,
+        limit: Duration,
+        ask: impl Fn(&'a Lock) -> F,
+    ) -> Result<Vec<T>>
     where
         F: Future<Output = Result<T>>,
     {
-        let asked = self.locks.iter().enumerate().map(|(at, lock)| (at, ask(lock)));
+        let asked = self
+            .locks
+            .iter()
+            .enumerate()
+            .map(|(at, lock)| (at, ask(lock)));
         let answers = self.ask(asked, limit, |_| false).await;
         if answers.iter().filter(|(_, answer)| answer.is_ok()).count() >= self.needed() {
-            return Ok(answers.into_iter().filter_map(|(_, answer)| answer.ok()).collect());
+            return Ok(answers
+                .into_iter()
+                .filter_map(|(_, answer)| answer.ok())
+                .collect());
         }
         Err(self.no_quorum(answers, |_| NodeSaid::Agreed))
     }
 
-    /// Why too few agreed: what most said, if that is one thing and final; else what each said, silence included.
-    pub(crate) fn no_quorum<T>(&self, answers: Vec<(usize, Result<T>)>, read: impl Fn(T) -> NodeSaid) -> Error {
-        let mut nodes: Vec<_> =
-            self.labels.iter().map(|node| NodeAnswer { node: node.to_string(), said: NodeSaid::Nothing }).collect();
+    /// Returns why too few nodes agreed: the error that more than [`spare`](Self::spare) nodes
+    /// gave, if it is final; otherwise the reply of each node, with silent nodes included.
+    pub(crate) fn no_quorum<T>(
+        &self,
+        answers: Vec<(usize, Result<T>)>,
+        read: impl Fn(T) -> NodeSaid,
+    ) -> Error {
+        let mut nodes: Vec<_> = self
+            .labels
+            .iter()
+            .map(|node| NodeAnswer {
+                node: node.to_string(),
+                said: NodeSaid::Nothing,
+            })
+            .collect();
         for (at, answer) in answers {
             nodes[at].said = answer.map_or_else(|error| NodeSaid::Failed(Box::new(error)), &read);
         }
@@ -80,19 +103,25 @@ impl Nodes {
         {
             return *error;
         }
-        Error::NoQuorum { lock: self.name.to_string(), needed: self.needed(), nodes }
+        Error::NoQuorum {
+            lock: self.name.to_string(),
+            needed: self.needed(),
+            nodes,
+        }
     }
 }
 
-/// Asks many at once. One that has not answered by `over` is not waited for, and what was asked of it is dropped.
-/// `enough` ends it earlier.
+/// Runs calls to many nodes at once, until all have replied, `enough` returns true, or `over` has
+/// passed. Calls that are still in flight are then dropped.
 pub(crate) async fn ask<T>(
     anchor: &Anchor,
     asked: impl Iterator<Item = (usize, impl Future<Output = Result<T>>)>,
     over: Option<Instant>,
     mut enough: impl FnMut(&[(usize, Result<T>)]) -> bool,
 ) -> Vec<(usize, Result<T>)> {
-    let mut asked: FuturesUnordered<_> = asked.map(|(at, asked)| async move { (at, asked.await) }).collect();
+    let mut asked: FuturesUnordered<_> = asked
+        .map(|(at, asked)| async move { (at, asked.await) })
+        .collect();
     let over = async {
         match over {
             Some(over) => anchor.sleep_until(over).await,
@@ -116,7 +145,7 @@ pub(crate) async fn ask<T>(
     }
 }
 
-/// Whether the same call may succeed a little later.
+/// Returns whether the same call may succeed a little later.
 pub(crate) fn may_pass(error: &Error) -> bool {
     match error {
         Error::Unconfirmed { .. } | Error::NotReplicated { .. } => true,
@@ -125,17 +154,30 @@ pub(crate) fn may_pass(error: &Error) -> bool {
     }
 }
 
-/// The first that said the one thing, which is final, that more than `spare` say.
+/// Returns the first node with the final error that more than `spare` nodes gave.
 fn said_by_more_than(spare: usize, nodes: &[NodeAnswer]) -> Option<usize> {
-    // whoever had entered when its client was shut down has lost it by that
+    // A node that held the lock when its client was shut down reports `Lost`, the others `Closed`:
+    // both are the shutdown.
     let shut_down_is_closed = |error: &Error| match error {
-        Error::Lost { reason: LossReason::ShutDown, .. } => discriminant(&Error::Closed),
+        Error::Lost {
+            reason: LossReason::ShutDown,
+            ..
+        } => discriminant(&Error::Closed),
         other => discriminant(other),
     };
     let first_by = |what: fn(&Error) -> Discriminant<Error>| {
-        let said: Vec<_> =
-            nodes.iter().map(|node| node.said.failure().filter(|error| !may_pass(error)).map(what)).collect();
-        said.iter().position(|one| one.is_some() && said.iter().filter(|other| *other == one).count() > spare)
+        let said: Vec<_> = nodes
+            .iter()
+            .map(|node| {
+                node.said
+                    .failure()
+                    .filter(|error| !may_pass(error))
+                    .map(what)
+            })
+            .collect();
+        said.iter().position(|one| {
+            one.is_some() && said.iter().filter(|other| *other == one).count() > spare
+        })
     };
     first_by(discriminant).or_else(|| first_by(shut_down_is_closed))
 }
@@ -143,69 +185,84 @@ fn said_by_more_than(spare: usize, nodes: &[NodeAnswer]) -> Option<usize> {
 /// The holds of a quorum lock. When dropped, each is released by its own client.
 pub(crate) struct Quorum {
     nodes: Arc<Nodes>,
-    /// The holds of the first round.
+    /// The holds that the acquire took.
     first: Vec<LockGuard>,
     places: Mutex<Places>,
-    terms: Terms,
+    terms: QuorumTerms,
 }
 
-/// What a quorum was acquired with.
-pub(crate) struct Terms {
-    /// How long nodes are waited for.
+/// The parameters that a quorum was acquired with.
+pub(crate) struct QuorumTerms {
+    /// How long a call waits for nodes.
     pub(crate) limit: Duration,
-    /// For how long each node was asked.
+    /// The TTL requested from each node.
     pub(crate) ttl: Duration,
-    /// The part of that which is not relied on, beyond what the members themselves leave out for drifting clocks.
+    /// The part of the TTL that is not relied on, in addition to the drift allowance of the members
+    /// themselves.
     pub(crate) drift: f64,
-    /// How an extension takes each node that has no hold; empty: not at all.
+    /// The options with which an extension acquires a node without a hold, one for each node.
+    /// Empty: an extension does not acquire.
     pub(crate) rejoin: Vec<AcquireOptions>,
-    /// Whether the TTL is a lease, which nobody renews.
+    /// Whether the TTL is a fixed lease, which the watchdog does not renew.
     pub(crate) leased: bool,
 }
 
-/// One place for each node: whatever is done at the same time, no node can count twice.
+/// One slot for each node, so that concurrent calls cannot count a node twice.
 struct Places {
     held: Vec<Option<NodeHold>>,
-    /// Taken off the time that is left.
+    /// Subtracted from the remaining time.
     margin: Duration,
-    /// How the quorum ended, once somebody has seen that. Nothing brings it back.
-    end: Option<End>,
+    /// How the quorum ended, once a check has found that. The end is final.
+    end: Option<QuorumEnd>,
 }
 
 /// The hold of a node.
 #[derive(Clone)]
 enum NodeHold {
-    /// An index into the first ones.
+    /// An index into [`Quorum::first`].
     First(usize),
-    /// Taken by an extension.
+    /// Acquired by an extension.
     Anew(Arc<LockGuard>),
 }
 
 #[derive(Clone, Copy)]
-enum End {
+enum QuorumEnd {
     Lost(LossReason),
     Released,
 }
 
-/// A quorum that is held.
+/// A snapshot of a quorum that is held.
 struct Live {
     /// How long most nodes may be relied on.
     remaining: Duration,
-    /// The nodes that are held: most.
+    /// The nodes that are held: a majority.
     held: Vec<(usize, NodeHold)>,
 }
 
 impl Quorum {
-    /// Of one guard at least.
-    pub(crate) fn new(nodes: &Arc<Nodes>, mut guards: Vec<(usize, LockGuard)>, terms: Terms) -> Self {
+    /// Creates a quorum from at least one guard.
+    pub(crate) fn new(
+        nodes: &Arc<Nodes>,
+        mut guards: Vec<(usize, LockGuard)>,
+        terms: QuorumTerms,
+    ) -> Self {
         guards.sort_unstable_by_key(|(at, _)| *at);
         let mut held = vec![None; nodes.locks.len()];
         for (index, (at, _)) in guards.iter().enumerate() {
             held[*at] = Some(NodeHold::First(index));
         }
-        let places = Mutex::new(Places { held, margin: terms.ttl.mul_f64(terms.drift), end: None });
+        let places = Mutex::new(Places {
+            held,
+            margin: terms.ttl.mul_f64(terms.drift),
+            end: None,
+        });
         let first = guards.into_iter().map(|(_, guard)| guard).collect();
-        Self { nodes: Arc::clone(nodes), first, places, terms }
+        Self {
+            nodes: Arc::clone(nodes),
+            first,
+            places,
+            terms,
+        }
     }
 
     fn places(&self) -> MutexGuard<'_, Places> {
@@ -219,9 +276,9 @@ impl Quorum {
         }
     }
 
-    /// Looks at all places, once. A look that finds too few of them held ends the quorum.
+    /// Checks all slots at one moment. If too few are held, the quorum ends.
     fn look(&self, places: &mut Places) -> Result<Live> {
-        // a fork's guards are all lost, which says nothing of the quorum
+        // All guards of a fork count as lost, which does not mean that the quorum is.
         self.nodes.anchor.check_ours(&self.nodes.name)?;
         if let Some(end) = places.end {
             return Err(self.error(end));
@@ -236,36 +293,48 @@ impl Quorum {
             }
         }
         remaining.sort_unstable_by(|a, b| b.cmp(a));
-        let least = remaining.get(self.nodes.needed() - 1).copied().unwrap_or_default();
+        let least = remaining
+            .get(self.nodes.needed() - 1)
+            .copied()
+            .unwrap_or_default();
         match least.saturating_sub(places.margin) {
             Duration::ZERO => Err(self.error(*places.end.insert(self.how_it_ended(&places.held)))),
             remaining => Ok(Live { remaining, held }),
         }
     }
 
-    fn how_it_ended(&self, places: &[Option<NodeHold>]) -> End {
+    fn how_it_ended(&self, places: &[Option<NodeHold>]) -> QuorumEnd {
         let guards = places.iter().flatten().map(|held| self.guard(held));
-        let reasons: Vec<_> = guards.filter(|guard| guard.is_lost()).map(LockGuard::loss).collect();
+        let reasons: Vec<_> = guards
+            .filter(|guard| guard.is_lost())
+            .map(LockGuard::loss)
+            .collect();
         match reasons.iter().flatten().next() {
-            Some(reason) => End::Lost(*reason),
-            None if reasons.is_empty() => End::Lost(LossReason::LeaseExpired), // but for the margin
-            None => End::Released,
+            Some(reason) => QuorumEnd::Lost(*reason),
+            None if reasons.is_empty() => QuorumEnd::Lost(LossReason::LeaseExpired), // but for the margin
+            None => QuorumEnd::Released,
         }
     }
 
-    fn error(&self, end: End) -> Error {
+    fn error(&self, end: QuorumEnd) -> Error {
         let (lock, owner) = (self.nodes.name.to_string(), self.owner());
         match end {
-            End::Lost(reason) => Error::Lost { lock, owner, reason },
-            End::Released => Error::NotHeld { lock, owner },
+            QuorumEnd::Lost(reason) => Error::Lost {
+                lock,
+                owner,
+                reason,
+            },
+            QuorumEnd::Released => Error::NotHeld { lock, owner },
         }
     }
 
-    /// Puts a hold that was taken into its place, if the quorum was held all the time and the place is empty; else the
-    /// hold is released.
+    /// Stores a newly acquired hold in its slot, if the quorum was held all the time and the slot
+    /// has no live hold; otherwise releases it.
     fn put(&self, at: usize, guard: LockGuard) {
         let mut places = self.places();
-        let is_held = places.held[at].as_ref().is_some_and(|held| !self.guard(held).is_lost());
+        let is_held = places.held[at]
+            .as_ref()
+            .is_some_and(|held| !self.guard(held).is_lost());
         let mut anew = Some(NodeHold::Anew(Arc::new(guard)));
         if self.look(&mut places).is_ok() && !is_held {
             std::mem::swap(&mut places.held[at], &mut anew);
@@ -273,19 +342,32 @@ impl Quorum {
         drop(places); // a guard's drop is no business of this mutex
     }
 
-    /// The guards that are in their places.
+    /// Returns the guards that are in their slots.
     fn into_guards(self) -> impl Iterator<Item = (usize, LockGuard)> {
         let mut first: Vec<_> = self.first.into_iter().map(Some).collect();
-        let places = self.places.into_inner().unwrap_or_else(PoisonError::into_inner);
-        places.held.into_iter().enumerate().filter_map(move |(at, held)| match held? {
-            NodeHold::First(index) => Some((at, first[index].take()?)),
-            // whoever has another handle of it borrows the quorum
-            NodeHold::Anew(guard) => Some((at, Arc::into_inner(guard)?)),
-        })
+        let places = self
+            .places
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        places
+            .held
+            .into_iter()
+            .enumerate()
+            .filter_map(move |(at, held)| match held? {
+                NodeHold::First(index) => Some((at, first[index].take()?)),
+                // `into_inner` succeeds: any other handle would borrow the quorum.
+                NodeHold::Anew(guard) => Some((at, Arc::into_inner(guard)?)),
+            })
     }
 
-    /// Extends the hold of a node, or takes it; `Err`: the hold is lost.
-    async fn ask(&self, at: usize, held: Option<NodeHold>, lease: Duration) -> (usize, Result<Result<NodeSaid>>) {
+    /// Extends the hold of a node, or acquires the node. The outer `Err` means that its hold is
+    /// lost.
+    async fn ask(
+        &self,
+        at: usize,
+        held: Option<NodeHold>,
+        lease: Duration,
+    ) -> (usize, Result<Result<NodeSaid>>) {
         let answer = match held {
             Some(held) => match self.guard(&held).extend(lease).await {
                 Err(lost) if self.guard(&held).is_lost() => Err(lost),
@@ -301,8 +383,10 @@ impl Quorum {
         if self.terms.leased {
             options = options.lease(lease);
         }
-        let Some(guard) = self.nodes.locks[at].acquire(Wait::No, &options).await? else { return Ok(NodeSaid::Busy) };
-        // what is renewed has the TTL that it always has
+        let Some(guard) = self.nodes.locks[at].acquire(Wait::No, &options).await? else {
+            return Ok(NodeSaid::Busy);
+        };
+        // The acquire set the TTL of the watchdog, which may be shorter than `lease`.
         if !self.terms.leased {
             guard.extend(lease).await?;
         }
@@ -336,20 +420,26 @@ impl Held for Quorum {
                 Ok(live) => live,
                 Err(error) => return error,
             };
-            let ends = live.held.iter().map(|(_, held)| Box::pin(self.guard(held).lost()));
+            let ends = live
+                .held
+                .iter()
+                .map(|(_, held)| Box::pin(self.guard(held).lost()));
             tokio::select! {
-                // one less; perhaps there are enough still
+                // One hold fewer: check whether a majority is left.
                 _ = select_all(ends) => {}
                 () = self.nodes.anchor.sleep_until(Instant::now() + live.remaining) => {}
             }
         }
     }
 
-    /// Releases all nodes at once, and waits for those that answer in time; the others are released in the background.
+    /// Releases all nodes at once, and waits for those that reply in time. The others are released
+    /// in the background.
     async fn unlock(self: Box<Self>) -> Result<()> {
         let (owner, lost) = (self.owner(), self.remaining().err());
         let (nodes, limit) = (Arc::clone(&self.nodes), self.terms.limit);
-        let held = self.into_guards().map(|(at, guard)| (at, Box::pin(guard.unlock())));
+        let held = self
+            .into_guards()
+            .map(|(at, guard)| (at, Box::pin(guard.unlock())));
         let answers = nodes.ask(held, limit, |_| false).await;
         if let Some(lost) = lost {
             return Err(lost);
@@ -358,42 +448,58 @@ impl Held for Quorum {
             return Ok(());
         }
         Err(match nodes.no_quorum(answers, |()| NodeSaid::Agreed) {
-            // the members' name is not the lock's
-            Error::Lost { reason, .. } => Error::Lost { lock: nodes.name.to_string(), owner, reason },
+            // The member's error names the member, not this lock.
+            Error::Lost { reason, .. } => Error::Lost {
+                lock: nodes.name.to_string(),
+                owner,
+                reason,
+            },
             error => error,
         })
     }
 
-    /// Lets go of all nodes; of a quorum that was lost, nothing is kept.
+    /// Lets go of all nodes without releasing them. If the quorum was lost, its holds are dropped
+    /// instead.
     fn forget(self: Box<Self>, how: Forget) -> OwnerId {
         let owner = self.owner();
         if self.remaining().is_ok() {
-            self.into_guards().for_each(|(_, guard)| drop(guard.let_go(how)));
+            self.into_guards()
+                .for_each(|(_, guard)| drop(guard.let_go(how)));
         }
         owner
     }
 
-    /// Lets most nodes live for at least `lease` from now. What fails on some changes nothing for the others.
+    /// Extends most nodes to at least `lease` from now. A failure of some nodes does not affect the
+    /// others.
     ///
-    /// Nodes without a hold are taken, if that was asked for: as soon as most have confirmed theirs; when all have
-    /// answered, or half of the time is over, if most are held still. So one call is enough, and a server that hangs does
-    /// not keep another from being taken.
+    /// With [`QuorumTerms::rejoin`], nodes without a hold are acquired too: once a majority has
+    /// confirmed, once all have replied, or after half of the time, and only while the quorum is
+    /// held. So one call is enough, and a server that hangs does not keep another from rejoining.
     async fn extend(&self, lease: Duration) -> Result<()> {
         let (nodes, limit) = (&self.nodes, self.terms.limit);
         let held = self.look(&mut self.places())?.held;
         let mut missing: Vec<_> = (0..nodes.locks.len()).collect();
         missing.retain(|at| held.iter().all(|(held, _)| held != at));
-        let mut asked: FuturesUnordered<_> =
-            held.into_iter().map(|(at, held)| Box::pin(self.ask(at, Some(held), lease))).collect();
+        let mut asked: FuturesUnordered<_> = held
+            .into_iter()
+            .map(|(at, held)| Box::pin(self.ask(at, Some(held), lease)))
+            .collect();
         let now = Instant::now();
-        let (half, over) = (nodes.anchor.sleep_until(now + limit / 2), nodes.anchor.sleep_until(now + limit));
+        let (half, over) = (
+            nodes.anchor.sleep_until(now + limit / 2),
+            nodes.anchor.sleep_until(now + limit),
+        );
         tokio::pin!(half, over);
         let (mut agreed, mut said, mut half_is_over) = (0, Vec::new(), false);
         loop {
             let all_or_most = asked.is_empty() || agreed >= nodes.needed();
             let wanted = !self.terms.rejoin.is_empty() && !missing.is_empty();
             if wanted && (all_or_most || half_is_over) && self.remaining().is_ok() {
-                asked.extend(missing.drain(..).map(|at| Box::pin(self.ask(at, None, lease))));
+                asked.extend(
+                    missing
+                        .drain(..)
+                        .map(|at| Box::pin(self.ask(at, None, lease))),
+                );
             }
             let answer = tokio::select! {
                 biased;
@@ -412,7 +518,7 @@ impl Held for Quorum {
             agreed += usize::from(matches!(answer, Ok(NodeSaid::Agreed)));
             said.push((at, answer));
         }
-        // a quorum that was lost meanwhile stays lost, however many nodes have agreed
+        // A quorum that was lost during the call stays lost, however many nodes have agreed.
         self.remaining()?;
         if agreed < nodes.needed() {
             return Err(nodes.no_quorum(said, |said| said));
@@ -427,7 +533,10 @@ impl Held for Quorum {
 
 impl fmt::Debug for Quorum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Quorum").field("nodes", &self.nodes).field("first", &self.first).finish_non_exhaustive()
+        f.debug_struct("Quorum")
+            .field("nodes", &self.nodes)
+            .field("first", &self.first)
+            .finish_non_exhaustive()
     }
 }
 
@@ -439,7 +548,11 @@ mod tests {
     #[test]
     fn a_shutdown_is_one_thing_whether_it_met_a_hold_or_an_acquire() {
         let owner = || OwnerId::named(&ClientId::random(), "me").unwrap();
-        let lost = |reason| Error::Lost { lock: "l".into(), owner: owner(), reason };
+        let lost = |reason| Error::Lost {
+            lock: "l".into(),
+            owner: owner(),
+            reason,
+        };
         let node = |said: Option<Error>| NodeAnswer {
             node: "n".into(),
             said: said.map_or(NodeSaid::Agreed, |error| NodeSaid::Failed(Box::new(error))),
@@ -449,7 +562,15 @@ mod tests {
         assert_eq!(of([None, closed(), shut_down()]), Some(1));
         assert_eq!(of([shut_down(), None, closed()]), Some(0));
         assert_eq!(of([None, None, closed()]), None);
-        assert_eq!(of([None, closed(), Some(lost(LossReason::RecordMissing))]), None, "two things");
-        assert_eq!(of([None, shut_down(), Some(lost(LossReason::RecordMissing))]), Some(1), "lost");
+        assert_eq!(
+            of([None, closed(), Some(lost(LossReason::RecordMissing))]),
+            None,
+            "two things"
+        );
+        assert_eq!(
+            of([None, shut_down(), Some(lost(LossReason::RecordMissing))]),
+            Some(1),
+            "lost"
+        );
     }
 }

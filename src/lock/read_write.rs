@@ -1,17 +1,19 @@
 //! The read-write lock: many readers or one writer. Redisson's `RReadWriteLock`.
 //!
-//! Two kinds at one record. Neither side starves, as each leaves a mark that holds the other one back, for two seconds at most
-//! from the first who is held back:
+//! The two sides are two kinds that share one record. Neither side starves: each leaves a mark that
+//! holds the other side back, for at most 2 seconds from the first waiter that is held back.
 //!
-//! - A writer that waits for readers leaves an intent: it waits only for those that read already.
-//! - Readers that wait for a writer are noted, and the next writer waits for them. Those that an intent holds back are noted for
-//!   the writer after that. So a reader waits for two writes at most, however far it is, and readers come in together.
+//! - A writer that waits for readers leaves an intent: it then waits only for those that read
+//!   already.
+//! - Readers that wait for a writer are noted, and the next writer waits for them. Readers that an
+//!   intent holds back are noted for the writer after that. So a reader waits for at most two
+//!   writes, however slow its connection is, and readers enter together.
 
 use std::sync::Arc;
 
 use super::Lock;
 use crate::{
-    engine::{About, Kind, Sibling, Terms, Verbs, Wake},
+    engine::{AcquireTerms, Kind, KindInfo, Sibling, Wake},
     error::Result,
     guard::LockGuard,
     keys::LockName,
@@ -19,44 +21,97 @@ use crate::{
     store::{Arg, Call, Script, script},
 };
 
-script!(READ_ACQUIRE = "read_write/read_acquire", parts = ["mode", "raises", "patience", "leave"], keys = 3, args = 5);
-script!(READ_RELEASE = "read_write/read_release", parts = ["fewer", "life", "leave"], keys = 2, args = 4);
-script!(READ_RELEASE_RECORD = "read_write/read_release_record", parts = ["fewer"], keys = 1, args = 3);
-script!(READ_TRANSFER = "read_write/read_transfer", parts = ["moves", "life"], keys = 1, args = 4);
+script!(
+    READ_ACQUIRE = "read_write/read_acquire",
+    parts = ["mode", "raises", "patience", "leave"],
+    keys = 3,
+    args = 5
+);
+script!(
+    READ_RELEASE = "read_write/read_release",
+    parts = ["fewer", "life", "leave"],
+    keys = 2,
+    args = 4
+);
+script!(
+    READ_RELEASE_RECORD = "read_write/read_release_record",
+    parts = ["fewer"],
+    keys = 1,
+    args = 3
+);
+script!(
+    READ_TRANSFER = "read_write/read_transfer",
+    parts = ["moves", "life"],
+    keys = 1,
+    args = 4
+);
 script!(READ_RENEW = "read_write/read_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(READ_INSPECT = "read_write/read_inspect", keys = 1, args = 0);
-script!(WRITE_ACQUIRE = "read_write/write_acquire", parts = ["mode", "raises", "patience", "time"], keys = 3, args = 4);
-script!(WRITE_RELEASE = "read_write/write_release", parts = ["fewer", "life"], keys = 2, args = 4);
-script!(WRITE_RELEASE_RECORD = "read_write/write_release_record", parts = ["fewer"], keys = 1, args = 3);
-script!(WRITE_TRANSFER = "read_write/write_transfer", parts = ["moves"], keys = 1, args = 3);
+script!(
+    WRITE_ACQUIRE = "read_write/write_acquire",
+    parts = ["mode", "raises", "patience", "time"],
+    keys = 3,
+    args = 4
+);
+script!(
+    WRITE_RELEASE = "read_write/write_release",
+    parts = ["fewer", "life"],
+    keys = 2,
+    args = 4
+);
+script!(
+    WRITE_RELEASE_RECORD = "read_write/write_release_record",
+    parts = ["fewer"],
+    keys = 1,
+    args = 3
+);
+script!(
+    WRITE_TRANSFER = "read_write/write_transfer",
+    parts = ["moves"],
+    keys = 1,
+    args = 3
+);
 script!(WRITE_RENEW = "read_write/write_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
-script!(FORCE_RELEASE = "read_write/force_release", parts = ["mode"], keys = 1, args = 3);
-script!(WRITE_INSPECT = "read_write/write_inspect", parts = ["mode"], keys = 1, args = 0);
+script!(
+    FORCE_RELEASE = "read_write/force_release",
+    parts = ["mode"],
+    keys = 1,
+    args = 3
+);
+script!(
+    WRITE_INSPECT = "read_write/write_inspect",
+    parts = ["mode"],
+    keys = 1,
+    args = 0
+);
 
-/// A lock with two sides: any number of owners may read, or one may write. See
+/// A lock with two sides: any number of owners may read, or one owner may write. See
 /// [`LockClient::read_write_lock`](crate::LockClient::read_write_lock).
 ///
 /// ```no_run
 /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
 /// let prices = client.read_write_lock("prices")?;
-/// let guard = prices.read().await?; // beside other readers
+/// let guard = prices.read().await?; // shared with other readers
 /// guard.unlock().await?;
 /// let guard = prices.write().await?; // alone
 /// guard.unlock().await
 /// # }
 /// ```
 ///
-/// Each side is a [`Lock`], reentrant by itself. A writer may also read, and then give up writing and read on. A reader
-/// cannot write: it gets [`Error::UpgradeRefused`](crate::Error::UpgradeRefused) at once, since it would wait for itself.
+/// Each side is a [`Lock`] and reentrant. A writer may also read, and then give up writing and keep
+/// reading. A reader cannot write: it gets [`Error::UpgradeRefused`](crate::Error::UpgradeRefused)
+/// at once, because it would wait for itself.
 ///
 /// # Deadlocks
 ///
-/// A writer that waits holds new readers back, except for owners that read already. So a task that reads must not wait for
-/// another task, under another owner, that wants to read: if a writer comes between them, the writer waits for the first
-/// task, the first for the second, and the second for the writer. Nobody times out if nobody has a limit. Two tasks of
-/// one request are enough. Read once for each request and pass on what was read; or let its tasks be one owner
-/// ([`AcquireOptions::owner`](crate::AcquireOptions::owner) with [`LockClient::owner`](crate::LockClient::owner)), which
-/// may always read on; or bound the inner wait ([`Lock::try_lock_for`]).
+/// A waiting writer holds back new readers, except for owners that already read. So a task that
+/// reads must not wait for another task, under another owner, that wants to read. If a writer
+/// queues between them, the writer waits for the first task, the first for the second, and the
+/// second for the writer. Without a limit to one of these waits, they never end. Two tasks of one
+/// request are enough. Read once per request and pass on the result; or make the tasks one owner
+/// ([`AcquireOptions::owner`](crate::AcquireOptions::owner) with
+/// [`LockClient::owner`](crate::LockClient::owner)), which may always read again; or bound the
+/// inner wait ([`Lock::try_lock_for`]).
 #[derive(Debug, Clone)]
 pub struct ReadWriteLock {
     read: Lock,
@@ -68,26 +123,31 @@ impl ReadWriteLock {
         Self { read, write }
     }
 
-    /// The side for readers, shared by all of them, as a lock of its own.
+    /// Returns the readers' side as a lock of its own; readers share it.
     #[must_use]
     pub fn read_lock(&self) -> Lock {
         self.read.clone()
     }
 
-    /// The side for writers, for one at a time while nobody reads, as a lock of its own.
+    /// Returns the writers' side as a lock of its own: one writer at a time, while there are no
+    /// readers.
     #[must_use]
     pub fn write_lock(&self) -> Lock {
         self.write.clone()
     }
 
-    /// The same lock, but each acquire is an owner of its own: see [`Lock::owner_per_acquire`]. Then a reader is not let in
-    /// beside its own writer, and every reader waits behind a writer that waits.
+    /// Returns the same lock, but with each acquire as an owner of its own: see
+    /// [`Lock::owner_per_acquire`]. A task that writes cannot then read as well, and every reader
+    /// waits behind a waiting writer.
     #[must_use]
     pub fn owner_per_acquire(self) -> Self {
-        Self { read: self.read.owner_per_acquire(), write: self.write.owner_per_acquire() }
+        Self {
+            read: self.read.owner_per_acquire(),
+            write: self.write.owner_per_acquire(),
+        }
     }
 
-    /// Acquires to read, and waits for it without limit.
+    /// Acquires the lock to read, and waits for it without limit.
     ///
     /// # Errors
     ///
@@ -100,7 +160,7 @@ impl ReadWriteLock {
         self.read.lock().await
     }
 
-    /// Acquires to write, and waits for it without limit.
+    /// Acquires the lock to write, and waits for it without limit.
     ///
     /// # Errors
     ///
@@ -113,7 +173,8 @@ impl ReadWriteLock {
         self.write.lock().await
     }
 
-    /// Acquires to read if nobody writes, or waits to; `None`: somebody does.
+    /// Acquires the lock to read. Returns `None` if another owner writes, or if a writer waits and
+    /// the caller does not read already.
     ///
     /// # Errors
     ///
@@ -126,8 +187,8 @@ impl ReadWriteLock {
         self.read.try_lock().await
     }
 
-    /// Acquires to write if nobody holds the lock; `None`: somebody does, perhaps the caller itself, or it is the turn of readers
-    /// that wait, for two seconds at most.
+    /// Acquires the lock to write. Returns `None` if another owner holds it, if the caller itself
+    /// only reads, or while waiting readers have their turn, which lasts at most 2 seconds.
     ///
     /// # Errors
     ///
@@ -141,20 +202,21 @@ impl ReadWriteLock {
     }
 }
 
-/// What both sides share. A hash: `mode` -> `read` or `write`, reader -> hold count, `<writer>:write` -> hold count.
+/// The record and the keys that both sides share. The record is a hash: `mode` -> `read` or
+/// `write`, reader -> hold count, `<writer>:write` -> hold count.
 #[derive(Debug, Clone)]
-struct Record {
+struct ReadWriteRecord {
     name: Arc<str>,
     channel: Arc<str>,
-    /// There while a writer waits for readers.
+    /// This key exists while a writer waits for readers.
     intent: Arc<str>,
-    /// The readers that wait, and before which writer they come.
+    /// A sorted set of the waiting readers, each with the writer that it goes before.
     readers: Arc<str>,
-    /// What the keys of read holds begin with. There is one for each hold, which lives as long as its lease.
+    /// Prefix of the keys of read holds. Each read hold has a key that lives as long as its lease.
     holds: Arc<str>,
 }
 
-impl Record {
+impl ReadWriteRecord {
     fn new(name: &LockName) -> Self {
         Self {
             name: Arc::clone(name.as_arc()),
@@ -170,7 +232,11 @@ impl Record {
     }
 
     fn force_release(&self, side: &str) -> Call {
-        let args = [(&self.channel).into(), (&self.holds).into(), Arg::Text(side.into())];
+        let args = [
+            (&self.channel).into(),
+            (&self.holds).into(),
+            Arg::Text(side.into()),
+        ];
         Call::new(&FORCE_RELEASE, self.key(), args)
     }
 
@@ -179,28 +245,33 @@ impl Record {
     }
 }
 
+/// The side for readers.
 #[derive(Debug)]
-pub(crate) struct Read(Record);
+pub(crate) struct ReadSide(ReadWriteRecord);
 
-impl Read {
+impl ReadSide {
     pub(crate) fn new(name: &LockName) -> Self {
-        Self(Record::new(name))
+        Self(ReadWriteRecord::new(name))
     }
 }
 
-impl Kind for Read {
-    fn about(&self) -> About {
-        let sibling = Some(Sibling { family: "write", excludes: false });
-        // each hold has a key, and scripts look at all of them; a reader that waits is noted
-        About { shared: true, queues: true, max_holds: 99_999, sibling, ..About::plain("read") }
+impl Kind for ReadSide {
+    fn about(&self) -> KindInfo {
+        let sibling = Some(Sibling {
+            family: "write",
+            excludes: false,
+        });
+        // Scripts scan the keys of all read holds, hence the limit. `queues`: a waiting reader is
+        // noted on the server.
+        KindInfo {
+            shared: true,
+            queues: true,
+            max_holds: 99_999,
+            sibling,
+            ..KindInfo::plain("read")
+        }
     }
 
-    fn verbs(&self) -> &dyn Verbs {
-        self
-    }
-}
-
-impl Verbs for Read {
     fn name(&self) -> &Arc<str> {
         &self.0.name
     }
@@ -209,16 +280,37 @@ impl Verbs for Read {
         Wake::Channel(Arc::clone(&self.0.channel))
     }
 
-    fn acquire(&self, terms: Terms<'_>) -> Call {
+    fn acquire(&self, terms: AcquireTerms<'_>) -> Call {
         let hold: Arc<str> = format!("{}{}:rwlock_timeout:", self.0.holds, terms.owner).into();
-        let Terms { owner, lease_ms, holds, waits, .. } = terms;
-        let args = [owner.into(), lease_ms.into(), holds.into(), (&hold).into(), u32::from(waits).into()];
+        let AcquireTerms {
+            owner,
+            lease_ms,
+            holds,
+            waits,
+            ..
+        } = terms;
+        let args = [
+            owner.into(),
+            lease_ms.into(),
+            holds.into(),
+            (&hold).into(),
+            u32::from(waits).into(),
+        ];
         Call::new(&READ_ACQUIRE, self.0.key_and_marks(), args)
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        let args = [owner.into(), holds.into(), (&self.0.channel).into(), (&self.0.holds).into()];
-        Call::new(&READ_RELEASE, [&self.0.name, &self.0.readers].map(Arc::clone), args)
+        let args = [
+            owner.into(),
+            holds.into(),
+            (&self.0.channel).into(),
+            (&self.0.holds).into(),
+        ];
+        Call::new(
+            &READ_RELEASE,
+            [&self.0.name, &self.0.readers].map(Arc::clone),
+            args,
+        )
     }
 
     fn release_record(&self, owner: &OwnerId, holds: u32) -> Option<Call> {
@@ -227,7 +319,12 @@ impl Verbs for Read {
     }
 
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
-        let args = [from.into(), to.into(), lease_ms.into(), (&self.0.holds).into()];
+        let args = [
+            from.into(),
+            to.into(),
+            lease_ms.into(),
+            (&self.0.holds).into(),
+        ];
         Call::new(&READ_TRANSFER, self.0.key(), args)
     }
 
@@ -244,28 +341,30 @@ impl Verbs for Read {
     }
 }
 
+/// The side for writers.
 #[derive(Debug)]
-pub(crate) struct Write(Record);
+pub(crate) struct WriteSide(ReadWriteRecord);
 
-impl Write {
+impl WriteSide {
     pub(crate) fn new(name: &LockName) -> Self {
-        Self(Record::new(name))
+        Self(ReadWriteRecord::new(name))
     }
 }
 
-impl Kind for Write {
-    fn about(&self) -> About {
-        let sibling = Some(Sibling { family: "read", excludes: true });
-        // a writer that waits leaves an intent
-        About { queues: true, sibling, ..About::plain("write") }
+impl Kind for WriteSide {
+    fn about(&self) -> KindInfo {
+        let sibling = Some(Sibling {
+            family: "read",
+            excludes: true,
+        });
+        // `queues`: a waiting writer leaves an intent on the server.
+        KindInfo {
+            queues: true,
+            sibling,
+            ..KindInfo::plain("write")
+        }
     }
 
-    fn verbs(&self) -> &dyn Verbs {
-        self
-    }
-}
-
-impl Verbs for Write {
     fn name(&self) -> &Arc<str> {
         &self.0.name
     }
@@ -274,15 +373,35 @@ impl Verbs for Write {
         Wake::Channel(Arc::clone(&self.0.channel))
     }
 
-    fn acquire(&self, terms: Terms<'_>) -> Call {
-        let Terms { owner, lease_ms, holds, waits, .. } = terms;
-        let args = [owner.into(), lease_ms.into(), holds.into(), u32::from(waits).into()];
+    fn acquire(&self, terms: AcquireTerms<'_>) -> Call {
+        let AcquireTerms {
+            owner,
+            lease_ms,
+            holds,
+            waits,
+            ..
+        } = terms;
+        let args = [
+            owner.into(),
+            lease_ms.into(),
+            holds.into(),
+            u32::from(waits).into(),
+        ];
         Call::new(&WRITE_ACQUIRE, self.0.key_and_marks(), args)
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        let args = [owner.into(), holds.into(), (&self.0.channel).into(), (&self.0.holds).into()];
-        Call::new(&WRITE_RELEASE, [&self.0.name, &self.0.intent].map(Arc::clone), args)
+        let args = [
+            owner.into(),
+            holds.into(),
+            (&self.0.channel).into(),
+            (&self.0.holds).into(),
+        ];
+        Call::new(
+            &WRITE_RELEASE,
+            [&self.0.name, &self.0.intent].map(Arc::clone),
+            args,
+        )
     }
 
     fn release_record(&self, owner: &OwnerId, holds: u32) -> Option<Call> {
@@ -291,7 +410,11 @@ impl Verbs for Write {
     }
 
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
-        Call::new(&WRITE_TRANSFER, self.0.key(), [from.into(), to.into(), lease_ms.into()])
+        Call::new(
+            &WRITE_TRANSFER,
+            self.0.key(),
+            [from.into(), to.into(), lease_ms.into()],
+        )
     }
 
     fn renew(&self) -> &'static Script {

@@ -1,4 +1,5 @@
-//! The RedLock: one lock over several independent servers, held while most of them say so. No Redis here.
+//! The RedLock: one lock over several independent servers, held while most of them record it. No
+//! Redis commands here.
 //!
 //! <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>
 
@@ -18,10 +19,11 @@ use crate::{
 
 use super::{
     Inspection, Lock, Several,
-    quorum::{Nodes, Quorum, Terms, may_pass},
+    quorum::{Nodes, Quorum, QuorumTerms, may_pass},
 };
 
-/// How a RedLock asks its servers; see [`LockClient::red_lock`](crate::LockClient::red_lock). The defaults are redsync's.
+/// The options of a RedLock; see [`LockClient::red_lock`](crate::LockClient::red_lock). The
+/// defaults are redsync's.
 #[derive(Clone)]
 #[must_use]
 pub struct RedLockOptions {
@@ -30,7 +32,7 @@ pub struct RedLockOptions {
     retry_delay: RetryDelay,
     drift_factor: f64,
     timeout_factor: f64,
-    value: Value,
+    value: OwnerValue,
     fail_fast: bool,
     shuffle: bool,
     recreate_on_extend: bool,
@@ -44,7 +46,7 @@ enum RetryDelay {
 }
 
 #[derive(Clone)]
-enum Value {
+enum OwnerValue {
     Random,
     Fixed(String),
     Made(Arc<dyn Fn() -> String + Send + Sync>),
@@ -58,7 +60,7 @@ impl Default for RedLockOptions {
             retry_delay: RetryDelay::Uniform(Duration::from_millis(50), Duration::from_millis(250)),
             drift_factor: 0.01,
             timeout_factor: 0.05,
-            value: Value::Random,
+            value: OwnerValue::Random,
             fail_fast: false,
             shuffle: false,
             recreate_on_extend: false,
@@ -68,7 +70,7 @@ impl Default for RedLockOptions {
 }
 
 impl fmt::Debug for RedLockOptions {
-    /// Without the value: whoever knows it can release the lock.
+    /// Hides the value, which allows its owner to release the lock.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedLockOptions")
             .field("expiry", &self.expiry)
@@ -84,88 +86,97 @@ impl fmt::Debug for RedLockOptions {
 }
 
 impl RedLockOptions {
-    /// redsync's defaults.
+    /// Returns redsync's defaults.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The TTL of the records. Default 8 s; 10 ms to 10 years. Renewed every third of it until the guard is released,
-    /// unless an acquire has a [`lease`](AcquireOptions::lease), which then takes its place.
+    /// Sets the TTL of the records. Default 8 s; 10 ms to 10 years. Renewed every third of it until
+    /// the guard is released, unless an acquire has a [`lease`](AcquireOptions::lease), which takes
+    /// its place.
     pub fn expiry(mut self, expiry: Duration) -> Self {
         self.expiry = expiry;
         self
     }
 
-    /// How many rounds an acquire makes at most, if its wait has a limit. Without a limit, how many may fail in a row: a
-    /// busy lock is then waited for as long as it takes. Without a wait there is one round. Default 32, at least 1.
-    /// RedLock-Hyperf: 2; node-redlock: 10 retries, which are 11 rounds.
+    /// Sets how many rounds an acquire makes at most, if its wait has a limit. Without a limit, it
+    /// is how many rounds may fail in a row: a busy lock is then waited for as long as it takes.
+    /// Without a wait there is one round. Default 32, at least 1. RedLock-Hyperf: 2; node-redlock:
+    /// 10 retries, which are 11 rounds.
     pub fn tries(mut self, tries: u32) -> Self {
         self.tries = tries;
         self
     }
 
-    /// The pause before each further round: random, between the two. Default 50 to 250 ms. RedLock-Hyperf: 100 to 200 ms;
-    /// node-redlock: 100 to 300 ms.
+    /// Sets the pause before each further round: random, between the two. Default 50 to 250 ms.
+    /// RedLock-Hyperf: 100 to 200 ms; node-redlock: 100 to 300 ms.
     pub fn retry_delay(mut self, least: Duration, most: Duration) -> Self {
         self.retry_delay = RetryDelay::Uniform(least, most);
         self
     }
 
-    /// The pause before each further round, by the number of rounds made.
-    pub fn retry_delay_of(mut self, delay: impl Fn(u32) -> Duration + Send + Sync + 'static) -> Self {
+    /// Sets the pause before each further round as a function of the number of rounds made.
+    pub fn retry_delay_of(
+        mut self,
+        delay: impl Fn(u32) -> Duration + Send + Sync + 'static,
+    ) -> Self {
         self.retry_delay = RetryDelay::OfTry(Arc::new(delay));
         self
     }
 
-    /// The part of the TTL that is not relied on, since clocks may run at different speeds; 2 ms come on top. Default
-    /// 0.01; 0 to 0.5. Less than 0.01 counts as 0.01.
+    /// Sets the part of the TTL that is not relied on, since clocks may run at different speeds; 2
+    /// ms are added. Default 0.01; 0 to 0.5. Less than 0.01 counts as 0.01.
     pub fn drift_factor(mut self, factor: f64) -> Self {
         self.drift_factor = factor;
         self
     }
 
-    /// How long a round waits for servers, as a part of the TTL. Default 0.05, which is 400 ms of 8 s; above 0, at most 1.
-    /// Acquiring, extending and releasing take no longer, however many servers are silent.
+    /// Sets how long a round waits for servers, as a part of the TTL. Default 0.05, which is 400 ms
+    /// of 8 s; above 0, at most 1. Acquire, extend and release take no longer, however many servers
+    /// are silent.
     pub fn timeout_factor(mut self, factor: f64) -> Self {
         self.timeout_factor = factor;
         self
     }
 
-    /// The value that records hold, instead of a random one for each round: another process that knows it can extend and
-    /// release the lock. String records only. See [`AcquireOptions::value`].
+    /// Sets the value of the records, instead of a random one for each round: another process that
+    /// knows it can extend and release the lock. String records only. See
+    /// [`AcquireOptions::value`].
     pub fn value(mut self, value: impl Into<String>) -> Self {
-        self.value = Value::Fixed(value.into());
+        self.value = OwnerValue::Fixed(value.into());
         self
     }
 
-    /// Makes the value for each round. Make it unique, and hard to guess.
+    /// Sets a function that creates the value for each round. Make it unique, and hard to guess.
     pub fn value_generator(mut self, make: impl Fn() -> String + Send + Sync + 'static) -> Self {
-        self.value = Value::Made(Arc::new(make));
+        self.value = OwnerValue::Made(Arc::new(make));
         self
     }
 
-    /// Ends a round as soon as its outcome is certain. Servers that did not answer by then are given up, and are not
-    /// part of the lock, so it survives fewer failures. Default off.
+    /// Sets whether a round ends as soon as its outcome is certain. Servers that have not replied
+    /// by then are not part of the lock, so it survives fewer failures. Default off.
     pub fn fail_fast(mut self, on: bool) -> Self {
         self.fail_fast = on;
         self
     }
 
-    /// Asks the servers in random order. They are asked at once in any case. Default off.
+    /// Sets whether requests go out to the servers in random order. They are concurrent in any
+    /// case. Default off.
     pub fn shuffle(mut self, on: bool) -> Self {
         self.shuffle = on;
         self
     }
 
-    /// [`LockGuard::extend`] also takes the lock on servers where it is free: one that was restarted without its data is
-    /// part of it again, after one call. This is done only while most servers hold the lock: a lost lock is reported as
-    /// lost, not made anew. Default off.
+    /// Sets whether [`LockGuard::extend`] also takes the lock on servers where it is free: one call
+    /// makes a server that was restarted without its data part of the lock again. Only while most
+    /// servers hold the lock: a lost lock is reported as lost, not recreated. Default off.
     pub fn recreate_on_extend(mut self, on: bool) -> Self {
         self.recreate_on_extend = on;
         self
     }
 
-    /// How often the lock is renewed at most; see [`AcquireOptions::max_renewals`]. Default: no limit.
+    /// Limits how often the lock is renewed; see [`AcquireOptions::max_renewals`]. Default: no
+    /// limit.
     pub fn max_renewals(mut self, renewals: u32) -> Self {
         self.max_renewals = Some(renewals);
         self
@@ -178,20 +189,26 @@ impl RedLockOptions {
             return refuse("a RedLock needs at least one try".into());
         }
         if !(0.0..=0.5).contains(&self.drift_factor) {
-            return refuse(format!("the drift factor is {}; use 0 to 0.5", self.drift_factor));
+            return refuse(format!(
+                "the drift factor is {}; use 0 to 0.5",
+                self.drift_factor
+            ));
         }
         if !(self.timeout_factor > 0.0 && self.timeout_factor <= 1.0) {
-            return refuse(format!("the timeout factor is {}; use a number above 0, at most 1", self.timeout_factor));
+            return refuse(format!(
+                "the timeout factor is {}; use a number above 0, at most 1",
+                self.timeout_factor
+            ));
         }
         match &self.retry_delay {
-            RetryDelay::Uniform(least, most) if least > most => {
-                refuse(format!("the retry delay is {least:?} to {most:?}; the first must be the smaller one"))
-            }
+            RetryDelay::Uniform(least, most) if least > most => refuse(format!(
+                "the retry delay is {least:?} to {most:?}; the first must be the smaller one"
+            )),
             _ => Ok(self),
         }
     }
 
-    /// The pause after this many rounds: no more than the clock can count.
+    /// Returns the pause after this many rounds, capped to what the clock can represent.
     fn pause(&self, tries: u32) -> Duration {
         match &self.retry_delay {
             RetryDelay::Uniform(least, most) => {
@@ -208,40 +225,63 @@ impl RedLockOptions {
 pub(crate) struct RedLock {
     nodes: Arc<Nodes>,
     options: RedLockOptions,
-    /// The members are string records: each round has a value of its own.
+    /// Whether the members are string records: then each round uses a value of its own.
     valued: bool,
+}
+
+/// The locks of a RedLock, and their names in errors.
+pub(crate) struct RedMembers {
+    pub(crate) locks: Vec<Lock>,
+    pub(crate) labels: Vec<Arc<str>>,
 }
 
 impl RedLock {
     pub(crate) fn new(
         anchor: Option<&Arc<Anchor>>,
         name: Arc<str>,
-        (locks, labels): (Vec<Lock>, Vec<Arc<str>>),
+        members: RedMembers,
         options: RedLockOptions,
         valued: bool,
     ) -> Result<Self> {
+        let RedMembers { locks, labels } = members;
         let (Some(anchor), false) = (anchor, locks.is_empty()) else {
-            return Err(Error::InvalidConfig { reason: "a RedLock needs at least one server".into() });
+            return Err(Error::InvalidConfig {
+                reason: "a RedLock needs at least one server".into(),
+            });
         };
-        if !valued && !matches!(options.value, Value::Random) {
+        if !valued && !matches!(options.value, OwnerValue::Random) {
             let reason = "only a RedLock over servers has a value; leave it out".into();
             return Err(Error::InvalidConfig { reason });
         }
         no_twins(&locks)?;
         let options = options.validate(&name)?;
-        Ok(Self { nodes: Arc::new(Nodes { anchor: Arc::clone(anchor), name, locks, labels }), options, valued })
+        Ok(Self {
+            nodes: Arc::new(Nodes {
+                anchor: Arc::clone(anchor),
+                name,
+                locks,
+                labels,
+            }),
+            options,
+            valued,
+        })
     }
 
-    /// How long a round waits for servers.
+    /// Returns how long a round waits for servers.
     fn limit(&self, ttl: Duration) -> Duration {
         ttl.mul_f64(self.options.timeout_factor)
     }
 
-    /// What each member is asked for in one round.
+    /// Returns the options of one round, the same for each member.
     fn of_round(&self, options: &AcquireOptions) -> AcquireOptions {
         let mut asked = options.clone();
         if asked.lease.is_none() {
-            asked = asked.watchdog_timeout(options.rare().watchdog_timeout.unwrap_or(self.options.expiry));
+            asked = asked.watchdog_timeout(
+                options
+                    .rare()
+                    .watchdog_timeout
+                    .unwrap_or(self.options.expiry),
+            );
         }
         if let (None, Some(renewals)) = (options.rare().max_renewals, self.options.max_renewals) {
             asked = asked.max_renewals(renewals);
@@ -250,35 +290,48 @@ impl RedLock {
             return asked;
         }
         asked.value(match &self.options.value {
-            Value::Random => Uuid::new_v4().simple().to_string(),
-            Value::Fixed(value) => value.clone(),
-            Value::Made(make) => make(),
+            OwnerValue::Random => Uuid::new_v4().simple().to_string(),
+            OwnerValue::Fixed(value) => value.clone(),
+            OwnerValue::Made(make) => make(),
         })
     }
 
-    /// The same for each member, as the current caller: an extension may be another task's call.
+    /// Returns the options with which an extension acquires each member again. They name the
+    /// current caller as the owner, because another task may call `extend`.
     fn as_now(&self, asked: &AcquireOptions) -> Vec<AcquireOptions> {
         let named = asked.rare().owner.is_some() || asked.rare().value.is_some();
         let of_member = |member: &Lock| match member.single() {
             Some(single) if !named => asked.clone().owner(OwnerId::current(&single.anchor.client)),
             _ => asked.clone(),
         };
-        self.nodes.locks.iter().map(|member| of_member(member).after_a_loss()).collect()
+        self.nodes
+            .locks
+            .iter()
+            .map(|member| of_member(member).after_a_loss())
+            .collect()
     }
 
-    /// Asks all members once.
-    async fn round(&self, options: &AcquireOptions) -> Result<Round> {
+    /// Tries to acquire all members once, without waiting for holders.
+    async fn round(&self, options: &AcquireOptions) -> Result<QuorumAttempt> {
         let (nodes, needed) = (&self.nodes, self.nodes.needed());
         let asked = self.of_round(options);
-        let ttl = asked.lease.or(asked.rare().watchdog_timeout).unwrap_or(self.options.expiry);
+        let ttl = asked
+            .lease
+            .or(asked.rare().watchdog_timeout)
+            .unwrap_or(self.options.expiry);
         let limit = self.limit(ttl);
         let mut order: Vec<usize> = (0..nodes.locks.len()).collect();
         if self.options.shuffle {
             order.sort_by_cached_key(|_| Uuid::new_v4());
         }
-        let calls = order.into_iter().map(|at| (at, nodes.locks[at].acquire(Wait::No, &asked)));
+        let calls = order
+            .into_iter()
+            .map(|at| (at, nodes.locks[at].acquire(Wait::No, &asked)));
         let answers = nodes.ask(calls, limit, |answers| {
-            let agreed = answers.iter().filter(|(_, answer)| matches!(answer, Ok(Some(_)))).count();
+            let agreed = answers
+                .iter()
+                .filter(|(_, answer)| matches!(answer, Ok(Some(_))))
+                .count();
             self.options.fail_fast && (agreed >= needed || answers.len() - agreed > nodes.spare())
         });
 
@@ -299,33 +352,53 @@ impl RedLock {
         }
         let agreed = guards.len();
         if agreed > 0 {
-            let rejoin = if self.options.recreate_on_extend { self.as_now(&asked) } else { Vec::new() };
+            let rejoin = if self.options.recreate_on_extend {
+                self.as_now(&asked)
+            } else {
+                Vec::new()
+            };
             let drift = (self.options.drift_factor - 0.01).max(0.0);
-            let terms = Terms { limit, ttl, drift, rejoin, leased: asked.lease.is_some() };
+            let terms = QuorumTerms {
+                limit,
+                ttl,
+                drift,
+                rejoin,
+                leased: asked.lease.is_some(),
+            };
             let quorum = Quorum::new(nodes, guards, terms);
-            // a client that connects when it is used has only now learned which server it leads to
+            // A lazy client has only now learned which server it is connected to.
             let independent = no_twins(&nodes.locks);
             if agreed >= needed && independent.is_ok() && quorum.remaining().is_ok() {
-                return Ok(Round::Entered(LockGuard::of_several(quorum)));
+                return Ok(QuorumAttempt::Entered(LockGuard::of_several(quorum)));
             }
-            // what fails here is settled by the member's client, or ends with its lease
+            // A release that fails here is settled by the member's client, or ends with its lease.
             let _ = Box::new(quorum).unlock().await;
             independent?;
         }
-        // with those that failed, would it have been a quorum?
+        // If the members that failed could not have made a majority, the lock is busy.
         let failed = nodes.locks.len() - agreed - busy;
         if failed == 0 || agreed + failed < needed {
-            return Ok(Round::Busy);
+            return Ok(QuorumAttempt::Busy);
         }
         let error = nodes.no_quorum(said, |said| said);
-        if hopeless > nodes.spare() { Err(error) } else { Ok(Round::Failed(error)) }
+        if hopeless > nodes.spare() {
+            Err(error)
+        } else {
+            Ok(QuorumAttempt::Failed(error))
+        }
     }
 }
 
-/// Refuses two members that are known to be one lock of one server.
+/// Refuses members of which two are known to be the same lock on the same server.
 fn no_twins(members: &[Lock]) -> Result<()> {
-    let locks: Vec<_> = members.iter().filter_map(|lock| Some((lock.name(), lock.single()?))).collect();
-    let pairs = locks.iter().enumerate().flat_map(|(at, one)| locks[at + 1..].iter().map(move |other| (*one, *other)));
+    let locks: Vec<_> = members
+        .iter()
+        .filter_map(|lock| Some((lock.name(), lock.single()?)))
+        .collect();
+    let pairs = locks
+        .iter()
+        .enumerate()
+        .flat_map(|(at, one)| locks[at + 1..].iter().map(move |other| (*one, *other)));
     let mut alike = pairs.filter(|(one, other)| one.0 == other.0);
     let Some(((name, one), (_, other))) =
         alike.find(|(one, other)| one.1.anchor.store.is_of_same_server(&other.1.anchor.store))
@@ -333,14 +406,17 @@ fn no_twins(members: &[Lock]) -> Result<()> {
         return Ok(());
     };
     let [one, other] = [one, other].map(|single| single.anchor.store.address());
-    let reason = format!("{one} and {other} are one server, and its lock {name:?} would count twice; leave one out");
+    let reason = format!(
+        "{one} and {other} are one server, and its lock {name:?} would count twice; leave one out"
+    );
     Err(Error::InvalidConfig { reason })
 }
 
-enum Round {
+/// The outcome of one round.
+enum QuorumAttempt {
     Entered(LockGuard),
     Busy,
-    /// Too few answered. Nothing is held.
+    /// Too few servers replied. Nothing is held.
     Failed(Error),
 }
 
@@ -358,28 +434,38 @@ impl Several for RedLock {
         &self.nodes.locks
     }
 
-    /// Acquires by rounds; `None`: busy until the wait or the [`RedLockOptions::tries`] were over. [`Error::NoQuorum`] if too
-    /// few servers answered in the last round.
+    /// Acquires in rounds. Returns `None` if the lock was busy until the wait or the
+    /// [`RedLockOptions::tries`] were over, and [`Error::NoQuorum`] if too few servers replied in
+    /// the last round.
     ///
-    /// The last round begins when the wait is over, if not before. It takes a round limit at most, and as long again to
-    /// give back what a minority granted; see [`RedLockOptions::timeout_factor`].
+    /// The last round begins no later than the end of the wait. It takes at most one round limit,
+    /// and as long again to release what a minority granted; see
+    /// [`RedLockOptions::timeout_factor`].
     async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
         let limit = wait.until(Instant::now());
-        // what counts against the tries: each round, or without a limit those that failed, in a row
+        // With a limit, every round counts against the tries; without one, only consecutive failed
+        // rounds do.
         let (mut made, mut counted) = (0_u32, 0);
         loop {
             let failure = match self.round(options).await? {
-                Round::Entered(guard) => return Ok(Some(guard)),
-                Round::Busy => None,
-                Round::Failed(error) => Some(error),
+                QuorumAttempt::Entered(guard) => return Ok(Some(guard)),
+                QuorumAttempt::Busy => None,
+                QuorumAttempt::Failed(error) => Some(error),
             };
             made = made.saturating_add(1);
-            counted = if limit.is_none() && failure.is_none() { 0 } else { counted + 1 };
+            counted = if limit.is_none() && failure.is_none() {
+                0
+            } else {
+                counted + 1
+            };
             if counted >= self.options.tries || limit.is_some_and(|limit| limit <= Instant::now()) {
                 return failure.map_or(Ok(None), Err);
             }
             let next = Instant::now() + self.options.pause(made);
-            self.nodes.anchor.sleep_until(limit.map_or(next, |limit| limit.min(next))).await;
+            self.nodes
+                .anchor
+                .sleep_until(limit.map_or(next, |limit| limit.min(next)))
+                .await;
         }
     }
 
@@ -396,20 +482,21 @@ impl Several for RedLock {
         Ok(answers.into_iter().any(|freed| freed))
     }
 
-    /// Whether so many servers have a holder that nobody can acquire it.
+    /// Returns whether enough servers have a holder to keep any other owner from acquiring the
+    /// lock.
     async fn is_locked(&self) -> Result<bool> {
         let answers = self.ask(Lock::is_locked).await?;
         Ok(answers.into_iter().filter(|locked| !locked).count() < self.nodes.needed())
     }
 
-    /// How often `owner` holds most members.
+    /// Returns how often `owner` holds most members.
     async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
         let counts = self.ask(|lock| lock.hold_count(owner)).await?;
         Ok(self.of_most(counts))
     }
 
-    /// Who holds most members, and for how long most are held. Members of several clients know an owner by several names,
-    /// whose task is the same.
+    /// Returns the owners that hold most members, and how long most are held. Members of different
+    /// clients know one task by different owner names, which count separately.
     async fn inspect(&self) -> Result<Option<Inspection>> {
         let answers = self.ask(Lock::inspect).await?;
         let held: Vec<_> = answers.into_iter().flatten().collect();
@@ -417,7 +504,11 @@ impl Several for RedLock {
         let mut holders: Vec<(OwnerId, u32)> = Vec::new();
         for (owner, _) in held.iter().flat_map(|held| &held.holders) {
             let holds = self.of_most(counts(owner));
-            if holds > 0 && holders.iter().all(|(known, _)| known.base() != owner.base()) {
+            if holds > 0
+                && holders
+                    .iter()
+                    .all(|(known, _)| known.base() != owner.base())
+            {
                 holders.push((owner.clone(), holds));
             }
         }
@@ -425,28 +516,37 @@ impl Several for RedLock {
             return Ok(None);
         }
         let remaining = self.of_most(held.iter().filter_map(|held| held.remaining).collect());
-        Ok(Some(Inspection { holders, remaining: Some(remaining).filter(|remaining| !remaining.is_zero()) }))
+        Ok(Some(Inspection {
+            holders,
+            remaining: Some(remaining).filter(|remaining| !remaining.is_zero()),
+        }))
     }
 
-    /// For how long most members are held, by whomever; `None` if they are not, or have no TTL.
+    /// Returns how long most members are held, by any owner. Returns `None` if they are not held or
+    /// have no TTL.
     async fn remaining_lease(&self) -> Result<Option<Duration>> {
         let leases = self.ask(Lock::remaining_lease).await?;
-        Ok(Some(self.of_most(leases.into_iter().flatten().collect())).filter(|lease| !lease.is_zero()))
+        Ok(Some(self.of_most(leases.into_iter().flatten().collect()))
+            .filter(|lease| !lease.is_zero()))
     }
 }
 
 impl RedLock {
-    /// Asks all members, within the round limit.
+    /// Calls all members, within the round limit.
     async fn ask<'a, T, F>(&'a self, ask: impl Fn(&'a Lock) -> F) -> Result<Vec<T>>
     where
         F: Future<Output = Result<T>>,
     {
-        self.nodes.ask_all(self.limit(self.options.expiry), ask).await
+        self.nodes
+            .ask_all(self.limit(self.options.expiry), ask)
+            .await
     }
 
-    /// What most members have at least.
+    /// Returns the largest value that most members reach.
     fn of_most<T: Ord + Default>(&self, mut all: Vec<T>) -> T {
         all.sort_unstable_by(|a, b| b.cmp(a));
-        all.into_iter().nth(self.nodes.needed() - 1).unwrap_or_default()
+        all.into_iter()
+            .nth(self.nodes.needed() - 1)
+            .unwrap_or_default()
     }
 }

@@ -1,41 +1,88 @@
-//! The reentrant lock: Redisson's `RLock`, record and messages byte for byte.
+//! The reentrant lock: Redisson's `RLock`, with the same record and messages byte for byte.
 
 use std::sync::Arc;
 
 use crate::{
-    engine::{About, Kind, Terms, Together, Verbs, Wake},
+    engine::{AcquireTerms, JointScripts, Kind, KindInfo, Wake},
     keys::LockName,
     owner::OwnerId,
     store::{Arg, Bundle, Call, Script, script},
 };
 
-script!(ACQUIRE = "reentrant/acquire", parts = ["owner", "claim", "raises"], keys = 1, args = 3, bundle = PAIR);
-script!(RELEASE = "reentrant/release", parts = ["fewer", "held"], keys = 1, args = 3, bundle = PAIR);
-/// What most of an application's requests are.
+script!(
+    ACQUIRE = "reentrant/acquire",
+    parts = ["owner", "claim", "raises"],
+    keys = 1,
+    args = 3,
+    bundle = PAIR
+);
+script!(
+    RELEASE = "reentrant/release",
+    parts = ["fewer", "held"],
+    keys = 1,
+    args = 3,
+    bundle = PAIR
+);
+/// The scripts of most requests. Several such requests may go out bundled, as one script call.
 static PAIR: Bundle = Bundle::of(&[&ACQUIRE, &RELEASE]);
-script!(TRANSFER = "reentrant/transfer", parts = ["held", "moves"], keys = 1, args = 3);
+script!(
+    TRANSFER = "reentrant/transfer",
+    parts = ["held", "moves"],
+    keys = 1,
+    args = 3
+);
 script!(ACQUIRE_TOGETHER = "reentrant/acquire_together", parts = ["owner", "raises"], keys = 0 + 1 per_lock, args = 2);
 script!(RELEASE_TOGETHER = "reentrant/release_together", parts = ["held"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(RENEW = "reentrant/renew", parts = ["held", "renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
-script!(FORCE_RELEASE = "reentrant/force_release", parts = ["owner"], keys = 1, args = 1);
-script!(INSPECT = "reentrant/inspect", parts = ["owner"], keys = 1, args = 0);
+script!(
+    FORCE_RELEASE = "reentrant/force_release",
+    parts = ["owner"],
+    keys = 1,
+    args = 1
+);
+script!(
+    INSPECT = "reentrant/inspect",
+    parts = ["owner"],
+    keys = 1,
+    args = 0
+);
 
 /// A hash `name`: owner -> hold count, with the lease as its TTL.
 #[derive(Debug)]
 pub(crate) struct Reentrant {
     name: LockName,
-    /// Whether anybody is told of its release.
+    /// Whether a release publishes a message to waiters.
     tells: bool,
+    /// Whether the holds of one owner nest.
+    nests: bool,
 }
 
 impl Reentrant {
     pub(crate) fn new(name: &LockName) -> Self {
-        Self { name: name.clone(), tells: true }
+        Self {
+            name: name.clone(),
+            tells: true,
+            nests: true,
+        }
     }
 
-    /// The same record, without a channel: nobody is told of its release.
+    /// Returns the same record without a channel: a release publishes no message.
     pub(super) fn silent(name: &LockName) -> Self {
-        Self { name: name.clone(), tells: false }
+        Self {
+            name: name.clone(),
+            tells: false,
+            nests: true,
+        }
+    }
+
+    /// Returns the same record, but not reentrant: Redisson's `NonReentrantLock`. No owner belongs
+    /// to two clients, so the client knows by itself whether the owner holds the lock, and refuses
+    /// without a request.
+    pub(crate) fn not_reentrant(self) -> Self {
+        Self {
+            nests: false,
+            ..self
+        }
     }
 
     fn key(&self) -> [Arc<str>; 1] {
@@ -43,21 +90,24 @@ impl Reentrant {
     }
 
     fn channel(&self) -> Arg {
-        if self.tells { Arg::ChannelOf(self.name.clone()) } else { Arg::Text("".into()) }
+        if self.tells {
+            Arg::ChannelOf(self.name.clone())
+        } else {
+            Arg::Text("".into())
+        }
     }
 }
 
 impl Kind for Reentrant {
-    fn about(&self) -> About {
-        About { rival: Some("fair"), relayed: true, ..About::plain("reentrant") }
+    fn about(&self) -> KindInfo {
+        KindInfo {
+            rival: Some("fair"),
+            relayed: true,
+            reentrant: self.nests,
+            ..KindInfo::plain("reentrant")
+        }
     }
 
-    fn verbs(&self) -> &dyn Verbs {
-        self
-    }
-}
-
-impl Verbs for Reentrant {
     fn name(&self) -> &Arc<str> {
         self.name.as_arc()
     }
@@ -66,24 +116,43 @@ impl Verbs for Reentrant {
         Wake::Channel(self.name.channel())
     }
 
-    fn acquire(&self, terms: Terms<'_>) -> Call {
-        Call::new(&ACQUIRE, self.key(), [terms.owner.into(), terms.lease_ms.into(), terms.holds.into()])
+    fn acquire(&self, terms: AcquireTerms<'_>) -> Call {
+        Call::new(
+            &ACQUIRE,
+            self.key(),
+            [
+                terms.owner.into(),
+                terms.lease_ms.into(),
+                terms.holds.into(),
+            ],
+        )
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        Call::new(&RELEASE, self.key(), [owner.into(), holds.into(), self.channel()])
+        Call::new(
+            &RELEASE,
+            self.key(),
+            [owner.into(), holds.into(), self.channel()],
+        )
     }
 
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
-        Call::new(&TRANSFER, self.key(), [from.into(), to.into(), lease_ms.into()])
+        Call::new(
+            &TRANSFER,
+            self.key(),
+            [from.into(), to.into(), lease_ms.into()],
+        )
     }
 
     fn renew(&self) -> &'static Script {
         &RENEW
     }
 
-    fn together(&self) -> Option<Together> {
-        Some(Together { acquire: &ACQUIRE_TOGETHER, release: &RELEASE_TOGETHER })
+    fn together(&self) -> Option<JointScripts> {
+        Some(JointScripts {
+            acquire: &ACQUIRE_TOGETHER,
+            release: &RELEASE_TOGETHER,
+        })
     }
 
     fn force_release(&self) -> Call {
@@ -104,12 +173,25 @@ mod tests {
     fn a_kind_is_a_description() {
         let lock = Reentrant::new(&LockName::new("", "orders:7", 1024).unwrap());
         let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
-        let terms = Terms { owner: &owner, lease_ms: 30_000, holds: 1, waits: false, turn: None };
-        for call in [lock.acquire(terms), lock.release(&owner, 0), lock.force_release(), lock.inspect()] {
+        let terms = AcquireTerms {
+            owner: &owner,
+            lease_ms: 30_000,
+            holds: 1,
+            waits: false,
+            turn: None,
+        };
+        for call in [
+            lock.acquire(terms),
+            lock.release(&owner, 0),
+            lock.force_release(),
+            lock.inspect(),
+        ] {
             assert_eq!(call.keys.len(), 1, "{}", call.script.name);
             assert_eq!(&*call.keys[0], "orders:7");
         }
-        let Wake::Channel(channel) = lock.wake(&owner) else { panic!("it has a channel") };
+        let Wake::Channel(channel) = lock.wake(&owner) else {
+            panic!("it has a channel")
+        };
         assert_eq!(&*channel, "redisson_lock__channel:{orders:7}");
     }
 }

@@ -1,10 +1,10 @@
-//! The signal lock: a string that names its owner, and a list that wakes one waiter for each release. The format of
-//! Python's python-redis-lock.
+//! The signal lock: a string that names its owner, and a list that wakes one waiter for each
+//! release. It has the format of the Python package python-redis-lock.
 
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    engine::{About, Kind, Terms, Verbs, Wake},
+    engine::{AcquireTerms, Kind, KindInfo, Wake},
     keys::{LockName, SIGNAL_LIST, SIGNAL_RECORD},
     options::{SignalOptions, millis},
     owner::OwnerId,
@@ -12,13 +12,29 @@ use crate::{
 };
 
 script!(ACQUIRE = "signal/acquire", keys = 1, args = 2);
-script!(RELEASE = "signal/release", parts = ["tell_one"], keys = 2, args = 3);
+script!(
+    RELEASE = "signal/release",
+    parts = ["tell_one"],
+    keys = 2,
+    args = 3
+);
 script!(RENEW = "signal/renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
-script!(FORCE_RELEASE = "signal/force_release", parts = ["tell_one"], keys = 2, args = 1);
-script!(SIGNAL = "signal/signal", parts = ["tell_one"], keys = 2, args = 1);
+script!(
+    FORCE_RELEASE = "signal/force_release",
+    parts = ["tell_one"],
+    keys = 2,
+    args = 1
+);
+script!(
+    SIGNAL = "signal/signal",
+    parts = ["tell_one"],
+    keys = 2,
+    args = 1
+);
 script!(INSPECT = "signal/inspect", keys = 1, args = 0);
 
-/// A string `lock:name`: the owner; and a list `lock-signal:name` of one element, which lives for a second.
+/// A string `lock:name` with the owner, and a list `lock-signal:name` of one element, which lives
+/// for `signal_expire` (1 s by default).
 #[derive(Debug)]
 pub(crate) struct Signal {
     name: Arc<str>,
@@ -41,12 +57,15 @@ impl Signal {
         }
     }
 
-    /// The lock that has a record at this key. `None`: none has.
+    /// Returns the lock whose record is at this key. Returns `None` if the key has another form.
     pub(crate) fn of_record(key: &str) -> Option<Self> {
-        Some(Self::named(&key.strip_prefix(SIGNAL_RECORD)?.into(), SignalOptions::default()))
+        Some(Self::named(
+            &key.strip_prefix(SIGNAL_RECORD)?.into(),
+            SignalOptions::default(),
+        ))
     }
 
-    /// What the keys of all records look like, for `SCAN`.
+    /// Returns the `SCAN` pattern of the records of all locks with this name prefix.
     pub(crate) fn records(prefix: &str) -> String {
         let mut pattern = SIGNAL_RECORD.to_owned();
         for letter in prefix.chars() {
@@ -63,22 +82,22 @@ impl Signal {
         [Arc::clone(&self.record), Arc::clone(&self.list)]
     }
 
+    /// Returns how long the list lives, in milliseconds.
     fn life(&self) -> u64 {
         millis(self.options.signal_expire)
     }
 }
 
 impl Kind for Signal {
-    fn about(&self) -> About {
-        About { reentrant: false, values: true, endless: !self.options.expires, ..About::plain("signal") }
+    fn about(&self) -> KindInfo {
+        KindInfo {
+            reentrant: false,
+            values: true,
+            endless: !self.options.expires,
+            ..KindInfo::plain("signal")
+        }
     }
 
-    fn verbs(&self) -> &dyn Verbs {
-        self
-    }
-}
-
-impl Verbs for Signal {
     fn name(&self) -> &Arc<str> {
         &self.name
     }
@@ -96,36 +115,48 @@ impl Verbs for Signal {
     }
 
     fn ring(&self, bell: &Arc<str>, life: Duration) -> Option<Call> {
-        // records have other names: this one is free
+        // No record has this name, so the script finds the "lock" free and pushes the element.
         let free = format!("{bell}:free").into();
-        Some(Call::new(&SIGNAL, [free, Arc::clone(bell)], [millis(life).into()]))
+        Some(Call::new(
+            &SIGNAL,
+            [free, Arc::clone(bell)],
+            [millis(life).into()],
+        ))
     }
 
-    fn acquire(&self, terms: Terms<'_>) -> Call {
-        Call::new(&ACQUIRE, [Arc::clone(&self.record)], [terms.owner.into(), terms.lease_ms.into()])
+    fn acquire(&self, terms: AcquireTerms<'_>) -> Call {
+        Call::new(
+            &ACQUIRE,
+            [Arc::clone(&self.record)],
+            [terms.owner.into(), terms.lease_ms.into()],
+        )
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        Call::new(&RELEASE, self.keys(), [owner.into(), holds.into(), self.life().into()])
+        Call::new(
+            &RELEASE,
+            self.keys(),
+            [owner.into(), holds.into(), self.life().into()],
+        )
     }
 
-    /// There is no count to compare.
+    /// Ignores `seen`: the record has no hold count.
     fn release_if(&self, owner: &OwnerId, holds: u32, _: u32) -> Call {
         self.release(owner, holds)
     }
 
-    /// Nobody is told: in a cluster nobody waits for lists.
+    /// Wakes no waiter: this is used in a cluster only, where no waiter uses lists.
     fn release_record(&self, owner: &OwnerId, holds: u32) -> Option<Call> {
         (holds == 0).then(|| super::string::release(&self.record, owner))
     }
 
-    /// The list only tells waiters.
+    /// The list only wakes waiters.
     fn record_is_all(&self) -> bool {
         true
     }
 
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
-        // in whole seconds, as always
+        // The TTL of a signal record is in whole seconds, rounded up.
         super::string::transfer(&self.record, from, to, lease_ms.div_ceil(1000) * 1000)
     }
 
@@ -149,13 +180,21 @@ mod tests {
     #[test]
     fn a_prefix_is_no_pattern() {
         assert_eq!(Signal::records(""), "lock:*");
-        assert_eq!(Signal::records("app:[1]*?\\"), "lock:app:\\[1\\]\\*\\?\\\\*");
+        assert_eq!(
+            Signal::records("app:[1]*?\\"),
+            "lock:app:\\[1\\]\\*\\?\\\\*"
+        );
     }
 
     #[test]
     fn a_record_tells_its_lock() {
         let lock = Signal::of_record("lock:orders:7").unwrap();
-        let keys: Vec<String> = lock.force_release().keys.iter().map(ToString::to_string).collect();
+        let keys: Vec<String> = lock
+            .force_release()
+            .keys
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(keys, ["lock:orders:7", "lock-signal:orders:7"]);
         assert_eq!(&**lock.name(), "orders:7");
         assert!(Signal::of_record("lock-signal:orders:7").is_none());

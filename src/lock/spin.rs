@@ -1,17 +1,18 @@
-//! The spin lock: the reentrant lock's record without messages, for waiters that try again after pauses. Redisson's
-//! `RSpinLock`.
+//! The spin lock: the record of the reentrant lock without messages; waiters retry with back-off.
+//! Redisson's `RSpinLock`.
 
 use std::sync::Arc;
 
 use super::reentrant::Reentrant;
 use crate::{
-    engine::{About, Kind, Terms, Together, Verbs, Wake},
+    engine::{AcquireTerms, JointScripts, Kind, KindInfo, Wake},
     keys::LockName,
     options::Backoff,
     owner::OwnerId,
     store::{Call, Script},
 };
 
+/// The record of the reentrant lock, and the back-off of its waiters.
 #[derive(Debug)]
 pub(crate) struct Spin {
     record: Reentrant,
@@ -20,21 +21,22 @@ pub(crate) struct Spin {
 
 impl Spin {
     pub(crate) fn new(name: &LockName, backoff: Backoff) -> Self {
-        Self { record: Reentrant::silent(name), backoff }
+        Self {
+            record: Reentrant::silent(name),
+            backoff,
+        }
     }
 }
 
 impl Kind for Spin {
-    fn about(&self) -> About {
-        About { label: "spin", relayed: false, ..self.record.about() }
+    fn about(&self) -> KindInfo {
+        KindInfo {
+            label: "spin",
+            relayed: false,
+            ..self.record.about()
+        }
     }
 
-    fn verbs(&self) -> &dyn Verbs {
-        self
-    }
-}
-
-impl Verbs for Spin {
     fn name(&self) -> &Arc<str> {
         self.record.name()
     }
@@ -43,7 +45,7 @@ impl Verbs for Spin {
         Wake::Poll(self.backoff.into())
     }
 
-    fn acquire(&self, terms: Terms<'_>) -> Call {
+    fn acquire(&self, terms: AcquireTerms<'_>) -> Call {
         self.record.acquire(terms)
     }
 
@@ -59,7 +61,7 @@ impl Verbs for Spin {
         self.record.renew()
     }
 
-    fn together(&self) -> Option<Together> {
+    fn together(&self) -> Option<JointScripts> {
         self.record.together()
     }
 

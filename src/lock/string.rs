@@ -1,10 +1,11 @@
-//! The string lock: one string with a TTL, as RedLock libraries of all languages write it (redsync, node-redlock,
-//! RedLock-Hyperf, redis-py). It has no wake-up: waiters try again after pauses.
+//! The string lock: one string with a TTL, in the format of RedLock libraries of many languages
+//! (redsync, node-redlock, RedLock-Hyperf, redis-py). It has no wake-up: waiters retry with
+//! back-off.
 
 use std::sync::Arc;
 
 use crate::{
-    engine::{About, Kind, Terms, Verbs, Wake},
+    engine::{AcquireTerms, Kind, KindInfo, Wake},
     keys::{FENCE, LockName},
     options::Backoff,
     owner::OwnerId,
@@ -18,28 +19,37 @@ script!(RENEW = "string/renew", parts = ["renew_each"], keys = 0 + 1 per_lock, a
 script!(FORCE_RELEASE = "string/force_release", keys = 2, args = 0);
 script!(INSPECT = "string/inspect", keys = 1, args = 0);
 
-/// A string `name`: the owner, with the lease as its TTL. There is no count, so that it is not reentrant.
+/// A string `name` with the owner, and the lease as its TTL. It has no hold count, so it is not
+/// reentrant.
 #[derive(Debug)]
 pub(crate) struct StringRecord {
     name: Arc<str>,
-    /// Where the fence of a guarded value of this name would be.
+    /// The key of the fence, if this name is a guarded value.
     fence: Arc<str>,
     backoff: Backoff,
 }
 
-/// Of any record that is a string.
+/// Returns the transfer call of any record that is a string.
 pub(super) fn transfer(record: &Arc<str>, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
-    Call::new(&TRANSFER, [Arc::clone(record)], [from.into(), to.into(), lease_ms.into()])
+    Call::new(
+        &TRANSFER,
+        [Arc::clone(record)],
+        [from.into(), to.into(), lease_ms.into()],
+    )
 }
 
-/// Of any record that is a string.
+/// Returns the release call of any record that is a string.
 pub(super) fn release(record: &Arc<str>, owner: &OwnerId) -> Call {
     Call::new(&RELEASE, [Arc::clone(record)], [owner.into()])
 }
 
 impl StringRecord {
     pub(crate) fn new(name: &LockName, backoff: Backoff) -> Self {
-        Self { name: Arc::clone(name.as_arc()), fence: name.derived(FENCE), backoff }
+        Self {
+            name: Arc::clone(name.as_arc()),
+            fence: name.derived(FENCE),
+            backoff,
+        }
     }
 
     fn key(&self) -> [Arc<str>; 1] {
@@ -48,16 +58,14 @@ impl StringRecord {
 }
 
 impl Kind for StringRecord {
-    fn about(&self) -> About {
-        About { reentrant: false, values: true, ..About::plain("string") }
+    fn about(&self) -> KindInfo {
+        KindInfo {
+            reentrant: false,
+            values: true,
+            ..KindInfo::plain("string")
+        }
     }
 
-    fn verbs(&self) -> &dyn Verbs {
-        self
-    }
-}
-
-impl Verbs for StringRecord {
     fn name(&self) -> &Arc<str> {
         &self.name
     }
@@ -66,15 +74,19 @@ impl Verbs for StringRecord {
         Wake::Poll(self.backoff.into())
     }
 
-    fn acquire(&self, terms: Terms<'_>) -> Call {
-        Call::new(&ACQUIRE, self.key(), [terms.owner.into(), terms.lease_ms.into()])
+    fn acquire(&self, terms: AcquireTerms<'_>) -> Call {
+        Call::new(
+            &ACQUIRE,
+            self.key(),
+            [terms.owner.into(), terms.lease_ms.into()],
+        )
     }
 
     fn release(&self, owner: &OwnerId, _: u32) -> Call {
         release(&self.name, owner)
     }
 
-    /// There is no count to compare.
+    /// Ignores `seen`: the record has no hold count.
     fn release_if(&self, owner: &OwnerId, holds: u32, _: u32) -> Call {
         self.release(owner, holds)
     }
@@ -88,7 +100,11 @@ impl Verbs for StringRecord {
     }
 
     fn force_release(&self) -> Call {
-        Call::new(&FORCE_RELEASE, [Arc::clone(&self.name), Arc::clone(&self.fence)], [])
+        Call::new(
+            &FORCE_RELEASE,
+            [Arc::clone(&self.name), Arc::clone(&self.fence)],
+            [],
+        )
     }
 
     fn inspect(&self) -> Call {

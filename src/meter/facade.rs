@@ -1,10 +1,12 @@
-//! The facade of the `metrics` crate: names, labels, and handles that are kept.
+//! Reports to the `metrics` crate: names, labels, and cached handles.
 //!
-//! A macro of the facade with labels costs 150 ns and three allocations each time; a handle that is kept, 30 ns and none. But
-//! a handle that was made before there is a recorder stays deaf. So each is made when it is first needed.
+//! A macro of `metrics` with labels costs 150 ns and three allocations per call; a cached handle
+//! costs 30 ns and none. But a handle that is made before a recorder is installed never reports. So
+//! each handle is made on first use.
 //!
-//! A recorder is the user's code, and so is what makes classes of names. Neither may stop the client's own thread: what that one
-//! has to tell is told by the thread that tells events. Acquires, releases and wake-ups are told where they happen.
+//! A recorder is the user's code, and so is the function that maps names to classes. Neither may
+//! block the client's own thread, whose metrics the log thread reports. Acquires, releases and
+//! wake-ups are reported where they happen.
 
 use std::{
     cell::Cell,
@@ -18,23 +20,24 @@ use std::{
 
 use dashmap::DashMap;
 use metrics::{
-    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
+    histogram,
 };
 
-use super::{HoldEnd, Of, Outcome, Renewal, Source};
+use super::{AcquireOutcome, HoldEnd, Of, RenewalOutcome, Source};
 use crate::{error::LossReason, log};
 
-/// Pairs of kind and class that have handles of their own: more would be names.
+/// The maximum number of pairs of kind and class: with more, the classes are probably lock names.
 const MOST: usize = 256;
-/// The class of what is beyond, and of what a user's function panicked at.
+/// The class of all further pairs, and of names at which the user's function panicked.
 const OTHER: &str = "other";
-/// The class of all locks, if nobody says.
+/// The class of all locks if the user sets no function.
 const ALL: &str = "all";
 
-/// Which locks are counted together.
+/// Maps a lock's name to its class. Locks of one class are counted together.
 type Class = fn(&str) -> &'static str;
 
-/// What counts for one client.
+/// The metrics of one client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Meter {
     class: Class,
@@ -46,7 +49,7 @@ impl Default for Meter {
     }
 }
 
-/// What is kept for locks of one kind and class.
+/// The cached handles for one kind and class.
 struct Handles {
     kind: &'static str,
     class: &'static str,
@@ -62,11 +65,12 @@ struct Handles {
     renewed: OnceLock<Counter>,
 }
 
-static HANDLES: LazyLock<DashMap<(&'static str, &'static str), &'static Handles>> = LazyLock::new(DashMap::new);
+static HANDLES: LazyLock<DashMap<(&'static str, &'static str), &'static Handles>> =
+    LazyLock::new(DashMap::new);
 
 thread_local! {
-    /// What this thread asked for last, which it will ask for again: by where the texts are, for a look at them all costs more
-    /// than what is to be told.
+    /// The handles that this thread used last, and probably uses next. The texts are compared by
+    /// address, since a full lookup costs more than the report.
     static LAST: Cell<Option<(&'static str, &'static str, &'static Handles)>> = const { Cell::new(None) };
 }
 
@@ -88,7 +92,7 @@ fn find(kind: &'static str, class: &'static str) -> &'static Handles {
     }
     let class = if HANDLES.len() < MOST { class } else { OTHER };
     *HANDLES.entry((kind, class)).or_insert_with(|| {
-        // for as long as the process lives: there are few
+        // lives as long as the process: there are few
         Box::leak(Box::new(Handles {
             kind,
             class,
@@ -112,7 +116,7 @@ impl Meter {
     }
 
     fn class(self, lock: &str) -> &'static str {
-        // the user's code, which may run in the middle of ours
+        // a panic of the user's code must not unwind through the client's
         catch_unwind(|| (self.class)(lock)).unwrap_or(OTHER)
     }
 
@@ -120,30 +124,40 @@ impl Meter {
         handles(of.kind, self.class(of.lock))
     }
 
-    pub(crate) fn acquire(self, of: Of<'_>, outcome: Outcome, took: Duration) {
+    pub(crate) fn acquire(self, of: Of<'_>, outcome: AcquireOutcome, took: Duration) {
         let known = self.handles(of);
         let Handles { kind, class, .. } = *known;
         let kept = match outcome {
-            Outcome::Acquired => &known.acquired,
-            Outcome::Reentered => &known.reentered,
-            Outcome::Busy => &known.busy,
-            Outcome::Timeout => &known.timeout,
-            Outcome::Cancelled => &known.cancelled,
-            // rare
-            Outcome::Error(error) => {
-                let labels = [("kind", kind), ("class", class), ("outcome", "error"), ("error.type", error)];
+            AcquireOutcome::Acquired => &known.acquired,
+            AcquireOutcome::Reentered => &known.reentered,
+            AcquireOutcome::Busy => &known.busy,
+            AcquireOutcome::Timeout => &known.timeout,
+            AcquireOutcome::Cancelled => &known.cancelled,
+            // rare: no cached handle
+            AcquireOutcome::Error(error) => {
+                let labels = [
+                    ("kind", kind),
+                    ("class", class),
+                    ("outcome", "error"),
+                    ("error.type", error),
+                ];
                 return histogram!("nestlock.acquire.duration", &labels).record(took);
             }
         };
-        let labels = [("kind", kind), ("class", class), ("outcome", outcome.name())];
-        kept.get_or_init(|| histogram!("nestlock.acquire.duration", &labels)).record(took);
+        let labels = [
+            ("kind", kind),
+            ("class", class),
+            ("outcome", outcome.name()),
+        ];
+        kept.get_or_init(|| histogram!("nestlock.acquire.duration", &labels))
+            .record(took);
     }
 
     pub(crate) fn hold(self, of: Of<'_>, end: HoldEnd, held: Duration) {
         if end == HoldEnd::Released {
             return self.tell_hold(of, end, held);
         }
-        // most often it is the watchdog who finds that out
+        // most often the watchdog reports this, and a recorder must not block it
         let (kind, lock) = (of.kind, of.lock.to_owned());
         log::tell(move || self.tell_hold(Of { kind, lock: &lock }, end, held));
     }
@@ -158,27 +172,36 @@ impl Meter {
             HoldEnd::Forgotten => &known.forgotten,
         };
         let labels = [("kind", kind), ("class", class), ("end", end.name())];
-        kept.get_or_init(|| histogram!("nestlock.hold.duration", &labels)).record(held);
+        kept.get_or_init(|| histogram!("nestlock.hold.duration", &labels))
+            .record(held);
         if let HoldEnd::Lost(reason) = end {
             let reason = match reason {
                 LossReason::LeaseExpired => "lease_expired",
                 LossReason::RecordMissing => "record_missing",
                 LossReason::TakenOver => "taken_over",
-                // what a program ends itself is no loss
+                // a shutdown by the program is not a loss
                 LossReason::ShutDown => return,
             };
-            counter!("nestlock.losses", "kind" => kind, "class" => class, "reason" => reason).increment(1);
+            counter!("nestlock.losses", "kind" => kind, "class" => class, "reason" => reason)
+                .increment(1);
         }
     }
 
-    /// A batch of renewals: of which lock, what it came to, and how late it was.
-    pub(crate) fn renewals(self, batch: Vec<Renewal>) {
+    /// Reports a batch of renewals: lock, outcome and lateness of each.
+    pub(crate) fn renewals(self, batch: Vec<RenewalOutcome>) {
         log::tell(move || {
-            for Renewal { kind, lock, outcome, late } in &batch {
+            for RenewalOutcome {
+                kind,
+                lock,
+                outcome,
+                late,
+            } in &batch
+            {
                 self.tell_renewal(Of { kind, lock }, outcome);
                 if let Some(late) = late {
                     static KEPT: OnceLock<Histogram> = OnceLock::new();
-                    KEPT.get_or_init(|| histogram!("nestlock.renewal.lateness")).record(*late);
+                    KEPT.get_or_init(|| histogram!("nestlock.renewal.lateness"))
+                        .record(*late);
                 }
             }
         });
@@ -186,8 +209,7 @@ impl Meter {
 
     fn tell_renewal(self, of: Of<'_>, outcome: &'static str) {
         let known = self.handles(of);
-        let count =
-            || counter!("nestlock.renewals", "kind" => known.kind, "class" => known.class, "outcome" => outcome);
+        let count = || counter!("nestlock.renewals", "kind" => known.kind, "class" => known.class, "outcome" => outcome);
         match outcome {
             "renewed" => known.renewed.get_or_init(count).increment(1),
             _ => count().increment(1),
@@ -214,13 +236,13 @@ impl Meter {
 }
 
 fn level(count: usize) -> f64 {
-    // there are no more
+    // an `f64` represents each `u32` exactly
     f64::from(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
 type OfClass = HashMap<(&'static str, &'static str), f64>;
 
-/// How much there is of what comes and goes, in one client.
+/// The levels of one client that the gauges show.
 #[derive(Debug, Default)]
 pub(crate) struct Levels {
     held: OfClass,
@@ -230,11 +252,17 @@ pub(crate) struct Levels {
 
 impl Levels {
     pub(crate) fn held(&mut self, meter: Meter, of: Of<'_>) {
-        *self.held.entry((of.kind, meter.handles(of).class)).or_default() += 1.0;
+        *self
+            .held
+            .entry((of.kind, meter.handles(of).class))
+            .or_default() += 1.0;
     }
 
     pub(crate) fn waiters(&mut self, meter: Meter, of: Of<'_>, waiters: usize) {
-        *self.waiters.entry((of.kind, meter.handles(of).class)).or_default() += level(waiters);
+        *self
+            .waiters
+            .entry((of.kind, meter.handles(of).class))
+            .or_default() += level(waiters);
     }
 
     pub(crate) fn under_way(&mut self, requests: usize) {
@@ -242,7 +270,8 @@ impl Levels {
     }
 }
 
-/// One client's part in the gauges, which other clients of the process have a part in, too. It takes its own out at the end.
+/// One client's part in the gauges, which all clients of the process share. Dropping it subtracts
+/// that part.
 #[derive(Debug, Default)]
 pub(crate) struct Gauges(Levels);
 
@@ -260,16 +289,17 @@ impl Drop for Gauges {
     }
 }
 
-/// Moves the gauges by what has changed.
+/// Moves the gauges by the difference between two readings.
 fn move_by(before: Levels, now: &Levels) {
-    for (name, mut before, now) in
-        [("nestlock.held", before.held, &now.held), ("nestlock.waiters", before.waiters, &now.waiters)]
-    {
+    for (name, mut before, now) in [
+        ("nestlock.held", before.held, &now.held),
+        ("nestlock.waiters", before.waiters, &now.waiters),
+    ] {
         for ((kind, class), level) in now {
             let change = level - before.remove(&(*kind, *class)).unwrap_or_default();
             gauge!(name, "kind" => *kind, "class" => *class).increment(change);
         }
-        // what is gone
+        // pairs that are gone
         for ((kind, class), level) in before {
             gauge!(name, "kind" => kind, "class" => class).decrement(level);
         }
@@ -277,12 +307,20 @@ fn move_by(before: Levels, now: &Levels) {
     gauge!("nestlock.queue.depth").increment(now.under_way - before.under_way);
 }
 
-/// Says what each is, and in which unit, to the recorder that is there.
+/// Describes each metric and its unit to the installed recorder.
 pub(crate) fn describe() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        describe_histogram!("nestlock.acquire.duration", Unit::Seconds, "How long acquires took");
-        describe_histogram!("nestlock.hold.duration", Unit::Seconds, "How long locks were held");
+        describe_histogram!(
+            "nestlock.acquire.duration",
+            Unit::Seconds,
+            "How long acquires took"
+        );
+        describe_histogram!(
+            "nestlock.hold.duration",
+            Unit::Seconds,
+            "How long locks were held"
+        );
         describe_histogram!(
             "nestlock.renewal.lateness",
             Unit::Seconds,
@@ -292,7 +330,10 @@ pub(crate) fn describe() {
         describe_counter!("nestlock.renewals", "Renewals of holds");
         describe_counter!("nestlock.wakeups", "Waiters that tried again, and why");
         describe_counter!("nestlock.settlements", "Releases that nobody awaited");
-        describe_counter!("nestlock.ghosts", "Names given up, since a late request may still use them");
+        describe_counter!(
+            "nestlock.ghosts",
+            "Names given up, since a late request may still use them"
+        );
         describe_counter!("nestlock.reconnects", "Connections made anew");
         describe_gauge!("nestlock.held", "Locks that are held");
         describe_gauge!("nestlock.waiters", "Acquires that wait for a release");

@@ -1,4 +1,5 @@
-//! What is measured. With the feature `metrics` the facade of that name hears it; without, nothing is done.
+//! The events that are measured. With the feature `metrics`, the `metrics` crate receives them;
+//! without it, nothing is done.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,33 +14,36 @@ pub(crate) use self::facade::{Gauges, Levels, Meter, describe};
 pub(crate) use self::nothing::Meter;
 use crate::error::{Error, LossReason};
 
-/// Whether anybody may hear of it.
+/// Whether metrics are reported.
 pub(crate) const IS_ON: bool = cfg!(feature = "metrics");
 
-/// The lock that something is about.
+/// The lock that an event is about.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Of<'l> {
     pub(crate) kind: &'static str,
-    #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "read by the facade"))]
+    #[cfg_attr(
+        not(feature = "metrics"),
+        expect(dead_code, reason = "read by the facade")
+    )]
     pub(crate) lock: &'l str,
 }
 
-/// What an acquire came to.
+/// The outcome of an acquire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum AcquireOutcome {
     Acquired,
-    /// The owner had it already.
+    /// The owner already held the lock.
     Reentered,
-    /// A try without a wait.
+    /// A try without a wait found the lock busy.
     Busy,
-    /// A wait that was over.
+    /// The wait ended before the lock was free.
     Timeout,
-    /// Its future was dropped.
+    /// The future was dropped.
     Cancelled,
     Error(&'static str),
 }
 
-impl Outcome {
+impl AcquireOutcome {
     pub(crate) fn failed(error: &Error) -> Self {
         Self::Error(error_type(error))
     }
@@ -76,14 +80,17 @@ impl HoldEnd {
     }
 }
 
-/// A renewal that was answered, or failed.
+/// A renewal that got a reply, or failed.
 #[derive(Debug)]
-#[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "read by the facade"))]
-pub(crate) struct Renewal {
+#[cfg_attr(
+    not(feature = "metrics"),
+    expect(dead_code, reason = "read by the facade")
+)]
+pub(crate) struct RenewalOutcome {
     pub(crate) kind: &'static str,
     pub(crate) lock: Arc<str>,
     pub(crate) outcome: &'static str,
-    /// How long after it was due it was confirmed; `None`: it was not.
+    /// How long after its due time it was confirmed; `None` if it was not.
     pub(crate) late: Option<Duration>,
 }
 
@@ -91,7 +98,7 @@ pub(crate) struct Renewal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     Message,
-    /// It looked for itself.
+    /// The waiter checked the lock by itself.
     Poll,
     /// Messages may have been missed while there was no connection.
     Reconnect,
@@ -108,7 +115,7 @@ impl Source {
     }
 }
 
-/// What an error is called where it is counted.
+/// Returns the name of an error in the metrics.
 fn error_type(error: &Error) -> &'static str {
     match error {
         Error::InvalidName { .. } => "invalid_name",

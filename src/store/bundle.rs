@@ -1,7 +1,7 @@
-//! Scripts that have gathered, as one: two thirds of what a script costs a server is that it is one.
+//! Bundles scripts into one: two thirds of a script's cost on a server is per-call overhead.
 //!
-//! The text is made of theirs. What each answers, or fails with, is its own; so is what it writes, since the others run as
-//! if they had been asked one after the other.
+//! The text of a bundle is built from the texts of its scripts. Each script has its own reply or
+//! error, and its own writes, as if the scripts had been sent one after the other.
 
 use std::{fmt::Write, sync::OnceLock};
 
@@ -9,10 +9,10 @@ use fred::bytes_utils::Str;
 
 use super::script::Script;
 
-/// How many keys and arguments each of them has.
+/// How many keys and arguments each script of a bundle has.
 const ONE: (usize, usize) = (1, 3);
 
-/// Scripts of which any may be asked together.
+/// Scripts of which any may be sent together.
 #[derive(Debug)]
 pub(crate) struct Bundle {
     scripts: &'static [&'static Script],
@@ -21,17 +21,29 @@ pub(crate) struct Bundle {
 
 impl Bundle {
     pub(crate) const fn of(scripts: &'static [&'static Script]) -> Self {
-        Self { scripts, text: OnceLock::new() }
+        Self {
+            scripts,
+            text: OnceLock::new(),
+        }
     }
 
-    /// What a script is called in here.
+    /// Returns the digit of a script in this bundle. Returns `None` if the script is not in it.
     pub(super) fn digit(&self, script: &Script) -> Option<u8> {
-        let at = self.scripts.iter().position(|of_it| std::ptr::eq(*of_it, script))?;
-        debug_assert_eq!((script.keys.fixed, script.args.fixed), ONE, "{}", script.name);
+        let at = self
+            .scripts
+            .iter()
+            .position(|of_it| std::ptr::eq(*of_it, script))?;
+        debug_assert_eq!(
+            (script.keys.fixed, script.args.fixed),
+            ONE,
+            "{}",
+            script.name
+        );
         Some(b'1' + at as u8)
     }
 
-    /// The text and its digest. Its reply is a list: the number of the request, which is its last argument, then what each answers.
+    /// Returns the text and its digest. The reply is a list: the number of the request, which is
+    /// the last argument, then the reply of each script.
     pub(super) fn text(&'static self) -> (&'static str, &'static str) {
         let (source, sha1) = self.text.get_or_init(|| {
             let source = self.source();
@@ -41,7 +53,8 @@ impl Bundle {
         (source, sha1)
     }
 
-    /// Each script is a function; those that they define are defined once.
+    /// Returns the source. Each script becomes a function, and the local functions that they share
+    /// are defined once.
     fn source(&self) -> String {
         let (mut shared, mut bodies) = (String::new(), String::new());
         for script in self.scripts {
@@ -49,7 +62,11 @@ impl Bundle {
             let (mut function, mut is_inside) = (String::new(), false);
             for line in script.source.lines().filter(|line| !line.starts_with("--")) {
                 is_inside |= line.starts_with("local function ");
-                let text = if is_inside { &mut function } else { &mut bodies };
+                let text = if is_inside {
+                    &mut function
+                } else {
+                    &mut bodies
+                };
                 let _ = writeln!(text, "{line}");
                 if is_inside && line == "end" {
                     is_inside = false;

@@ -1,4 +1,4 @@
-//! Where servers are, and how to log in: from a URL, or from a configuration of fred's.
+//! Where the servers are and how to log in: from a URL, or from a configuration of fred's.
 
 #[cfg(feature = "rustls")]
 use fred::bytes_utils::Str;
@@ -25,54 +25,60 @@ use crate::{
     topology::{NodeRole, TopologyNode},
 };
 
-/// Where the servers are, and how to log in: made from a URL, or from a configuration of fred's.
+/// Where the servers are and how to log in, from a URL or from a configuration of fred's.
 #[derive(Clone)]
-#[cfg_attr(not(feature = "fred-config"), expect(unreachable_pub, reason = "public with the feature"))]
+#[cfg_attr(
+    not(feature = "fred-config"),
+    expect(unreachable_pub, reason = "public with the feature")
+)]
 pub struct Endpoint {
-    /// Credentials, database and TLS; it leads to the first address.
+    /// Credentials, database and TLS; its address is the first one.
     pub(super) server: FredConfig,
-    pub(super) place: Place,
-    /// What each server's certificate must have.
+    pub(super) place: Deployment,
+    /// The name that each server's certificate must have.
     #[cfg(feature = "rustls")]
     pub(super) server_name: Option<Str>,
-    /// As the URL says.
+    /// The wire that the URL requests.
     wire: Option<Wire>,
-    /// Whether the URL asks for TLS.
+    /// Whether the URL requests TLS.
     #[cfg(feature = "rustls")]
     is_secret: bool,
 }
 
-/// What the addresses are.
+/// How the servers are deployed, and their addresses.
 #[derive(Debug, Clone)]
-pub(super) enum Place {
-    /// One server's.
+pub(super) enum Deployment {
+    /// A single server.
     Server,
-    /// Nodes of a cluster.
+    /// A cluster: some of its nodes.
     Cluster(Vec<Server>),
-    /// Sentinels, which know where the service is.
+    /// Sentinels, which name the service's master.
     Sentinel(Sentinels),
-    /// One service's: the server among them that is the master.
+    /// A service with failover: the addresses of its servers, of which one is the master.
     List(Vec<Server>),
 }
 
-/// Who knows where a master is.
+/// The sentinels of a service.
 #[derive(Clone)]
 pub(super) struct Sentinels {
     pub(super) at: Vec<Server>,
     pub(super) service: String,
-    /// Theirs; `None`: the servers', or none.
+    /// The sentinels' login. `None`: that of the servers, or none.
     pub(super) login: Option<Login>,
 }
 
 impl std::fmt::Debug for Sentinels {
-    /// Without user and password.
+    /// Omits user and password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sentinels").field("at", &self.at).field("service", &self.service).finish_non_exhaustive()
+        f.debug_struct("Sentinels")
+            .field("at", &self.at)
+            .field("service", &self.service)
+            .finish_non_exhaustive()
     }
 }
 
 impl std::fmt::Debug for Endpoint {
-    /// Without user and password.
+    /// Omits user and password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Endpoint({})", self.address())
     }
@@ -82,12 +88,23 @@ impl std::fmt::Debug for Endpoint {
 impl From<FredConfig> for Endpoint {
     fn from(server: FredConfig) -> Self {
         let place = match &server.server {
-            ServerConfig::Centralized { .. } | ServerConfig::Unix { .. } => Place::Server,
-            ServerConfig::Clustered { hosts, .. } => Place::Cluster(hosts.clone()),
-            ServerConfig::Sentinel { hosts, service_name, username, password } => {
-                let login = (username.is_some() || password.is_some())
-                    .then(|| Login { user: username.clone(), password: password.clone() });
-                Place::Sentinel(Sentinels { at: hosts.clone(), service: service_name.clone(), login })
+            ServerConfig::Centralized { .. } | ServerConfig::Unix { .. } => Deployment::Server,
+            ServerConfig::Clustered { hosts, .. } => Deployment::Cluster(hosts.clone()),
+            ServerConfig::Sentinel {
+                hosts,
+                service_name,
+                username,
+                password,
+            } => {
+                let login = (username.is_some() || password.is_some()).then(|| Login {
+                    user: username.clone(),
+                    password: password.clone(),
+                });
+                Deployment::Sentinel(Sentinels {
+                    at: hosts.clone(),
+                    service: service_name.clone(),
+                    login,
+                })
             }
         };
         Self::new(server, place, None)
@@ -95,7 +112,7 @@ impl From<FredConfig> for Endpoint {
 }
 
 impl Endpoint {
-    fn new(server: FredConfig, place: Place, wire: Option<Wire>) -> Self {
+    fn new(server: FredConfig, place: Deployment, wire: Option<Wire>) -> Self {
         Self {
             server,
             place,
@@ -107,38 +124,58 @@ impl Endpoint {
         }
     }
 
-    /// What a URL says: see [`Url::read`].
+    /// Reads a URL; see [`Url::read`].
     pub(crate) fn from_url(url: &str) -> Result<Self> {
         let url = Url::read(url)?;
         let centralized = |at: &[Server]| match at.first() {
-            Some(server) => Ok(ServerConfig::Centralized { server: server.clone() }),
+            Some(server) => Ok(ServerConfig::Centralized {
+                server: server.clone(),
+            }),
             None => refuse("the URL names no host"),
         };
         let (server, place) = match url.leads {
-            Leads::Socket(path) => (ServerConfig::Unix { path }, Place::Server),
-            Leads::Servers(at) => (centralized(&at)?, if at.len() == 1 { Place::Server } else { Place::List(at) }),
-            Leads::Cluster(at) => (centralized(&at)?, Place::Cluster(at)),
-            Leads::Sentinels { at, service, login } => {
-                (centralized(&at)?, Place::Sentinel(Sentinels { at, service, login }))
-            }
+            Leads::Socket(path) => (ServerConfig::Unix { path }, Deployment::Server),
+            Leads::Servers(at) => (
+                centralized(&at)?,
+                if at.len() == 1 {
+                    Deployment::Server
+                } else {
+                    Deployment::List(at)
+                },
+            ),
+            Leads::Cluster(at) => (centralized(&at)?, Deployment::Cluster(at)),
+            Leads::Sentinels { at, service, login } => (
+                centralized(&at)?,
+                Deployment::Sentinel(Sentinels { at, service, login }),
+            ),
         };
         let Login { user, password } = url.login.unwrap_or_default();
-        let server = FredConfig { server, username: user, password, database: url.database, ..FredConfig::default() };
+        let server = FredConfig {
+            server,
+            username: user,
+            password,
+            database: url.database,
+            ..FredConfig::default()
+        };
         let endpoint = Self::new(server, place, url.wire);
         #[cfg(feature = "rustls")]
-        let endpoint = Self { is_secret: url.is_secret, ..endpoint };
+        let endpoint = Self {
+            is_secret: url.is_secret,
+            ..endpoint
+        };
         Ok(endpoint)
     }
 
-    /// With the certificates for it, if the URL asks for TLS; with none given, the system's.
+    /// Adds the TLS configuration if the URL requests TLS: the given one, or else the system's CAs.
+    /// Fails if `tls` is given and the URL does not request TLS.
     #[cfg(feature = "rustls")]
     pub(crate) fn secured(mut self, tls: Option<&Tls>) -> Result<Self> {
         if !self.is_secret {
             return match tls {
                 None => Ok(self),
-                Some(_) if self.server.tls.is_some() => {
-                    refuse("`tls` was given, and the configuration of fred's has TLS of its own; leave out `tls`")
-                }
+                Some(_) if self.server.tls.is_some() => refuse(
+                    "`tls` was given, and the configuration of fred's has TLS of its own; leave out `tls`",
+                ),
                 Some(_) => refuse(
                     "`tls` was given, and the URL asks for none; use rediss://, rediss-cluster:// or rediss-sentinel://",
                 ),
@@ -154,20 +191,39 @@ impl Endpoint {
         Ok(self)
     }
 
-    /// What leads to this one of its servers and sentinels, or to the first address, over a connection of somebody's own.
+    /// Returns the configuration of a separate connection to one of the servers or sentinels; to
+    /// the first address if `node` is `None`, or if there is a single server.
     #[cfg(feature = "fred-config")]
-    pub(crate) fn leads_to(&self, node: Option<&TopologyNode>, sentinel_login: Option<&Login>) -> Result<FredConfig> {
+    pub(crate) fn leads_to(
+        &self,
+        node: Option<&TopologyNode>,
+        sentinel_login: Option<&Login>,
+    ) -> Result<FredConfig> {
         let mut config = self.server.clone();
-        let Some(node) = node.filter(|_| !matches!(self.place, Place::Server)) else { return Ok(config) };
-        let address = node.address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
-        let Some((host, port)) = address else { return refuse(format!("{} is no address of a server", node.address)) };
+        let Some(node) = node.filter(|_| !matches!(self.place, Deployment::Server)) else {
+            return Ok(config);
+        };
+        let address = node
+            .address
+            .rsplit_once(':')
+            .and_then(|(host, port)| Some((host, port.parse().ok()?)));
+        let Some((host, port)) = address else {
+            return refuse(format!("{} is no address of a server", node.address));
+        };
         let server = Server::new(host, port);
         #[cfg(feature = "rustls")]
-        let server = Server { tls_server_name: self.server_name.clone(), ..server };
+        let server = Server {
+            tls_server_name: self.server_name.clone(),
+            ..server
+        };
         config.server = ServerConfig::Centralized { server };
         if node.role == NodeRole::Sentinel {
             config.database = None;
-            let own = if let Place::Sentinel(sentinels) = &self.place { sentinels.login.as_ref() } else { None };
+            let own = if let Deployment::Sentinel(sentinels) = &self.place {
+                sentinels.login.as_ref()
+            } else {
+                None
+            };
             if let Some(login) = own.or(sentinel_login) {
                 (config.username, config.password) = (login.user.clone(), login.password.clone());
                 config.credential_provider = None;
@@ -176,12 +232,12 @@ impl Endpoint {
         Ok(config)
     }
 
-    /// A client of fred's, connected to where such a configuration leads as nestlock itself connects: each address of a name is
-    /// tried, and an error quotes no password. The caller limits it. Unstable.
+    /// Connects a client of fred's in the way that nestlock itself connects: it tries each address
+    /// of a name, and no error quotes a password. The caller must limit the time. Unstable.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: dropped midway, the connection is closed.
+    /// Cancel safe: if dropped, it closes the connection.
     #[cfg(feature = "fred-config")]
     #[doc(hidden)]
     pub async fn client(
@@ -192,18 +248,25 @@ impl Endpoint {
         wire::fred_client(config, performance, connection).await
     }
 
-    /// Which client carries requests and messages.
+    /// Returns the wire to use: the URL's, or else the configured one.
     pub(crate) fn wire(&self, config: &Config) -> Wire {
         self.wire.unwrap_or(config.wire)
     }
 
-    /// Where it leads, for people: never the password.
+    /// Returns the addresses for display, never the password.
     pub(super) fn address(&self) -> String {
-        let list = |at: &[Server]| at.iter().map(|at| format!("{}:{}", at.host, at.port)).collect::<Vec<_>>().join(",");
+        let list = |at: &[Server]| {
+            at.iter()
+                .map(|at| format!("{}:{}", at.host, at.port))
+                .collect::<Vec<_>>()
+                .join(",")
+        };
         match &self.place {
-            Place::Server => wire::address(&self.server),
-            Place::Cluster(at) | Place::List(at) => list(at),
-            Place::Sentinel(sentinels) => format!("{}/{}", list(&sentinels.at), sentinels.service),
+            Deployment::Server => wire::address(&self.server),
+            Deployment::Cluster(at) | Deployment::List(at) => list(at),
+            Deployment::Sentinel(sentinels) => {
+                format!("{}/{}", list(&sentinels.at), sentinels.service)
+            }
         }
     }
 }
@@ -231,11 +294,30 @@ mod tests {
         ] {
             assert_eq!(at(url).address(), address, "{url}");
         }
-        let sentinel = at("redis-sentinel://u:p%40@a,b/my/5?sentinelUsername=s&sentinelPassword=%2Fq&wire=fred");
-        assert_eq!((sentinel.server.username.as_deref(), sentinel.server.password.as_deref()), (Some("u"), Some("p@")));
-        assert_eq!((sentinel.server.database, sentinel.wire), (Some(5), Some(Wire::Fred)));
-        let Place::Sentinel(sentinels) = &sentinel.place else { panic!("{sentinel:?}") };
-        assert_eq!(sentinels.login, Some(Login { user: Some("s".into()), password: Some("/q".into()) }));
+        let sentinel = at(
+            "redis-sentinel://u:p%40@a,b/my/5?sentinelUsername=s&sentinelPassword=%2Fq&wire=fred",
+        );
+        assert_eq!(
+            (
+                sentinel.server.username.as_deref(),
+                sentinel.server.password.as_deref()
+            ),
+            (Some("u"), Some("p@"))
+        );
+        assert_eq!(
+            (sentinel.server.database, sentinel.wire),
+            (Some(5), Some(Wire::Fred))
+        );
+        let Deployment::Sentinel(sentinels) = &sentinel.place else {
+            panic!("{sentinel:?}")
+        };
+        assert_eq!(
+            sentinels.login,
+            Some(Login {
+                user: Some("s".into()),
+                password: Some("/q".into())
+            })
+        );
         assert!(!format!("{sentinels:?}").contains('q'));
     }
 
@@ -252,7 +334,10 @@ mod tests {
             "redis-cluster://a?nodes=b",
             "redis-clusters://a",
         ] {
-            assert!(matches!(Endpoint::from_url(url), Err(Error::InvalidConfig { .. })), "{url}");
+            assert!(
+                matches!(Endpoint::from_url(url), Err(Error::InvalidConfig { .. })),
+                "{url}"
+            );
         }
     }
 }

@@ -1,7 +1,9 @@
-//! Which of several servers is a service's master: asked whenever one is connected to, and told by sentinels meanwhile.
+//! Which of several servers is the master of a service. The client queries this at every connect,
+//! and sentinels report changes in between.
 //!
-//! A link knows nothing of it: it connects by a dial, and the dial asks here. When another server becomes the master, all
-//! connections to the old one are ended, whether it still answers or not; then the links connect as they always do.
+//! A link does not know about it: the link connects through a `Dialer`, which queries the master
+//! here. When another server becomes the master, all connections to the old one end, even if it
+//! still replies; the links then reconnect as usual.
 
 mod list;
 mod sentinels;
@@ -21,10 +23,10 @@ use tokio::sync::watch;
 
 use self::sentinels::Watch;
 use super::{
-    Dials,
-    endpoint::Place,
+    ConnectOptions,
+    endpoint::Deployment,
     pace::Pace,
-    wire::{Connection, Dial, Ends, NotConnected, Request, Until, Value},
+    wire::{CloseOnDrop, Connection, Dialer, NotConnected, Request, Until, Value},
 };
 use crate::{
     clock,
@@ -32,76 +34,80 @@ use crate::{
     log,
 };
 
-/// What an answer may take of whoever knows the master; at most half of the time to connect.
-const ANSWER: Duration = Duration::from_secs(2);
+/// How long a sentinel or a listed server has to reply; at most half of the connect timeout.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The master of a service, whichever server that is.
-pub(super) struct Master {
-    whom: Whom,
+pub(super) struct ServiceMaster {
+    discovery: Discovery,
     current: Mutex<Current>,
     /// Counts the masters.
     terms: watch::Sender<u64>,
-    /// Some link has no connection: whoever knows is asked more often.
+    /// Whether a link is reconnecting; the sentinels are polled more often then.
     is_away: AtomicBool,
     pace: Arc<Pace>,
 }
 
-/// Whom to ask.
-enum Whom {
+/// How the master is found.
+enum Discovery {
     Sentinels(Watch),
-    /// The servers themselves.
+    /// Queries the servers themselves.
     List(Vec<Server>),
 }
 
-/// The master by now.
+/// The current master.
 #[derive(Default)]
 struct Current {
     term: u64,
     at: Option<Server>,
-    /// Since when.
+    /// When it became the master, as far as the client knows.
     since: Option<Instant>,
-    /// To it.
+    /// The connections to it.
     connections: Vec<Connection>,
 }
 
-impl fmt::Debug for Master {
+impl fmt::Debug for ServiceMaster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Master").field("at", &self.current().at).finish_non_exhaustive()
+        f.debug_struct("Master")
+            .field("at", &self.current().at)
+            .finish_non_exhaustive()
     }
 }
 
-impl Master {
-    /// Of the service that a URL names; `None`: it names one server. On the client's own runtime.
-    pub(super) fn of(dials: &Dials, pace: &Arc<Pace>) -> Option<Arc<Self>> {
+impl ServiceMaster {
+    /// Returns the master of the service that the endpoint names. Returns `None` for a single
+    /// server or a cluster. Must run on the client's own runtime.
+    pub(super) fn of(dials: &ConnectOptions, pace: &Arc<Pace>) -> Option<Arc<Self>> {
         let new = |whom| Self {
-            whom,
+            discovery: whom,
             current: Mutex::default(),
             terms: watch::Sender::new(0),
             is_away: AtomicBool::new(true),
             pace: Arc::clone(pace),
         };
         match &dials.endpoint.place {
-            Place::Sentinel(sentinels) => {
-                Some(Arc::new_cyclic(|master| new(Whom::Sentinels(Watch::start(dials, sentinels, master)))))
-            }
-            Place::List(at) => Some(Arc::new(new(Whom::List(at.clone())))),
-            Place::Server | Place::Cluster(_) => None,
+            Deployment::Sentinel(sentinels) => Some(Arc::new_cyclic(|master| {
+                new(Discovery::Sentinels(Watch::start(dials, sentinels, master)))
+            })),
+            Deployment::List(at) => Some(Arc::new(new(Discovery::List(at.clone())))),
+            Deployment::Server | Deployment::Cluster(_) => None,
         }
     }
 
-    /// Connects to whoever is the master now, and says so. On the client's own runtime.
-    pub(super) async fn connect(&self, dial: &Dial) -> Result<Connection, NotConnected> {
+    /// Connects to the current master; the server itself must say that it is one. Must run on the
+    /// client's own runtime.
+    pub(super) async fn connect(&self, dial: &Dialer) -> Result<Connection, NotConnected> {
         self.is_away.store(true, Ordering::Release);
         loop {
-            let at = match &self.whom {
-                Whom::Sentinels(watch) => watch.find().await?,
-                Whom::List(servers) => list::find(dial, servers).await?,
+            let at = match &self.discovery {
+                Discovery::Sentinels(watch) => watch.find().await?,
+                Discovery::List(servers) => list::find(dial, servers).await?,
             };
             let term = self.is_now(&at);
             let mut terms = self.terms.subscribe();
             let connected = tokio::select! {
                 biased;
-                // this one may hang for long
+                // another server became the master, and this attempt may hang
                 _ = terms.wait_for(|now| *now != term) => continue,
                 connected = open(dial, &at) => connected?,
             };
@@ -112,28 +118,28 @@ impl Master {
         }
     }
 
-    /// Where it is, as far as is known.
+    /// Returns the current master, if it is known.
     pub(super) fn at(&self) -> Option<Server> {
         self.current().at.clone()
     }
 
-    /// The same, and since when.
+    /// Returns the current master, and since when it has been one.
     pub(super) fn reigns(&self) -> Option<(Server, Instant)> {
         let current = self.current();
         current.at.clone().zip(current.since)
     }
 
-    /// The sentinels, and whether they answer.
+    /// Returns the sentinels, and whether they reply.
     pub(super) fn sentinels(&self) -> Vec<(Server, bool)> {
-        match &self.whom {
-            Whom::Sentinels(watch) => watch.sentinels(),
-            Whom::List(_) => Vec::new(),
+        match &self.discovery {
+            Discovery::Sentinels(watch) => watch.sentinels(),
+            Discovery::List(_) => Vec::new(),
         }
     }
 
-    /// Asks nobody any more.
+    /// Stops polling the sentinels.
     pub(super) fn close(&self) {
-        if let Whom::Sentinels(watch) = &self.whom {
+        if let Discovery::Sentinels(watch) = &self.discovery {
             watch.close();
         }
     }
@@ -142,7 +148,8 @@ impl Master {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This server is the master: its term. If another one was, nothing is believed of that any more.
+    /// Makes a server the master, and returns its term. Ends the connections to any other master:
+    /// its replies count no more.
     fn is_now(&self, at: &Server) -> u64 {
         let mut current = self.current();
         if current.at.as_ref() == Some(at) {
@@ -158,45 +165,67 @@ impl Master {
         for connection in old {
             connection.end();
         }
-        self.pace.hurry();
+        self.pace.attempt_now();
         if let Some(before) = before {
             log::later!(WARN, before = before, now = at; "the service has another master; the old one is left");
         }
         term
     }
 
-    /// A connection to the master of this term; `false`: there is another one by now.
+    /// Adds a connection to the master of this term. Returns `false` if the master has changed
+    /// since.
     fn take(&self, term: u64, connection: &Connection) -> bool {
         let mut current = self.current();
         if current.term != term {
             return false;
         }
-        current.connections.retain(|connection| !connection.has_ended());
+        current
+            .connections
+            .retain(|connection| !connection.has_ended());
         current.connections.push(connection.clone());
         true
     }
 }
 
-/// What each of those who know has for its answer.
-fn limit(dial: &Dial) -> Duration {
-    ANSWER.min(dial.connect_timeout / 2)
+/// Returns how long each sentinel or server has to reply.
+fn limit(dial: &Dialer) -> Duration {
+    REPLY_TIMEOUT.min(dial.connect_timeout / 2)
 }
 
-/// Connects to a server that says that it is a master.
-async fn open(dial: &Dial, at: &Server) -> Result<Ends, NotConnected> {
-    let of_it = |NotConnected { error, nobody_listens }| NotConnected { error: said(at, &error), nobody_listens };
-    let connection = dial.clone().at(at).open().await.map(Ends::new).map_err(of_it)?;
-    match role(&connection.connection, limit(dial)).await.map_err(|error| of_it(error.into()))? {
+/// Connects to a server, and fails unless its role is master.
+async fn open(dial: &Dialer, at: &Server) -> Result<CloseOnDrop, NotConnected> {
+    let of_it = |NotConnected {
+                     error,
+                     nobody_listens,
+                 }| NotConnected {
+        error: said(at, &error),
+        nobody_listens,
+    };
+    let connection = dial
+        .clone()
+        .at(at)
+        .open()
+        .await
+        .map(CloseOnDrop::new)
+        .map_err(of_it)?;
+    match role(&connection.connection, limit(dial))
+        .await
+        .map_err(|error| of_it(error.into()))?
+    {
         Role::Master => Ok(connection),
         other => Err(NotConnected {
-            error: StoreError::new(StoreErrorKind::ReadOnly, false, format!("{at} says that it is {other}")),
-            // whoever named it is asked again soon
+            error: StoreError::new(
+                StoreErrorKind::ReadOnly,
+                false,
+                format!("{at} says that it is {other}"),
+            ),
+            // keeps the back-off short: by the next attempt, another master may be known
             nobody_listens: true,
         }),
     }
 }
 
-/// What a server says of itself.
+/// A server's role, as it says itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Master,
@@ -217,7 +246,9 @@ impl fmt::Display for Role {
 async fn role(connection: &Connection, limit: Duration) -> Result<Role, super::wire::Failure> {
     let until = Until::new(clock::Instant::now(), limit);
     let answer = connection.call(Request::Words(&["ROLE"]), until).await?;
-    let Value::Array(parts) = &answer else { return Err(nonsense("ROLE")) };
+    let Value::Array(parts) = &answer else {
+        return Err(nonsense("ROLE"));
+    };
     match parts.first().and_then(Value::as_str) {
         Some("master") => Ok(Role::Master),
         Some("slave") => Ok(Role::Replica),
@@ -230,12 +261,13 @@ fn nonsense(request: &str) -> super::wire::Failure {
     super::wire::Failure::Nonsense(format!("{request} was answered by something else"))
 }
 
-/// An error, and whose it is. Over such a connection nothing was asked that changes anything.
+/// Prefixes an error with the server's address. Such a connection has carried only reads, so
+/// nothing can have been executed.
 fn said(at: &Server, error: &StoreError) -> StoreError {
     StoreError::new(error.kind(), false, format!("{at}: {}", words(error))).before_any_request()
 }
 
-/// What was said, without its kind.
+/// Returns the error's text without its kind.
 fn words(error: &StoreError) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }

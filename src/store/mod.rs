@@ -1,4 +1,5 @@
-//! The only room with a door to Redis: scripts go in, answers and typed errors come out.
+//! The facade to Redis: scripts go in, replies and typed errors come out. It hides whether the
+//! client talks to a single server, a service with failover, or a cluster.
 
 mod acks;
 mod bundle;
@@ -29,7 +30,10 @@ use fred::bytes_utils::Str;
 use futures_util::future::join_all;
 use tokio::{runtime::Handle, sync::watch, time::timeout};
 
-#[cfg_attr(not(feature = "fred-config"), expect(unreachable_pub, reason = "that feature makes it public"))]
+#[cfg_attr(
+    not(feature = "fred-config"),
+    expect(unreachable_pub, reason = "that feature makes it public")
+)]
 pub use self::endpoint::Endpoint;
 #[cfg(feature = "rustls")]
 pub use self::tls::Tls;
@@ -40,15 +44,15 @@ pub(crate) use self::{
     reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed, Score},
     route::Route,
     script::{Arg, Arity, Call, Script, script},
-    wire::{Heard, Sink, Value, has_io_here},
+    wire::{Push, Sink, Value, has_io_here},
 };
 use self::{
-    cluster::{Cluster, Next, slot_of},
-    endpoint::Place,
-    link::{Carries, Epochs},
+    cluster::{Cluster, RedirectTo, slot_of},
+    endpoint::Deployment,
+    link::{Epochs, LinkPurpose},
     one::One,
     pace::Pace,
-    wire::Dial,
+    wire::Dialer,
 };
 use crate::{
     clock::Instant,
@@ -59,28 +63,30 @@ use crate::{
 #[cfg(feature = "fred-config")]
 pub(crate) use fred::types::config::Config as FredConfig;
 
-/// What is sent elsewhere last, after a pause, has this part of a command timeout for its answer, beside what the one before took.
+/// Divisor of the command timeout. A request that pauses before a redirect is sent again only if
+/// its reply has this share of the timeout left, on top of the time that the last reply took.
 pub(crate) const SPARE: u32 = 10;
 
-/// How long the map is waited for, where whom it names does not serve: it is asked for again and again meanwhile.
+/// How long to wait for a new map if the master it names does not serve. The client keeps
+/// refreshing the map during that time.
 const ELSEWHERE: Duration = Duration::from_millis(500);
 
 /// How the links of one client connect.
-pub(crate) struct Dials {
+pub(crate) struct ConnectOptions {
     pub(crate) endpoint: Endpoint,
     pub(crate) config: Config,
-    /// What its connections are called.
+    /// The connections' name, for `CLIENT LIST`.
     pub(crate) name: Arc<str>,
     /// The client's own runtime.
     pub(crate) own: Handle,
-    /// The runtime that reads answers and messages, while it runs.
+    /// The runtime that reads replies and messages, while it runs.
     pub(crate) driver: Option<Handle>,
-    /// Who hears messages.
+    /// Receives messages.
     pub(crate) sink: Sink,
     epochs: Arc<Epochs>,
 }
 
-impl Dials {
+impl ConnectOptions {
     pub(crate) fn new(
         endpoint: Endpoint,
         config: Config,
@@ -89,14 +95,27 @@ impl Dials {
         driver: Option<Handle>,
         sink: Sink,
     ) -> Self {
-        Self { endpoint, config, name, own, driver, sink, epochs: Arc::default() }
+        Self {
+            endpoint,
+            config,
+            name,
+            own,
+            driver,
+            sink,
+            epochs: Arc::default(),
+        }
     }
 
-    /// Why there is no connection.
+    /// Returns the connect error for this cause, with the address. Adds a hint if the cause is a
+    /// timeout or a connection that the server closed in plain text.
     fn unreachable(&self, source: StoreError) -> Error {
-        let (late, said) = (self.late(), source.said());
+        let (late, said) = (self.timed_out(), source.said());
         let source = source.before_any_request();
-        let was_closed = || ["closed by the server", "reset by peer"].iter().any(|part| said.contains(part));
+        let was_closed = || {
+            ["closed by the server", "reset by peer"]
+                .iter()
+                .any(|part| said.contains(part))
+        };
         let source = match source.kind() {
             kind @ StoreErrorKind::Timeout if said != late.said() => {
                 StoreError::new(kind, false, format!("{}: {said}", late.said()))
@@ -106,10 +125,16 @@ impl Dials {
             }
             _ => source,
         };
-        Error::Connect { address: self.endpoint.address(), source }
+        Error::Connect {
+            address: self.endpoint.address(),
+            source,
+        }
     }
 
-    #[cfg_attr(not(feature = "rustls"), expect(clippy::unused_self, reason = "with TLS it is"))]
+    #[cfg_attr(
+        not(feature = "rustls"),
+        expect(clippy::unused_self, reason = "with TLS it is")
+    )]
     fn is_by_tls(&self) -> bool {
         #[cfg(feature = "rustls")]
         let by_tls = self.endpoint.server.tls.is_some();
@@ -118,50 +143,59 @@ impl Dials {
         by_tls
     }
 
-    /// That there was none within the time for it.
-    fn late(&self) -> StoreError {
+    /// Returns the error for a connect timeout.
+    fn timed_out(&self) -> StoreError {
         let by_tls = if self.is_by_tls() { " by TLS" } else { "" };
-        let late = format!("no connection{by_tls} within {:?}", self.config.connect_timeout);
+        let late = format!(
+            "no connection{by_tls} within {:?}",
+            self.config.connect_timeout
+        );
         StoreError::new(StoreErrorKind::Timeout, false, late)
     }
 
-    fn for_scripts(&self) -> Dial {
-        Dial::new(self, self.driver.clone(), None)
+    fn for_scripts(&self) -> Dialer {
+        Dialer::new(self, self.driver.clone(), None)
     }
 
-    fn for_messages(&self) -> Dial {
-        Dial::new(self, self.driver.clone(), Some(Arc::clone(&self.sink)))
+    fn for_messages(&self) -> Dialer {
+        Dialer::new(self, self.driver.clone(), Some(Arc::clone(&self.sink)))
     }
 
-    fn for_lists(&self) -> Dial {
-        Dial::new(self, None, None)
+    fn for_lists(&self) -> Dialer {
+        Dialer::new(self, None, None)
     }
 }
 
 impl Endpoint {
-    /// That the system has no thread for a client, or no file descriptor.
+    /// Returns the error for a system that has no thread, or no file descriptor, left for a client.
     pub(crate) fn without_a_thread(&self, error: &io::Error) -> Error {
         let why = format!("cannot start a thread: {error}");
-        Error::Connect { address: self.address(), source: StoreError::new(StoreErrorKind::Unavailable, false, why) }
+        Error::Connect {
+            address: self.address(),
+            source: StoreError::new(StoreErrorKind::Unavailable, false, why),
+        }
     }
 }
 
-impl fmt::Debug for Dials {
+impl fmt::Debug for ConnectOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dials").field("endpoint", &self.endpoint).finish_non_exhaustive()
+        f.debug_struct("Dials")
+            .field("endpoint", &self.endpoint)
+            .finish_non_exhaustive()
     }
 }
 
-/// The servers, seen through their links. All requests about a lock name go over one link, until its server is another one.
+/// The servers, reached through their links. All requests about a lock name go over one link, until
+/// another server becomes responsible for it.
 #[derive(Debug)]
 pub(crate) struct Store {
-    /// Set when the client has connected.
+    /// Set once the client has connected.
     servers: OnceLock<Servers>,
-    /// What stands for them until then: a link that leads nowhere.
+    /// Stands in until then: a link that leads nowhere.
     nowhere: OnceLock<Servers>,
-    dials: Arc<Dials>,
+    connect_options: Arc<ConnectOptions>,
     address: String,
-    /// What answers in the server's place.
+    /// Replies in place of a server.
     #[cfg(test)]
     played: Option<Arc<tests::Server>>,
 }
@@ -176,11 +210,15 @@ impl Servers {
     fn script_links(&self) -> Vec<Arc<Link>> {
         match self {
             Self::One(one) => vec![Arc::clone(&one.scripts)],
-            Self::Cluster(cluster) => cluster.masters().into_iter().map(|(_, link)| link).collect(),
+            Self::Cluster(cluster) => cluster
+                .masters()
+                .into_iter()
+                .map(|(_, link)| link)
+                .collect(),
         }
     }
 
-    /// Makes no more links, and looks for no server any more: those that there are.
+    /// Stops creating links and searching for servers; returns the existing links.
     fn stop(&self) -> Vec<Arc<Link>> {
         match self {
             Self::One(one) => one.stop(),
@@ -189,7 +227,7 @@ impl Servers {
     }
 }
 
-/// Keys that `SCAN` found, and where to go on.
+/// One page of keys that `SCAN` found, and the cursor of the next page.
 #[derive(Debug)]
 pub(crate) struct Page {
     pub(crate) keys: Vec<String>,
@@ -197,24 +235,26 @@ pub(crate) struct Page {
 }
 
 impl Store {
-    /// Without any connection.
-    pub(crate) fn new(dials: Dials) -> Self {
+    /// Creates a store without any connection.
+    pub(crate) fn new(dials: ConnectOptions) -> Self {
         Self {
             servers: OnceLock::new(),
             nowhere: OnceLock::new(),
             address: dials.endpoint.address(),
-            dials: Arc::new(dials),
+            connect_options: Arc::new(dials),
             #[cfg(test)]
             played: None,
         }
     }
 
-    /// Connects. Must run on the client's own runtime, once at a time.
+    /// Connects. Must run on the client's own runtime, and never concurrently.
     pub(crate) async fn connect(&self) -> Result<()> {
-        let dials = &self.dials;
+        let dials = &self.connect_options;
         let servers = match &dials.endpoint.place {
-            Place::Server | Place::Sentinel(_) | Place::List(_) => Servers::One(One::connect(dials).await?),
-            Place::Cluster(seeds) => Servers::Cluster(Cluster::connect(dials, seeds).await?),
+            Deployment::Server | Deployment::Sentinel(_) | Deployment::List(_) => {
+                Servers::One(One::connect(dials).await?)
+            }
+            Deployment::Cluster(seeds) => Servers::Cluster(Cluster::connect(dials, seeds).await?),
         };
         if let Some(copies) = dials.config.copies(dials.config.replicas)
             && let Err(error) = self.have_replicas(&servers, copies).await
@@ -223,52 +263,73 @@ impl Store {
             return Err(error);
         }
         let _ = self.servers.set(servers);
-        // how long a round trip takes is known from here on. If it is not answered, the first request will be told
+        // measures the first round trip; an error is ignored, as the first request would report it
         self.barrier().await;
         Ok(())
     }
 
     async fn have_replicas(&self, servers: &Servers, copies: Copies) -> Result<()> {
-        let limit = self.dials.config.connect_timeout;
-        let checked = timeout(limit, acks::check(&servers.script_links(), copies, &self.address, limit)).await;
-        checked.unwrap_or_else(|_| Err(self.dials.unreachable(self.dials.late())))
+        let limit = self.connect_options.config.connect_timeout;
+        let checked = timeout(
+            limit,
+            acks::check(&servers.script_links(), copies, &self.address, limit),
+        )
+        .await;
+        checked.unwrap_or_else(|_| {
+            Err(self
+                .connect_options
+                .unreachable(self.connect_options.timed_out()))
+        })
     }
 
-    /// Whether there has been a connection.
+    /// Returns whether the client has ever connected.
     pub(crate) fn is_connected(&self) -> bool {
         self.servers.get().is_some()
     }
 
-    /// That there was none, and is none in time.
+    /// Returns the error for a wait that ended before the first connection.
     pub(crate) fn not_connected_yet(&self) -> Error {
-        let why = StoreError::new(StoreErrorKind::Timeout, false, "no connection before the wait was over");
-        Error::Connect { address: self.address.clone(), source: why }
+        let why = StoreError::new(
+            StoreErrorKind::Timeout,
+            false,
+            "no connection before the wait was over",
+        );
+        Error::Connect {
+            address: self.address.clone(),
+            source: why,
+        }
     }
 
-    /// The servers. Where there has been no connection, one that cannot be reached.
+    /// Returns the servers. Before the first connect, returns one that cannot be reached.
     fn servers(&self) -> &Servers {
         self.servers.get().unwrap_or_else(|| {
             self.nowhere.get_or_init(|| {
                 let pace = Arc::new(Pace::new());
-                Servers::One(One::nowhere(&Link::new(self.dials.for_scripts(), &pace, Carries::Requests)))
+                Servers::One(One::nowhere(&Link::new(
+                    self.connect_options.for_scripts(),
+                    &pace,
+                    LinkPurpose::Requests,
+                )))
             })
         })
     }
 
-    /// Whether every server that locks go to answers now.
-    pub(crate) async fn answers(&self) -> Result<()> {
-        self.check_ours().map_err(|forked| self.dials.unreachable(forked))?;
+    /// Checks that every server that holds locks replies now.
+    pub(crate) async fn check_reachable(&self) -> Result<()> {
+        self.check_ours()
+            .map_err(|forked| self.connect_options.unreachable(forked))?;
         let answers = join_all(self.script_links().iter().map(|link| link.barrier())).await;
         let all: std::result::Result<Vec<()>, StoreError> = answers.into_iter().collect();
-        all.map(drop).map_err(|error| self.dials.unreachable(error))
+        all.map(drop)
+            .map_err(|error| self.connect_options.unreachable(error))
     }
 
-    /// Whether the servers are a cluster.
+    /// Returns whether the servers are a cluster.
     pub(crate) fn is_cluster(&self) -> bool {
-        matches!(self.dials.endpoint.place, Place::Cluster(_))
+        matches!(self.connect_options.endpoint.place, Deployment::Cluster(_))
     }
 
-    /// The link that carries everything about this key by now.
+    /// Returns the link that now carries all requests about this key.
     fn link(&self, key: &str) -> Arc<Link> {
         self.link_of(self.group_of(key))
     }
@@ -280,12 +341,12 @@ impl Store {
         }
     }
 
-    /// The number of the connection that carries requests about this key by now.
+    /// Returns the epoch of the connection that now carries requests about this key.
     pub(crate) fn epoch(&self, key: &str) -> Epoch {
         self.link(key).epoch()
     }
 
-    /// The way of a request about this key that is asked now.
+    /// Returns the route of a request about this key; its command timeout starts at `asked`.
     pub(crate) fn route(&self, key: &str, asked: Instant) -> Route {
         let slot = self.group_of(key);
         let link = self.link_of(slot);
@@ -293,41 +354,46 @@ impl Store {
         Route::new(link, until, slot)
     }
 
-    /// Turns a route to where its request, which was not executed, goes now. `false`: nowhere.
+    /// Redirects a route to where its request goes now. The request must not have been executed.
+    /// Returns `false` if it goes nowhere.
     pub(crate) async fn follow(&self, route: &mut Route) -> bool {
-        let Servers::Cluster(cluster) = self.servers() else { return false };
-        let spare = self.dials.config.command_timeout() / SPARE;
-        let Some((next, pause)) = route.go_on(spare) else { return false };
+        let Servers::Cluster(cluster) = self.servers() else {
+            return false;
+        };
+        let spare = self.connect_options.config.command_timeout() / SPARE;
+        let Some((next, pause)) = route.go_on(spare) else {
+            return false;
+        };
         let timer = |pause| {
-            let _context = self.dials.own.enter();
+            let _context = self.connect_options.own.enter();
             tokio::time::sleep(pause)
         };
         if !pause.is_zero() {
             timer(pause).await;
         }
         let (link, asking) = match next {
-            Next::To(link) => (link, false),
-            Next::Asking(link) => {
-                let goes = route.goes_asking(pause) && link.is_up();
-                // after it is judged: what is late widens no window of its own
+            RedirectTo::To(link) => (link, false),
+            RedirectTo::Asking(link) => {
+                let goes = route.goes_with_asking(pause) && link.is_up();
+                // only after the decision: otherwise a late reply would widen its own window
                 if pause.is_zero() {
                     route.link.sent_elsewhere(route.until.asked());
                 }
                 if goes {
                     (link, true)
                 } else if route.has_time_again(spare) {
-                    // the master says so once more, and then there is a connection
+                    // the master redirects the retry again, and by then the connection is up
                     route.has_rested = link.up_by(route.until).await.is_ok();
                     (cluster.link(route.slot), false)
                 } else {
                     return false;
                 }
             }
-            Next::Later => (cluster.link(route.slot), false),
-            Next::Elsewhere { or_there } => {
+            RedirectTo::Later => (cluster.link(route.slot), false),
+            RedirectTo::Elsewhere { or_there } => {
                 let nowhere = async {
                     if or_there {
-                        // until then it is slow to let anybody in, and not gone
+                        // until the link is known to be down, the node may just be slow to accept
                         route.link.wait_down().await;
                     }
                     timer(ELSEWHERE).await;
@@ -344,31 +410,31 @@ impl Store {
         if route.until.is_over() {
             return false;
         }
-        route.turn(link, asking);
+        route.redirect_to(link, asking);
         true
     }
 
-    /// Where the server is. Never the password.
+    /// Returns the server's address, never the password.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Which servers there are, as far as is known.
+    /// Returns the known servers.
     pub(crate) fn topology(&self) -> Topology {
         let (kind, nodes) = match self.servers() {
             _ if self.is_cluster() && !self.is_connected() => (TopologyKind::Cluster, Vec::new()),
-            Servers::One(one) => one.topology(&self.dials),
+            Servers::One(one) => one.topology(&self.connect_options),
             Servers::Cluster(cluster) => (TopologyKind::Cluster, cluster.topology()),
         };
         Topology { kind, nodes }
     }
 
-    /// What a request takes, and a quarter more; zero while that is not known.
+    /// Returns the round trip of recent requests plus a quarter; zero if it is not known yet.
     pub(crate) fn round_trip(&self) -> Duration {
         self.longest(Link::round_trip)
     }
 
-    /// The same without what is spent behind a WAIT of this client.
+    /// Returns the round trip without time spent behind a `WAIT` of this client.
     pub(crate) fn free_round_trip(&self) -> Duration {
         self.longest(Link::free_round_trip)
     }
@@ -380,7 +446,9 @@ impl Store {
         }
     }
 
-    /// Whether both are known to lead to one server. One that was restarted between the two connects is not recognised.
+    /// Returns whether both stores are known to use the same server. Compares the addresses if
+    /// either has not connected yet. A single server that restarted between the two connects is not
+    /// recognized.
     pub(crate) fn is_of_same_server(&self, other: &Self) -> bool {
         match (self.servers(), other.servers()) {
             _ if std::ptr::eq(self, other) => true,
@@ -391,13 +459,13 @@ impl Store {
         }
     }
 
-    /// Whether one script may name all these keys: in a cluster they must be in one slot.
+    /// Returns whether one script may take all these keys: in a cluster they must share a slot.
     pub(crate) fn takes_together<'a>(&self, mut keys: impl Iterator<Item = &'a Arc<str>>) -> bool {
         let first = keys.next().map(|key| self.group_of(key));
         first.is_some_and(|first| keys.all(|key| self.group_of(key) == first))
     }
 
-    /// What the keys of one script have in common: in a cluster, the slot.
+    /// Returns what the keys of one script must share: the slot in a cluster, else 0.
     pub(crate) fn group_of(&self, key: &str) -> u16 {
         match self.servers() {
             Servers::One(_) => 0,
@@ -405,7 +473,7 @@ impl Store {
         }
     }
 
-    /// The number of the server that has a group's keys by now.
+    /// Returns the number of the server that now has a group's keys.
     pub(crate) fn server_of(&self, group: u16) -> u16 {
         match self.servers() {
             Servers::One(_) => 0,
@@ -413,20 +481,23 @@ impl Store {
         }
     }
 
-    /// Changes whenever the connection that carries scripts was made anew, to its epoch.
+    /// Returns a receiver that changes to the new epoch whenever a connection for scripts is up. It
+    /// is also notified, with the same epoch, when all holds must be checked again.
     pub(crate) fn connections(&self) -> watch::Receiver<Epoch> {
-        self.dials.epochs.of_scripts()
+        self.connect_options.epochs.of_scripts()
     }
 
-    /// Where waiters of a channel listen: the number of the node, and the link for that.
-    pub(crate) fn home(&self, channel: &str) -> (u16, Arc<Link>) {
+    /// Returns where waiters of a channel subscribe: the number of the node, and its link for
+    /// messages.
+    pub(crate) fn node_of_channel(&self, channel: &str) -> (u16, Arc<Link>) {
         match self.servers() {
             Servers::One(one) => (0, Arc::clone(&one.messages)),
-            Servers::Cluster(cluster) => cluster.home(slot_of(channel)),
+            Servers::Cluster(cluster) => cluster.node_of_slot(slot_of(channel)),
         }
     }
 
-    /// Changes when channels have other homes; `None`: that never happens.
+    /// Returns a receiver that changes when slots, and so channels, move to other nodes. Returns
+    /// `None` outside a cluster.
     pub(crate) fn moves(&self) -> Option<watch::Receiver<u64>> {
         match self.servers() {
             Servers::One(_) => None,
@@ -434,21 +505,23 @@ impl Store {
         }
     }
 
-    /// A node said that a slot has another master.
-    pub(crate) fn ring(&self) {
+    /// Requests a new map: a node said that a slot has another master. No-op outside a cluster.
+    pub(crate) fn request_refresh(&self) {
         if let Servers::Cluster(cluster) = self.servers() {
-            cluster.ring();
+            cluster.request_refresh();
         }
     }
 
-    /// The link that waits for elements of lists, made when it is first asked for. Must be asked for on the client's
-    /// own runtime. In a cluster there is none.
+    /// Returns the link for `BLPOP`, created on first use, once it is up. Fails in a cluster. Must
+    /// run on the client's own runtime.
     pub(crate) async fn lists(&self) -> Result<&Arc<Link>, StoreError> {
         match self.servers() {
-            Servers::One(one) => one.lists(&self.dials).await,
-            Servers::Cluster(_) => {
-                Err(StoreError::new(StoreErrorKind::Unavailable, false, "nobody waits for lists in a cluster"))
-            }
+            Servers::One(one) => one.lists(&self.connect_options).await,
+            Servers::Cluster(_) => Err(StoreError::new(
+                StoreErrorKind::Unavailable,
+                false,
+                "nobody waits for lists in a cluster",
+            )),
         }
     }
 
@@ -456,66 +529,85 @@ impl Store {
         self.servers().script_links()
     }
 
-    /// Waits until what was sent is answered, and knows then how long that takes.
+    /// Waits for the replies to all requests sent so far, and measures the round trip.
     pub(crate) async fn barrier(&self) {
         join_all(self.script_links().iter().map(|link| link.barrier())).await;
     }
 
-    /// Whether this process is the client's, and no fork of it.
+    /// Returns whether this process created the client, and is not a fork.
     pub(crate) fn is_ours(&self) -> bool {
-        self.dials.epochs.are_ours()
+        self.connect_options.epochs.are_ours()
     }
 
     pub(crate) fn check_ours(&self) -> Result<(), StoreError> {
-        self.dials.epochs.check_ours()
+        self.connect_options.epochs.check_ours()
     }
 
-    /// Requests that are not answered yet, of those that carry scripts.
-    pub(crate) fn under_way(&self) -> usize {
-        self.script_links().iter().map(|link| link.under_way()).sum()
+    /// Returns how many script requests are in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.script_links()
+            .iter()
+            .map(|link| link.in_flight())
+            .sum()
     }
 
-    /// Answers are needed soon, whatever becomes of the user's runtime.
-    pub(crate) fn hurry(&self) {
+    /// Ensures that replies are read soon, even if the user's runtime is blocked.
+    pub(crate) fn prioritize(&self) {
         match self.servers() {
-            Servers::One(one) => one.scripts.hurry(),
-            Servers::Cluster(_) => self.script_links().iter().for_each(|link| link.hurry()),
+            Servers::One(one) => one.scripts.prioritize(),
+            Servers::Cluster(_) => self
+                .script_links()
+                .iter()
+                .for_each(|link| link.prioritize()),
         }
     }
 
-    /// Whether this key's server can be reached.
+    /// Returns whether this key's server can be reached.
     pub(crate) fn is_up(&self, key: &str) -> bool {
         self.link(key).is_up()
     }
 
     /// Waits until this key's server can be reached.
     pub(crate) async fn wait_up(&self, key: &str) {
-        let Servers::Cluster(cluster) = self.servers() else { return self.link(key).wait_up().await };
+        let Servers::Cluster(cluster) = self.servers() else {
+            return self.link(key).wait_up().await;
+        };
         let mut moves = cluster.moves();
         loop {
             let link = self.link(key);
             tokio::select! {
                 () = link.wait_up() => return,
-                // it may be another server now
+                // the slot may have another master now
                 _ = moves.changed() => {}
             }
         }
     }
 
-    /// Waits until this key's server serves again that refused everything, as its cluster was down. Of any other nothing is
-    /// known: for ever.
-    pub(crate) async fn serves_again(&self, key: &str) {
-        self.link(key).serves_again().await;
+    /// Waits until this key's server serves again after it rejected everything because its cluster
+    /// was down. Never returns for any other server.
+    pub(crate) async fn serving_again(&self, key: &str) {
+        self.link(key).serving_again().await;
     }
 
-    /// Sends a request on its way: the answer, and the number of the connection that brought it.
+    /// Sends a request over its route. Returns the reply and the epoch of the connection that
+    /// brought it. If a cluster node rejects it, notes in the route where the request goes next.
     async fn send(&self, route: &mut Route, call: &Call) -> Result<(Value, Epoch), StoreError> {
         #[cfg(test)]
         if let Some(server) = &self.played {
             return Ok((server.answer(call.clone()).await?, route.epoch()));
         }
-        let answer = route.link.eval(call, route.until, route.asking, (route.copies, &mut route.receipt)).await;
-        let Servers::Cluster(cluster) = self.servers() else { return answer };
+        let answer = route
+            .link
+            .eval(
+                call,
+                route.until,
+                route.asking,
+                (route.copies, &mut route.receipt),
+            )
+            .await;
+        let Servers::Cluster(cluster) = self.servers() else {
+            return answer;
+        };
         answer.map_err(|error| {
             let error = call.script.refusal(error);
             route.next = cluster.next(route.slot, call, &route.link, &error);
@@ -523,9 +615,14 @@ impl Store {
         })
     }
 
-    /// The same for a request that is in nobody's books: on whichever way it goes by now.
+    /// Sends a request that no ledger records over the current route of its first key, and follows
+    /// redirects. Returns the same as [`Store::send`].
     async fn eval(&self, call: &Call) -> Result<(Value, Epoch), StoreError> {
-        self.eval_by(&mut self.route(call.keys.first().map_or("", |key| &**key), Instant::now()), call).await
+        self.eval_by(
+            &mut self.route(call.keys.first().map_or("", |key| &**key), Instant::now()),
+            call,
+        )
+        .await
     }
 
     async fn eval_by(&self, route: &mut Route, call: &Call) -> Result<(Value, Epoch), StoreError> {
@@ -537,26 +634,39 @@ impl Store {
         }
     }
 
-    /// Runs an acquire script, or a transfer script, which never answers "busy". With the number of the connection that
-    /// brought the answer.
-    pub(crate) async fn acquire(&self, route: &mut Route, call: &Call) -> Result<(Acquired, Epoch), StoreError> {
+    /// Runs an acquire script, or a transfer script, which never replies "busy". Also returns the
+    /// epoch of the connection that brought the reply.
+    pub(crate) async fn acquire(
+        &self,
+        route: &mut Route,
+        call: &Call,
+    ) -> Result<(Acquired, Epoch), StoreError> {
         let (answer, epoch) = self.send(route, call).await?;
         Ok((reply::acquired(&answer)?, epoch))
     }
 
     /// Runs a release script, as [`Store::acquire`].
-    pub(crate) async fn release(&self, route: &mut Route, call: &Call) -> Result<(Released, Epoch), StoreError> {
+    pub(crate) async fn release(
+        &self,
+        route: &mut Route,
+        call: &Call,
+    ) -> Result<(Released, Epoch), StoreError> {
         let (answer, epoch) = self.send(route, call).await?;
         Ok((reply::released(&answer)?, epoch))
     }
 
-    /// The same for a release that is in nobody's books: of a ghost, or of what was given away.
-    pub(crate) async fn release_in_no_books(&self, call: &Call) -> Result<(Released, Epoch), StoreError> {
+    /// Runs a release script that no ledger records: of an unsettled request, or of a hold that was
+    /// given away. Follows redirects.
+    pub(crate) async fn release_unrecorded(
+        &self,
+        call: &Call,
+    ) -> Result<(Released, Epoch), StoreError> {
         let (answer, epoch) = self.eval(call).await?;
         Ok((reply::released(&answer)?, epoch))
     }
 
-    /// Runs an acquire script over many locks, as [`Store::acquire`]; see [`reply::acquired_together`].
+    /// Runs an acquire script over many locks, as [`Store::acquire`]; see
+    /// [`reply::acquired_together`].
     pub(crate) async fn acquire_together(
         &self,
         route: &mut Route,
@@ -576,17 +686,21 @@ impl Store {
         Ok((reply::released_together(&answer, call.keys.len())?, epoch))
     }
 
-    /// Waits until the copies are there that a route was to see to, of what its script has written. `Ok(None)`: none were
-    /// wanted.
+    /// Waits for the acknowledgements that the route requested for what its script wrote, and
+    /// returns those that arrived. Returns `Ok(None)` if it requested none.
     pub(crate) async fn acknowledged(&self, route: &Route) -> Result<Option<Acks>, StoreError> {
         match &route.receipt {
-            Some(receipt) => route.link.acknowledged(receipt, route.until).await.map(Some),
+            Some(receipt) => route
+                .link
+                .acknowledged(receipt, route.until)
+                .await
+                .map(Some),
             None => Ok(None),
         }
     }
 
-    /// Runs a renew script over many locks: what it answered, and whether those copies have it. It waits for no runtime of
-    /// the user's.
+    /// Runs a renew script over many locks. Returns its reply, and the acknowledgements of the
+    /// requested copies. Does not depend on the user's runtime.
     pub(crate) async fn renew(
         &self,
         call: &Call,
@@ -595,22 +709,27 @@ impl Store {
         let locks = call.keys.len();
         let mut route = self.route(call.keys.first().map_or("", |key| &**key), Instant::now());
         route.copies = copies;
+        // a renewal grants nothing, so it may follow an `ASK` that arrives late
         route.lets_nobody_in();
         let asked = async {
             let mut answers = reply::renewed(&self.eval_by(&mut route, call).await?.0, locks)?;
+            // after a late `ASK`, "not found" proves nothing: the slot may have moved back since
             if route.may_have_missed() {
                 let is_missed = |answer: &Renewed| matches!(answer, Renewed::Gone | Renewed::Taken);
                 if locks == 1 && answers.iter().all(is_missed) {
                     let missed = "not found where its slot goes; it may have come back meanwhile";
                     return Err(StoreError::new(StoreErrorKind::Moved, false, missed));
                 }
-                answers.iter_mut().filter(|answer| is_missed(answer)).for_each(|answer| *answer = Renewed::Unknown);
+                answers
+                    .iter_mut()
+                    .filter(|answer| is_missed(answer))
+                    .for_each(|answer| *answer = Renewed::Unknown);
             }
             let acks = self.acknowledged(&route).await;
             Ok((answers, acks))
         };
-        // once it is asked, the keeper looks whether anybody reads the answer
-        let (answer, ()) = futures_util::future::join(asked, async { self.hurry() }).await;
+        // `join` polls the request first: the check whether its reply is read must follow the send
+        let (answer, ()) = futures_util::future::join(asked, async { self.prioritize() }).await;
         answer
     }
 
@@ -621,32 +740,57 @@ impl Store {
 
     /// Runs an inspect script.
     pub(crate) async fn inspect(&self, call: &Call) -> Result<Inspected, StoreError> {
-        let answer = self.eval(call).await.and_then(|(value, _)| reply::inspected(&value));
+        let answer = self
+            .eval(call)
+            .await
+            .and_then(|(value, _)| reply::inspected(&value));
         answer.map_err(StoreError::of_a_read)
     }
 
-    /// Runs a script that tells one waiter.
+    /// Runs a script that wakes one waiter.
     pub(crate) async fn signal(&self, call: &Call) -> Result<(), StoreError> {
         self.eval(call).await.map(drop)
     }
 
-    /// Keys of a pattern, strings only: the page after `cursor`, which begins and ends at `0`.
+    /// Returns one page of the string keys that match a pattern. `cursor` starts at `0`; the last
+    /// page has no `next`.
     pub(crate) async fn scan(&self, cursor: &str, pattern: &str) -> Result<Page, StoreError> {
         let Servers::Cluster(cluster) = self.servers() else {
             let link = self.link("");
-            let (next, keys) = link.scan(cursor, pattern).await.map_err(StoreError::of_a_read)?;
-            return Ok(Page { keys, next: (next != "0").then_some(next) });
+            let (next, keys) = link
+                .scan(cursor, pattern)
+                .await
+                .map_err(StoreError::of_a_read)?;
+            return Ok(Page {
+                keys,
+                next: (next != "0").then_some(next),
+            });
         };
-        // one master after the other: `node/cursor`. What moves meanwhile may be found twice
+        // one master after the other, with cursors `node/cursor`; a key that moves during the scan
+        // may be found twice
         let masters = cluster.masters();
-        let Some((at, cursor)) = cluster::go_on(cursor, masters.iter().map(|(node, _)| *node)) else {
-            return Ok(Page { keys: Vec::new(), next: None });
+        let Some((at, cursor)) = cluster::go_on(cursor, masters.iter().map(|(node, _)| *node))
+        else {
+            return Ok(Page {
+                keys: Vec::new(),
+                next: None,
+            });
         };
         let (node, link) = &masters[at];
-        let (next, keys) = link.scan(cursor, pattern).await.map_err(StoreError::of_a_read)?;
-        let next = if next == "0" { format!("{}/0", node + 1) } else { format!("{node}/{next}") };
+        let (next, keys) = link
+            .scan(cursor, pattern)
+            .await
+            .map_err(StoreError::of_a_read)?;
+        let next = if next == "0" {
+            format!("{}/0", node + 1)
+        } else {
+            format!("{node}/{next}")
+        };
         let is_over = next.ends_with("/0") && masters.iter().all(|(other, _)| other <= node);
-        Ok(Page { keys, next: (!is_over).then_some(next) })
+        Ok(Page {
+            keys,
+            next: (!is_over).then_some(next),
+        })
     }
 
     /// Runs a script that reads or writes a guarded key.
@@ -654,23 +798,23 @@ impl Store {
         reply::guarded(&self.eval(call).await?.0)
     }
 
-    /// Ends the connections without a word.
+    /// Ends the connections at once, without draining requests in flight.
     pub(crate) fn abandon(&self) {
         self.last_links().iter().for_each(|link| link.abandon());
     }
 
-    /// Ends the connections.
+    /// Ends the connections after the requests in flight, or after 500 ms.
     pub(crate) async fn close(&self) {
         join_all(self.last_links().iter().map(|link| link.close())).await;
     }
 
-    /// Makes no more links, and looks for no server any more: those that there are.
+    /// Stops creating links and searching for servers; returns the existing links.
     fn last_links(&self) -> Vec<Arc<Link>> {
         self.servers().stop()
     }
 }
 
-/// The digest by which the server knows a script.
+/// Returns the digest by which the server knows a script.
 pub(crate) fn sha1(source: &str) -> Str {
     fred::util::sha1_hash(source).into()
 }

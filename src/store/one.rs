@@ -1,45 +1,52 @@
-//! One server, or one service whose server changes: a link for scripts, one for messages, and one that BLPOP blocks.
+//! A single server, or a service whose master changes: a link for scripts, one for messages, and
+//! one that `BLPOP` blocks.
 
 use std::{sync::Arc, time::Instant};
 
 use futures_util::future::join;
 use tokio::{sync::OnceCell, time::timeout};
 
-use super::{Dials, cluster, endpoint::Place, link::Link, master::Master, pace::Pace, probe, wire::Dial};
+use super::{
+    ConnectOptions, cluster, endpoint::Deployment, link::Link, master::ServiceMaster, pace::Pace,
+    probe, wire::Dialer,
+};
 use crate::{
     error::{Error, Result, StoreError},
     topology::{NodeRole, TopologyKind, TopologyNode},
 };
 
-/// A server, seen through its links.
+/// A server, reached through its links.
 #[derive(Debug)]
 pub(super) struct One {
     pub(super) scripts: Arc<Link>,
     pub(super) messages: Arc<Link>,
-    /// Made when somebody waits for a list first.
+    /// Created when a client first waits for a list.
     lists: OnceCell<Arc<Link>>,
-    /// What tells the server from all others, as it said when the client connected.
+    /// Identifies the server; read when the client connected.
     run_id: Option<String>,
     pace: Arc<Pace>,
-    /// When it was connected to.
+    /// When the client connected to it.
     since: Instant,
-    /// Who knows which server it is by now; `None`: it is always the same one.
-    master: Option<Arc<Master>>,
+    /// Knows the current server. `None`: the server is always the same.
+    master: Option<Arc<ServiceMaster>>,
 }
 
 impl One {
-    /// Connects. On the client's own runtime.
-    pub(super) async fn connect(dials: &Dials) -> Result<Self> {
+    /// Connects. Must run on the client's own runtime.
+    pub(super) async fn connect(dials: &ConnectOptions) -> Result<Self> {
         let pace = Arc::new(Pace::new());
-        let master = Master::of(dials, &pace);
-        let to_it = |dial: Dial| Dial { master: master.clone(), ..dial };
+        let master = ServiceMaster::of(dials, &pace);
+        let to_it = |dial: Dialer| Dialer {
+            master: master.clone(),
+            ..dial
+        };
         let both = async {
             let scripts = Link::connect(to_it(dials.for_scripts()), &pace).await?;
             let messages = Link::connect(to_it(dials.for_messages()), &pace).await?;
             let runs = async {
                 match scripts.up().await {
                     Ok((_, connection)) => probe::runs_scripts(&connection, &dials.config).await,
-                    // it comes back by itself
+                    // the link reconnects by itself
                     Err(_) => Ok(()),
                 }
             };
@@ -48,17 +55,23 @@ impl One {
             if !about.is_sentinel {
                 runs?;
             }
+            // a cluster of a single master works like a single server
             let is_one_of_many = about.is_node && !cluster::is_alone(&scripts).await;
             Ok((scripts, messages, about, is_one_of_many))
         };
-        let links = timeout(dials.config.connect_timeout, both).await.unwrap_or_else(|_| Err(dials.late()));
-        let (scripts, messages, about, is_one_of_many) = links.map_err(|error| dials.unreachable(error))?;
+        let links = timeout(dials.config.connect_timeout, both)
+            .await
+            .unwrap_or_else(|_| Err(dials.timed_out()));
+        let (scripts, messages, about, is_one_of_many) =
+            links.map_err(|error| dials.unreachable(error))?;
         if is_one_of_many || about.is_sentinel {
             scripts.abandon();
             messages.abandon();
             let address = dials.endpoint.address();
             let reason = if about.is_sentinel {
-                format!("{address} is a sentinel, not a server; use redis-sentinel://{address}/<service>")
+                format!(
+                    "{address} is a sentinel, not a server; use redis-sentinel://{address}/<service>"
+                )
             } else {
                 format!("{address} is a node of a cluster; connect with redis-cluster://")
             };
@@ -75,7 +88,7 @@ impl One {
         })
     }
 
-    /// One that leads nowhere.
+    /// Returns a server that cannot be reached.
     pub(super) fn nowhere(link: &Arc<Link>) -> Self {
         let pace = Arc::new(Pace::new());
         Self {
@@ -89,18 +102,21 @@ impl One {
         }
     }
 
-    /// Whether both are known to be one server. One that was restarted between the two connects is not recognised.
+    /// Returns whether both are known to be the same server: the run ID is equal, or the address of
+    /// the service's master. A single server that restarted between the two connects is not
+    /// recognized.
     pub(super) fn is(&self, other: &Self) -> bool {
         let at = |one: &Self| one.master.as_ref().and_then(|master| master.at());
-        self.run_id.is_some() && self.run_id == other.run_id || at(self).is_some() && at(self) == at(other)
+        self.run_id.is_some() && self.run_id == other.run_id
+            || at(self).is_some() && at(self) == at(other)
     }
 
-    /// How it is found, and who takes part in that.
-    pub(super) fn topology(&self, dials: &Dials) -> (TopologyKind, Vec<TopologyNode>) {
+    /// Returns how the server is found, and the master and sentinels that are known.
+    pub(super) fn topology(&self, dials: &ConnectOptions) -> (TopologyKind, Vec<TopologyNode>) {
         let kind = match &dials.endpoint.place {
-            Place::List(_) => TopologyKind::Addresses,
-            Place::Sentinel(_) => TopologyKind::Sentinel,
-            Place::Server | Place::Cluster(_) => TopologyKind::Server,
+            Deployment::List(_) => TopologyKind::Addresses,
+            Deployment::Sentinel(_) => TopologyKind::Sentinel,
+            Deployment::Server | Deployment::Cluster(_) => TopologyKind::Server,
         };
         let at = match &self.master {
             Some(master) => master.reigns().map(|(at, since)| (at.to_string(), since)),
@@ -113,22 +129,30 @@ impl One {
             is_connected: Some(self.scripts.is_up()),
             since: Some(since),
         });
-        let sentinels = self.master.iter().flat_map(|master| master.sentinels()).map(|(at, answers)| TopologyNode {
-            address: at.to_string(),
-            role: NodeRole::Sentinel,
-            slots: Vec::new(),
-            is_connected: Some(answers),
-            since: None,
-        });
+        let sentinels = self
+            .master
+            .iter()
+            .flat_map(|master| master.sentinels())
+            .map(|(at, answers)| TopologyNode {
+                address: at.to_string(),
+                role: NodeRole::Sentinel,
+                slots: Vec::new(),
+                is_connected: Some(answers),
+                since: None,
+            });
         (kind, master.into_iter().chain(sentinels).collect())
     }
 
-    /// The link that waits for elements of lists. On the client's own runtime.
-    pub(super) async fn lists(&self, dials: &Dials) -> Result<&Arc<Link>, StoreError> {
+    /// Returns the link for `BLPOP`, created on first use, once it is up. Must run on the client's
+    /// own runtime.
+    pub(super) async fn lists(&self, dials: &ConnectOptions) -> Result<&Arc<Link>, StoreError> {
         let link = self
             .lists
             .get_or_init(|| async {
-                let dial = Dial { master: self.master.clone(), ..dials.for_lists() };
+                let dial = Dialer {
+                    master: self.master.clone(),
+                    ..dials.for_lists()
+                };
                 Link::blocking(dial, &self.pace)
             })
             .await;
@@ -138,11 +162,15 @@ impl One {
         }
     }
 
-    /// Asks nobody any more which server it is: the links that there are.
+    /// Stops polling the sentinels; returns the existing links.
     pub(super) fn stop(&self) -> Vec<Arc<Link>> {
         if let Some(master) = &self.master {
             master.close();
         }
-        [Some(&self.scripts), Some(&self.messages), self.lists.get()].into_iter().flatten().cloned().collect()
+        [Some(&self.scripts), Some(&self.messages), self.lists.get()]
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect()
     }
 }

@@ -1,8 +1,10 @@
-//! When the links of one client knock at its server: one at a time, and less often the longer nobody opens.
+//! Decides when the links of one client try to connect: one at a time, and less often the longer
+//! the server is away.
 //!
-//! A port that is closed costs nobody anything but a packet: it is tried four to five times a second, so that a server
-//! that comes back is noticed within a quarter second. Whatever takes a connection and then does not serve costs it
-//! work, for each client: it is left alone for a quarter of the time that it has been away, up to two seconds.
+//! An attempt at a closed port costs only a packet. It is made four to five times a second, so that
+//! a server that comes back is noticed within 250 ms. A server that accepts connections and then
+//! does not serve has work with each client, so it is left alone for a quarter of the time that it
+//! has been away, up to 2 s.
 
 use std::{
     future::Future,
@@ -19,20 +21,24 @@ use uuid::Uuid;
 use super::wire::NotConnected;
 use crate::log;
 
-/// Between two knocks: at least, at a closed port at most, elsewhere at most.
-const KNOCKS: (Duration, Duration, Duration) =
-    (Duration::from_millis(10), Duration::from_millis(235), Duration::from_secs(2));
-/// Between two connections of one link, should they break at once.
+/// Time between two attempts: the minimum, the maximum at a closed port, and the maximum elsewhere.
+const ATTEMPT_INTERVALS: (Duration, Duration, Duration) = (
+    Duration::from_millis(10),
+    Duration::from_millis(235),
+    Duration::from_secs(2),
+);
+/// Minimum time between two connections of one link, in case they break at once.
 const BETWEEN_CONNECTIONS: Duration = Duration::from_millis(20);
-/// Between two searches for another server at the same address: the first time, and at most.
+/// Time between two searches for another server at the same address: the first time, and the
+/// maximum.
 const SEARCHES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
-/// Shared by the links of one client.
+/// The pace of connecting, shared by the links of one client.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Whose turn it is to knock.
+    /// Locked by the link that may connect now.
     outage: tokio::sync::Mutex<Outage>,
-    /// The next attempt is due at once.
+    /// Makes the next attempt due at once.
     is_due: Notify,
     /// Counts the searches for another server.
     searches: watch::Sender<u64>,
@@ -62,9 +68,9 @@ impl Pace {
         }
     }
 
-    /// Makes one attempt to connect, when it is its time; the first success lets the other links in at once. `before`: when
-    /// this link connected last.
-    pub(super) async fn knock<T>(
+    /// Makes one attempt to connect, when it is due. The first success lets the other links connect
+    /// at once. `before`: when this link connected last.
+    pub(super) async fn attempt_connect<T>(
         &self,
         before: Option<Instant>,
         attempt: impl Future<Output = Result<T, NotConnected>>,
@@ -86,21 +92,29 @@ impl Pace {
             Err(error) => {
                 let since = *outage.since.get_or_insert(began);
                 let pause = pause(since.elapsed(), error.nobody_listens);
-                Outage { since: Some(since), next: Some(began + pause) }
+                Outage {
+                    since: Some(since),
+                    next: Some(began + pause),
+                }
             }
         };
         outcome
     }
 
-    /// There is another server: whoever waits with his next attempt makes it now.
-    pub(super) fn hurry(&self) {
+    /// Makes the next attempt due now, because there is another server.
+    pub(super) fn attempt_now(&self) {
         self.is_due.notify_one();
     }
 
-    /// The server takes no writes. There may be another one at its address by now: all links are to look, unless they did
-    /// lately.
+    /// Makes all links reconnect, unless they did so lately: the server takes no writes, and its
+    /// address may lead to another server by now.
     pub(super) fn search(&self) {
-        if self.next_search.lock().unwrap_or_else(PoisonError::into_inner).is_due(Instant::now()) {
+        if self
+            .next_search
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_due(Instant::now())
+        {
             self.searches.send_modify(|searches| *searches += 1);
             let searches = *self.searches.borrow();
             log::later!(
@@ -110,7 +124,7 @@ impl Pace {
         }
     }
 
-    /// Changes when all links are to connect anew.
+    /// Returns a receiver of the search count: when it changes, all links must reconnect.
     pub(super) fn searches(&self) -> watch::Receiver<u64> {
         self.searches.subscribe()
     }
@@ -121,23 +135,35 @@ impl Search {
         if self.not_before.is_some_and(|not_before| now < not_before) {
             return false;
         }
-        // long ago: another failover
-        let fresh = self.not_before.is_none_or(|not_before| not_before + SEARCHES.1 < now);
-        self.pause = if fresh { SEARCHES.0 } else { (self.pause * 2).min(SEARCHES.1) };
+        // the last one was long ago: this is another failover
+        let fresh = self
+            .not_before
+            .is_none_or(|not_before| not_before + SEARCHES.1 < now);
+        self.pause = if fresh {
+            SEARCHES.0
+        } else {
+            (self.pause * 2).min(SEARCHES.1)
+        };
         self.not_before = Some(now + jitter(self.pause, 0.5));
         true
     }
 }
 
-/// How long after the beginning of a failed attempt the next one begins.
+/// Returns the time from the start of a failed attempt to the start of the next.
 fn pause(outage: Duration, nobody_listens: bool) -> Duration {
-    let longest = if nobody_listens { KNOCKS.1 } else { KNOCKS.2 };
-    jitter((outage / 4).clamp(KNOCKS.0, longest), 0.2)
+    let longest = if nobody_listens {
+        ATTEMPT_INTERVALS.1
+    } else {
+        ATTEMPT_INTERVALS.2
+    };
+    jitter((outage / 4).clamp(ATTEMPT_INTERVALS.0, longest), 0.2)
 }
 
-/// Up to this share less, by chance: many clients are not to come at once.
+/// Shortens a pause by up to this share, at random, so that many clients do not connect at once.
 pub(super) fn jitter(pause: Duration, share: f64) -> Duration {
-    let chance = f64::from(u32::from_le_bytes(*Uuid::new_v4().as_bytes().first_chunk().unwrap_or(&[0; 4])));
+    let chance = f64::from(u32::from_le_bytes(
+        *Uuid::new_v4().as_bytes().first_chunk().unwrap_or(&[0; 4]),
+    ));
     pause.mul_f64(1.0 - share * chance / f64::from(u32::MAX))
 }
 
@@ -149,8 +175,9 @@ mod tests {
         Duration::from_millis(ms)
     }
 
+    /// A pause is a quarter of the outage, and stays short where no server listens.
     #[test]
-    fn pauses_are_a_quarter_of_the_outage_and_short_where_nobody_listens() {
+    fn a_pause_is_a_quarter_of_the_outage_or_short_at_a_closed_port() {
         for (outage, listens, longest) in [
             (ms(0), false, ms(10)),
             (ms(0), true, ms(10)),
@@ -163,7 +190,10 @@ mod tests {
         ] {
             for _ in 0..100 {
                 let pause = pause(outage, !listens);
-                assert!((longest.mul_f64(0.8)..=longest).contains(&pause), "{outage:?}, {listens}: {pause:?}");
+                assert!(
+                    (longest.mul_f64(0.8)..=longest).contains(&pause),
+                    "{outage:?}, {listens}: {pause:?}"
+                );
             }
         }
     }
@@ -171,23 +201,31 @@ mod tests {
     #[tokio::test]
     async fn another_server_is_tried_at_once() {
         let (pace, now) = (Pace::new(), Instant::now());
-        *pace.outage.lock().await = Outage { since: Some(now), next: Some(now + ms(600_000)) };
-        pace.hurry();
-        let knock = pace.knock(None, async { Ok(()) });
-        tokio::time::timeout(ms(60_000), knock).await.unwrap().unwrap();
+        *pace.outage.lock().await = Outage {
+            since: Some(now),
+            next: Some(now + ms(600_000)),
+        };
+        pace.attempt_now();
+        let knock = pace.attempt_connect(None, async { Ok(()) });
+        tokio::time::timeout(ms(60_000), knock)
+            .await
+            .unwrap()
+            .unwrap();
     }
 
     #[test]
     fn a_server_that_stays_a_replica_is_asked_ever_less_often() {
         let (mut search, start) = (Search::default(), Instant::now());
         let mut searches = |seconds: std::ops::Range<u64>| {
-            (seconds.start * 100..seconds.end * 100).filter(|n| search.is_due(start + ms(10 * n))).count()
+            (seconds.start * 100..seconds.end * 100)
+                .filter(|n| search.is_due(start + ms(10 * n)))
+                .count()
         };
         let first = searches(0..10);
         assert!((3..=7).contains(&first), "{first} in the first ten seconds");
         let later = searches(10..110);
         assert!((19..=41).contains(&later), "{later} in a hundred seconds");
-        // quiet for a while: another failover is noticed as soon as the first
+        // after a quiet time, another failover is noticed as soon as the first
         assert!(searches(200..201) >= 2);
     }
 }

@@ -1,4 +1,4 @@
-//! Answers of scripts, as values. The codes are in `lua/README.md`.
+//! Replies of scripts, as values. The codes are in `lua/README.md`.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -9,19 +9,19 @@ use crate::{
     token::FencingToken,
 };
 
-/// What an acquire script answered.
+/// The reply of an acquire script.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    /// With the fencing token, if the kind has one.
+    /// Acquired, with the fencing token if the kind has one.
     Yes {
         token: Option<NonZeroU64>,
     },
-    /// Another owner holds it, for `ttl` at most; `None`: its record has no TTL.
+    /// Another owner holds it, for `ttl` at most. `None`: its record has no TTL.
     Busy {
         ttl: Option<Duration>,
-        /// How many wait before this owner, if the lock has a queue.
+        /// How many waiters are ahead of this owner, if the lock has a queue.
         ahead: Option<u32>,
-        /// What a release will call its place, should it grant the lock.
+        /// The score by which a release names this owner's place, if it grants the lock.
         place: Option<Score>,
     },
     /// A re-entry into a lock that this owner does not hold.
@@ -29,7 +29,7 @@ pub(crate) enum Acquired {
     WrongKind,
 }
 
-/// A score, as the server prints it. Versions print the same one in different ways.
+/// A score, compared as a number: server versions print the same score in different ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Score(u64);
 
@@ -40,30 +40,33 @@ impl Score {
     }
 }
 
-/// What a release script answered.
+/// The reply of a release script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Released {
     Free,
     StillHeld,
     NotHeld,
-    /// Nothing was done: the record says so many holds.
+    /// Nothing was done: the record has this hold count.
     Changed {
         holds: u32,
     },
 }
 
-/// What a renew script answered for one lock.
+/// The reply of a renew script for one lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Renewed {
     Yes,
     /// Held, and the record has no TTL.
     Endless,
+    /// There is no record.
     Gone,
+    /// The record does not have this owner.
     Taken,
+    /// The server refused this lock of several, or its record may be on another node.
     Unknown,
 }
 
-/// What a `force_release` script answered.
+/// The reply of a `force_release` script.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Forced {
     Freed,
@@ -71,11 +74,11 @@ pub(crate) enum Forced {
     WrongKind,
 }
 
-/// What an inspect script answered.
+/// The reply of an inspect script.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Inspected {
     Free,
-    /// By whom, and how often.
+    /// Held by these owners, each with its hold count.
     Held {
         ttl: Option<Duration>,
         holders: Vec<(OwnerId, u32)>,
@@ -83,10 +86,10 @@ pub(crate) enum Inspected {
     WrongKind,
 }
 
-/// What a script about a guarded key answered.
+/// The reply of a script about a guarded key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Guarded {
-    /// With the value, if it was asked for and there is one.
+    /// Done, with the value if it was requested and exists.
     Done(Option<Vec<u8>>),
     Stale {
         seen: FencingToken,
@@ -94,7 +97,11 @@ pub(crate) enum Guarded {
 }
 
 fn nonsense(value: &Value) -> StoreError {
-    StoreError::new(StoreErrorKind::Protocol, true, format!("unexpected answer {value:?}"))
+    StoreError::new(
+        StoreErrorKind::Protocol,
+        true,
+        format!("unexpected answer {value:?}"),
+    )
 }
 
 fn ttl(millis: i64) -> Option<Duration> {
@@ -110,19 +117,32 @@ pub(crate) fn acquired(value: &Value) -> Result<Acquired, StoreError> {
         Value::Array(parts) => match parts.as_slice() {
             [Value::Integer(1), Value::Integer(token)] => {
                 let token = u64::try_from(*token).ok().and_then(NonZeroU64::new);
-                Acquired::Yes { token: Some(token.ok_or_else(nonsense)?) }
+                Acquired::Yes {
+                    token: Some(token.ok_or_else(nonsense)?),
+                }
             }
-            [Value::Integer(0), Value::Integer(millis @ -1..)] => {
-                Acquired::Busy { ttl: ttl(*millis), ahead: None, place: None }
-            }
-            [Value::Integer(0), Value::Integer(millis @ -1..), Value::Integer(ahead), place @ ..] => {
+            [Value::Integer(0), Value::Integer(millis @ -1..)] => Acquired::Busy {
+                ttl: ttl(*millis),
+                ahead: None,
+                place: None,
+            },
+            [
+                Value::Integer(0),
+                Value::Integer(millis @ -1..),
+                Value::Integer(ahead),
+                place @ ..,
+            ] => {
                 let ahead = Some(u32::try_from(*ahead).map_err(|_| nonsense())?);
                 let place = match place {
                     [] => None,
                     [Value::Text(place)] => Some(Score::parse(place).ok_or_else(nonsense)?),
                     _ => return Err(nonsense()),
                 };
-                Acquired::Busy { ttl: ttl(*millis), ahead, place }
+                Acquired::Busy {
+                    ttl: ttl(*millis),
+                    ahead,
+                    place,
+                }
             }
             _ => return Err(nonsense()),
         },
@@ -130,17 +150,27 @@ pub(crate) fn acquired(value: &Value) -> Result<Acquired, StoreError> {
     })
 }
 
-/// `None`: all of them; else one that could not be had, by its number from 0, and why not.
-pub(crate) fn acquired_together(value: &Value, locks: usize) -> Result<Option<(usize, Acquired)>, StoreError> {
+/// Parses the reply of an acquire script over many locks. Returns `None` if all were acquired, else
+/// the index (from 0) of a lock that was not, and why.
+pub(crate) fn acquired_together(
+    value: &Value,
+    locks: usize,
+) -> Result<Option<(usize, Acquired)>, StoreError> {
     let parts = match value {
         Value::Integer(1) => return Ok(None),
         Value::Array(parts) => parts.as_slice(),
         _ => return Err(nonsense(value)),
     };
-    let [Value::Integer(number @ 1..), Value::Integer(why)] = parts else { return Err(nonsense(value)) };
+    let [Value::Integer(number @ 1..), Value::Integer(why)] = parts else {
+        return Err(nonsense(value));
+    };
     let why = match why {
         -3 => Acquired::WrongKind,
-        -1.. => Acquired::Busy { ttl: ttl(*why), ahead: None, place: None },
+        -1.. => Acquired::Busy {
+            ttl: ttl(*why),
+            ahead: None,
+            place: None,
+        },
         _ => return Err(nonsense(value)),
     };
     match usize::try_from(*number) {
@@ -155,16 +185,16 @@ pub(crate) fn released(value: &Value) -> Result<Released, StoreError> {
         Value::Integer(0) => Released::StillHeld,
         Value::Null => Released::NotHeld,
         Value::Array(parts) => match parts.as_slice() {
-            [Value::Integer(0), Value::Integer(holds @ 1..)] => {
-                Released::Changed { holds: u32::try_from(*holds).map_err(|_| nonsense(value))? }
-            }
+            [Value::Integer(0), Value::Integer(holds @ 1..)] => Released::Changed {
+                holds: u32::try_from(*holds).map_err(|_| nonsense(value))?,
+            },
             _ => return Err(nonsense(value)),
         },
         other => return Err(nonsense(other)),
     })
 }
 
-/// A list with one answer for each lock.
+/// Returns the elements of a list with one reply for each lock.
 fn for_each(value: &Value, locks: usize) -> Result<&[Value], StoreError> {
     match value {
         Value::Array(answers) if answers.len() == locks => Ok(answers),
@@ -206,20 +236,28 @@ pub(crate) fn inspected(value: &Value) -> Result<Inspected, StoreError> {
         Value::Null => Ok(Inspected::Free),
         Value::Integer(-3) => Ok(Inspected::WrongKind),
         Value::Array(parts) => {
-            let [millis, holders @ ..] = parts.as_slice() else { return Err(nonsense(value)) };
-            let (pairs, []) = holders.as_chunks::<2>() else { return Err(nonsense(value)) };
+            let [millis, holders @ ..] = parts.as_slice() else {
+                return Err(nonsense(value));
+            };
+            let (pairs, []) = holders.as_chunks::<2>() else {
+                return Err(nonsense(value));
+            };
             let holder = |[owner, holds]: &[Value; 2]| {
-                // any bytes are somebody, and any count is one
+                // any bytes are an owner, and a count that is too large is capped
                 let owner = owner.as_lossy_str()?;
                 Some((
                     OwnerId::recorded(&owner),
                     u32::try_from(u64::try_from(holds.as_number()?).ok()?).unwrap_or(u32::MAX),
                 ))
             };
-            match (millis.as_number(), pairs.iter().map(holder).collect::<Option<Vec<_>>>()) {
-                (Some(millis), Some(holders)) if !holders.is_empty() => {
-                    Ok(Inspected::Held { ttl: ttl(millis), holders })
-                }
+            match (
+                millis.as_number(),
+                pairs.iter().map(holder).collect::<Option<Vec<_>>>(),
+            ) {
+                (Some(millis), Some(holders)) if !holders.is_empty() => Ok(Inspected::Held {
+                    ttl: ttl(millis),
+                    holders,
+                }),
                 _ => Err(nonsense(value)),
             }
         }
@@ -236,9 +274,9 @@ pub(crate) fn guarded(value: &Value) -> Result<Guarded, StoreError> {
     Ok(match parts {
         [Value::Integer(1), Value::Null] => Guarded::Done(None),
         [Value::Integer(1), Value::Text(text)] => Guarded::Done(Some(text.clone())),
-        [Value::Integer(0), Value::Integer(seen @ 1..)] => {
-            Guarded::Stale { seen: FencingToken::try_from(seen.unsigned_abs()).map_err(|_| nonsense(value))? }
-        }
+        [Value::Integer(0), Value::Integer(seen @ 1..)] => Guarded::Stale {
+            seen: FencingToken::try_from(seen.unsigned_abs()).map_err(|_| nonsense(value))?,
+        },
         _ => return Err(nonsense(value)),
     })
 }
@@ -253,46 +291,106 @@ mod tests {
 
     #[test]
     fn answers_are_read_strictly() {
-        let busy = |ttl, ahead| Acquired::Busy { ttl, ahead, place: None };
+        let busy = |ttl, ahead| Acquired::Busy {
+            ttl,
+            ahead,
+            place: None,
+        };
         let millis = Duration::from_millis;
-        assert_eq!(acquired(&Value::Integer(1)).unwrap(), Acquired::Yes { token: None });
-        assert_eq!(acquired(&list(&[1, 7])).unwrap(), Acquired::Yes { token: NonZeroU64::new(7) });
-        assert_eq!(acquired(&list(&[0, 0])).unwrap(), busy(Some(Duration::ZERO), None));
-        assert_eq!(acquired(&list(&[0, 1])).unwrap(), busy(Some(millis(1)), None));
-        assert_eq!(acquired(&list(&[0, 7, 2])).unwrap(), busy(Some(millis(7)), Some(2)));
-        let place =
-            |text| Value::Array(vec![Value::Integer(0), Value::Integer(7), Value::Integer(2), Value::text(text)]);
+        assert_eq!(
+            acquired(&Value::Integer(1)).unwrap(),
+            Acquired::Yes { token: None }
+        );
+        assert_eq!(
+            acquired(&list(&[1, 7])).unwrap(),
+            Acquired::Yes {
+                token: NonZeroU64::new(7)
+            }
+        );
+        assert_eq!(
+            acquired(&list(&[0, 0])).unwrap(),
+            busy(Some(Duration::ZERO), None)
+        );
+        assert_eq!(
+            acquired(&list(&[0, 1])).unwrap(),
+            busy(Some(millis(1)), None)
+        );
+        assert_eq!(
+            acquired(&list(&[0, 7, 2])).unwrap(),
+            busy(Some(millis(7)), Some(2))
+        );
+        let place = |text| {
+            Value::Array(vec![
+                Value::Integer(0),
+                Value::Integer(7),
+                Value::Integer(2),
+                Value::text(text),
+            ])
+        };
         let (ttl, ahead) = (Some(millis(7)), Some(2));
-        let granted = |text| Acquired::Busy { ttl, ahead, place: Score::parse(text) };
+        let granted = |text| Acquired::Busy {
+            ttl,
+            ahead,
+            place: Score::parse(text),
+        };
         assert_eq!(
             acquired(&place("1764099690123.0029")).unwrap(),
             granted(b"1764099690123.0029296875"),
             "as a number"
         );
-        assert_ne!(acquired(&place("1764099690123.0029")).unwrap(), granted(b"1764099690123.0039"));
+        assert_ne!(
+            acquired(&place("1764099690123.0029")).unwrap(),
+            granted(b"1764099690123.0039")
+        );
         assert!(acquired(&place("soon")).is_err());
         // H3: a record without a TTL is busy, never acquired
         assert_eq!(acquired(&list(&[0, -1])).unwrap(), busy(None, None));
         assert_eq!(acquired(&Value::Integer(-2)).unwrap(), Acquired::Lost);
         assert_eq!(acquired(&Value::Integer(-3)).unwrap(), Acquired::WrongKind);
         assert_eq!(acquired_together(&Value::Integer(1), 2).unwrap(), None);
-        assert_eq!(acquired_together(&list(&[2, 7]), 2).unwrap(), Some((1, busy(Some(millis(7)), None))));
-        assert_eq!(acquired_together(&list(&[1, -1]), 2).unwrap(), Some((0, busy(None, None))));
-        assert_eq!(acquired_together(&list(&[1, -3]), 2).unwrap(), Some((0, Acquired::WrongKind)));
+        assert_eq!(
+            acquired_together(&list(&[2, 7]), 2).unwrap(),
+            Some((1, busy(Some(millis(7)), None)))
+        );
+        assert_eq!(
+            acquired_together(&list(&[1, -1]), 2).unwrap(),
+            Some((0, busy(None, None)))
+        );
+        assert_eq!(
+            acquired_together(&list(&[1, -3]), 2).unwrap(),
+            Some((0, Acquired::WrongKind))
+        );
         let answers = Value::Array(vec![Value::Integer(1), Value::Null]);
-        assert_eq!(released_together(&answers, 2).unwrap(), [Released::Free, Released::NotHeld]);
+        assert_eq!(
+            released_together(&answers, 2).unwrap(),
+            [Released::Free, Released::NotHeld]
+        );
         assert_eq!(guarded(&Value::Integer(1)).unwrap(), Guarded::Done(None));
-        assert_eq!(guarded(&list(&[0, 7])).unwrap(), Guarded::Stale { seen: FencingToken::try_from(7).unwrap() });
-        assert_eq!(guarded(&Value::Array(vec![Value::Integer(1), Value::Null])).unwrap(), Guarded::Done(None));
+        assert_eq!(
+            guarded(&list(&[0, 7])).unwrap(),
+            Guarded::Stale {
+                seen: FencingToken::try_from(7).unwrap()
+            }
+        );
+        assert_eq!(
+            guarded(&Value::Array(vec![Value::Integer(1), Value::Null])).unwrap(),
+            Guarded::Done(None)
+        );
         let value = Value::Array(vec![Value::Integer(1), Value::text("v")]);
         assert_eq!(guarded(&value).unwrap(), Guarded::Done(Some(b"v".to_vec())));
     }
 
-    /// A nil that strayed here is anything but a lock that was acquired, or a value that was written.
+    /// A stray nil must not pass for an acquired lock, or for a value that was written.
     #[test]
     fn what_no_script_answers_is_an_error() {
         let text = Value::text("OK");
-        for bad in [Value::Integer(-4), Value::Other, text, Value::Array(vec![]), Value::Array(vec![Value::Null])] {
+        for bad in [
+            Value::Integer(-4),
+            Value::Other,
+            text,
+            Value::Array(vec![]),
+            Value::Array(vec![Value::Null]),
+        ] {
             assert!(acquired(&bad).is_err(), "{bad:?}");
             assert!(released(&bad).is_err(), "{bad:?}");
             assert!(forced(&bad).is_err(), "{bad:?}");
@@ -311,15 +409,33 @@ mod tests {
             assert!(acquired_together(&bad, 1).is_err(), "{bad:?}");
             assert!(guarded(&bad).is_err(), "{bad:?}");
         }
-        for bad in [list(&[1]), list(&[1, 0]), list(&[1, -7]), list(&[0, -2]), list(&[0, 7, -1]), list(&[2, 7])] {
+        for bad in [
+            list(&[1]),
+            list(&[1, 0]),
+            list(&[1, -7]),
+            list(&[0, -2]),
+            list(&[0, 7, -1]),
+            list(&[2, 7]),
+        ] {
             assert!(acquired(&bad).is_err(), "{bad:?}");
         }
-        for bad in [list(&[0, 7]), list(&[3, 7]), list(&[1, -2]), list(&[1, -4]), list(&[1])] {
+        for bad in [
+            list(&[0, 7]),
+            list(&[3, 7]),
+            list(&[1, -2]),
+            list(&[1, -4]),
+            list(&[1]),
+        ] {
             assert!(acquired_together(&bad, 2).is_err(), "{bad:?}");
         }
         assert!(released_together(&list(&[1]), 2).is_err());
         assert!(renewed(&list(&[1]), 2).is_err());
-        for bad in [list(&[0, 0]), list(&[1]), list(&[1, 7]), Value::Array(vec![Value::text("v")])] {
+        for bad in [
+            list(&[0, 0]),
+            list(&[1]),
+            list(&[1, 7]),
+            Value::Array(vec![Value::text("v")]),
+        ] {
             assert!(guarded(&bad).is_err(), "{bad:?}");
         }
     }

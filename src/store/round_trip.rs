@@ -1,4 +1,4 @@
-//! How long a request takes.
+//! Estimates how long a request takes.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -7,7 +7,7 @@ use std::{
 
 use crate::clock::Instant;
 
-/// How long requests took lately: all of them, and those that stood behind no `WAIT`.
+/// How long requests took lately: all of them, and those that were not behind a `WAIT`.
 #[derive(Debug)]
 pub(super) struct RoundTrip {
     all: Known,
@@ -15,11 +15,11 @@ pub(super) struct RoundTrip {
     beginning: Instant,
 }
 
-/// At least as long as the last request took, and not much less than those before. Relaxed: nothing else depends on it, and
-/// a sample that gets lost is one of many.
+/// An estimate that rises at once with a slower request, and falls slowly with faster ones.
+/// Relaxed: nothing else depends on it, and a lost sample is one of many.
 #[derive(Debug, Default)]
 struct Known {
-    /// In microseconds; zero: not known yet.
+    /// In microseconds; 0 while unknown.
     known: AtomicU64,
     /// When the last sample was taken, in microseconds after the beginning.
     taken: AtomicU64,
@@ -27,41 +27,54 @@ struct Known {
 
 impl RoundTrip {
     pub(super) fn new() -> Self {
-        Self { all: Known::default(), free: Known::default(), beginning: Instant::now() }
+        Self {
+            all: Known::default(),
+            free: Known::default(),
+            beginning: Instant::now(),
+        }
     }
 
-    /// The answer has come to a PING of the link's own, which is polled at once: the first one is believed.
+    /// Records the reply to a PING of the link itself. Such a PING is polled at once, so the first
+    /// one counts in full.
     pub(super) fn take_ping(&self, sent: Instant, is_held_up: bool) {
         let took = micros(sent.elapsed()).max(1);
-        for known in self.those(is_held_up) {
-            let _ = known.known.compare_exchange(0, took, Ordering::Relaxed, Ordering::Relaxed);
+        for known in self.samples(is_held_up) {
+            let _ = known
+                .known
+                .compare_exchange(0, took, Ordering::Relaxed, Ordering::Relaxed);
         }
         self.take(sent, is_held_up);
     }
 
-    /// The answer has come to a request that was given to a connection at this time, over that connection.
+    /// Records the reply to a request that was given to its connection at `sent`.
     ///
-    /// A process that was stopped takes its answers late, and so does a future that nobody polls. So of requests that were
-    /// under way together one counts, and for twice of what is known at most.
+    /// A process that was stopped reads its replies late, and so does a future that is not polled.
+    /// So only one of the requests that were in flight together counts, and for at most twice the
+    /// estimate plus 40 ms.
     pub(super) fn take(&self, sent: Instant, is_held_up: bool) {
-        let since_beginning = |time: Instant| micros(time.saturating_duration_since(self.beginning));
+        let since_beginning =
+            |time: Instant| micros(time.saturating_duration_since(self.beginning));
         let sent = since_beginning(sent);
-        if self.those(is_held_up).any(|known| known.counts(sent)) {
+        if self.samples(is_held_up).any(|known| known.counts(sent)) {
             let now = since_beginning(Instant::now());
-            self.those(is_held_up).filter(|known| known.counts(sent)).for_each(|known| known.take(sent, now));
+            self.samples(is_held_up)
+                .filter(|known| known.counts(sent))
+                .for_each(|known| known.take(sent, now));
         }
     }
 
-    fn those(&self, is_held_up: bool) -> impl Iterator<Item = &Known> {
-        [&self.all].into_iter().chain((!is_held_up).then_some(&self.free))
+    fn samples(&self, is_held_up: bool) -> impl Iterator<Item = &Known> {
+        [&self.all]
+            .into_iter()
+            .chain((!is_held_up).then_some(&self.free))
     }
 
-    /// With a quarter more: they vary.
+    /// Returns the estimate for all requests, plus a quarter, because they vary.
     pub(super) fn get(&self) -> Duration {
         self.all.get()
     }
 
-    /// The same of those that stood behind no `WAIT`.
+    /// Returns the same for requests that were not behind a `WAIT`.
     pub(super) fn free(&self) -> Duration {
         self.free.get()
     }
@@ -73,11 +86,21 @@ impl Known {
     }
 
     fn take(&self, sent: u64, now: u64) {
+        // in microseconds: the cap on a sample while nothing is known
         const NEW: u64 = 40_000;
         self.taken.store(now, Ordering::Relaxed);
         let known = self.known.load(Ordering::Relaxed);
-        let sample = now.saturating_sub(sent).clamp(1, known.saturating_mul(2).saturating_add(NEW));
-        self.known.store(if sample >= known { sample } else { known - (known - sample) / 16 }, Ordering::Relaxed);
+        let sample = now
+            .saturating_sub(sent)
+            .clamp(1, known.saturating_mul(2).saturating_add(NEW));
+        self.known.store(
+            if sample >= known {
+                sample
+            } else {
+                known - (known - sample) / 16
+            },
+            Ordering::Relaxed,
+        );
     }
 
     fn get(&self) -> Duration {
@@ -103,7 +126,7 @@ mod tests {
         for _ in 0..10 {
             round_trip.take(sent, false);
         }
-        // the pause counts for 40 ms, and a quarter
+        // the pause counts for 40 ms, plus a quarter
         assert_eq!(round_trip.get(), Duration::from_millis(50));
     }
 

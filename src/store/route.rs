@@ -1,61 +1,66 @@
-//! The way of one request: over which link, under which number, until when.
+//! The route of one request: its link, its epoch, and its deadline.
 
 use std::{sync::Arc, time::Duration};
 
 use super::{
     acks::Receipt,
-    cluster::Next,
+    cluster::RedirectTo,
     link::{Epoch, Link},
     wire::Until,
 };
 use crate::{clock::Instant, options::Copies};
 
-/// A migration moves a key in some 40 us: whoever waits for longer than this may wait for a person.
+/// A migration moves a key in about 40 us. A request that waits longer than this may be waiting for
+/// an operator.
 const HELD_UP: Duration = Duration::from_millis(100);
 
-/// For so long, and a round trip, after it was asked is it sent where an answer says that it is asked for this time only. What
-/// the old master has said may be true no more: a slot that has come back since, and goes once more, has two owners for
-/// whoever is late.
+/// How long after it was sent, plus a round trip, a request still follows an ASK redirect. A later
+/// ASK may be stale: if the slot has come back and migrates again, the new master does not know the
+/// holder at the old one, and could grant the lock a second time.
 const FRESH: Duration = Duration::from_millis(200);
 
-/// And for no longer than this: how long a request takes is not known where a runtime that is blocked takes its answers late.
+/// Upper bound for [`FRESH`] and the round trip: a blocked runtime reads replies late, which makes
+/// round trips look long.
 const FRESH_AT_MOST: Duration = Duration::from_millis(500);
 
-/// What a request does where it is asked for this time only, and that is said late.
+/// What a request does on a late ASK redirect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Late {
-    AsksAgain,
-    /// A renewal lets nobody in, and goes on.
-    Goes,
-    /// It has: what is not where it went may be elsewhere.
-    HasGone,
+enum AskPolicy {
+    /// Sends the request to the slot's master again.
+    Retry,
+    /// Follows it: a renewal grants no lock.
+    Follow,
+    /// Has followed it: a record that was not found there may be elsewhere.
+    Followed,
 }
 
-/// Found once for each attempt: what is sent goes where its doubt was noted.
+/// The route of a request, found once for each attempt: the request goes where its doubt was
+/// recorded.
 #[derive(Debug)]
 pub(crate) struct Route {
     pub(super) link: Arc<Link>,
     epoch: Epoch,
     pub(super) until: Until,
-    /// The slot that it is about, in a cluster.
+    /// The slot of the request, in a cluster.
     pub(super) slot: u16,
-    /// For a node that is about to have its slot.
+    /// True if the request goes to a node that imports its slot.
     pub(super) asking: bool,
-    /// How often it was sent elsewhere.
+    /// How often the request was sent elsewhere.
     hops: u32,
-    /// How often it was told that its keys are on their way, and when first.
+    /// How often the request was refused because its keys are migrating, and since when.
     waits: u32,
     held_up: Option<Instant>,
-    /// Whether it has just waited for the map, and how: see [`Next::Elsewhere`].
-    looked: Option<bool>,
-    /// It has paused, and asks the slot's master once more: where that sends it, it goes at once.
+    /// Whether the request has just waited for the map, and how: see [`RedirectTo::Elsewhere`].
+    waited_for_map: Option<bool>,
+    /// The request has paused, and goes to the slot's master again. If that redirects it, it
+    /// follows at once.
     pub(super) has_rested: bool,
-    late: Late,
-    /// Where it goes, after it was refused.
-    pub(super) next: Option<Next>,
-    /// Who must have what it writes, before that counts.
+    policy: AskPolicy,
+    /// Where the request goes after a refusal.
+    pub(super) next: Option<RedirectTo>,
+    /// The copies that its write must have before it counts.
     pub(crate) copies: Option<Copies>,
-    /// What to ask that by, of the last request.
+    /// The receipt of the last request, by which those copies are counted.
     pub(super) receipt: Option<Receipt>,
 }
 
@@ -71,107 +76,127 @@ impl Route {
             hops: 0,
             waits: 0,
             held_up: None,
-            looked: None,
+            waited_for_map: None,
             has_rested: false,
-            late: Late::AsksAgain,
+            policy: AskPolicy::Retry,
             next: None,
             copies: None,
             receipt: None,
         }
     }
 
-    /// Whether its keys have been on their way for so long that whoever moves them may have stopped.
+    /// Returns whether its keys have been migrating long enough that the migration may have
+    /// stopped.
     pub(crate) fn is_held_up(&self) -> bool {
         self.held_up.is_some_and(|since| since.elapsed() >= HELD_UP)
     }
 
-    /// From then on it waits for no connection, and is sent nowhere else.
+    /// Sets the time from which the request waits for no connection and follows no redirect.
     pub(crate) fn give_up(&mut self, at: Option<Instant>) {
         self.until = self.until.giving_up(at);
     }
 
-    /// Whether it goes to another node, after it was refused.
+    /// Returns whether the request goes to another node after a refusal.
     pub(crate) fn goes_elsewhere(&self) -> bool {
-        matches!(self.next, Some(Next::To(_) | Next::Asking(_)))
+        matches!(self.next, Some(RedirectTo::To(_) | RedirectTo::Asking(_)))
     }
 
-    /// Refused again, it goes there again a little later.
+    /// Schedules another try at the slot's master, a little later.
     pub(crate) fn wait(&mut self) {
-        self.next = Some(Next::Later);
+        self.next = Some(RedirectTo::Later);
     }
 
-    /// Where it goes now, and the pause before it; `None`: nowhere. What is sent last has for its answer what the last one took, and
-    /// `spare`.
-    pub(super) fn go_on(&mut self, spare: Duration) -> Option<(Next, Duration)> {
+    /// Returns where the request goes now, and the pause before it. Returns `None` if it goes
+    /// nowhere, or if the pause would leave less time than the last reply took, plus `spare`.
+    pub(super) fn go_on(&mut self, spare: Duration) -> Option<(RedirectTo, Duration)> {
         let (next, now) = (self.next.take()?, Instant::now());
-        // once in each way, until it has been sent somewhere
-        let looks = if let Next::Elsewhere { or_there } = next { Some(or_there) } else { None };
-        if std::mem::replace(&mut self.looked, looks) == looks && looks.is_some() {
+        // waiting for the map twice in a row, in the same way, would lead nowhere
+        let looks = if let RedirectTo::Elsewhere { or_there } = next {
+            Some(or_there)
+        } else {
+            None
+        };
+        if std::mem::replace(&mut self.waited_for_map, looks) == looks && looks.is_some() {
             return None;
         }
-        let times = if matches!(next, Next::Later) {
+        let times = if matches!(next, RedirectTo::Later) {
             self.held_up.get_or_insert(now);
             &mut self.waits
         } else {
             &mut self.hops
         };
         *times += 1;
-        let at_once = matches!(next, Next::Asking(_)) && std::mem::take(&mut self.has_rested);
-        let pause = if at_once { Duration::ZERO } else { next.pause(*times) };
-        (pause.is_zero() || self.until.has_time(now + pause, self.took(now) + spare)).then_some((next, pause))
+        let at_once = matches!(next, RedirectTo::Asking(_)) && std::mem::take(&mut self.has_rested);
+        let pause = if at_once {
+            Duration::ZERO
+        } else {
+            next.pause(*times)
+        };
+        (pause.is_zero() || self.until.has_time(now + pause, self.took(now) + spare))
+            .then_some((next, pause))
     }
 
-    /// It goes also where it is asked for this time only, and that is said late.
+    /// Lets the request follow a late ASK redirect. Only for renewals, which grant no lock.
     pub(super) fn lets_nobody_in(&mut self) {
-        self.late = Late::Goes;
+        self.policy = AskPolicy::Follow;
     }
 
-    /// Whether what it did not find where it went may be elsewhere.
+    /// Returns whether a record that was not found may be elsewhere, after a late ASK redirect.
     pub(super) fn may_have_missed(&self) -> bool {
-        self.late == Late::HasGone
+        self.policy == AskPolicy::Followed
     }
 
-    /// Whether it goes now, after this pause, where it is asked for this time only.
-    pub(super) fn goes_asking(&mut self, pause: Duration) -> bool {
+    /// Returns whether the request follows an ASK redirect now, after this pause.
+    pub(super) fn goes_with_asking(&mut self, pause: Duration) -> bool {
         let fresh = (self.link.round_trip() + FRESH).min(FRESH_AT_MOST);
         let is_fresh = pause.is_zero() && Instant::now() <= self.until.asked() + fresh;
-        if self.late != Late::AsksAgain {
-            self.late = if is_fresh { Late::Goes } else { Late::HasGone };
+        if self.policy != AskPolicy::Retry {
+            self.policy = if is_fresh {
+                AskPolicy::Follow
+            } else {
+                AskPolicy::Followed
+            };
         }
-        is_fresh || self.late != Late::AsksAgain
+        is_fresh || self.policy != AskPolicy::Retry
     }
 
-    /// How long it may wait, and have `spare` for its answer; or, for whoever `is_slow` to let it in, as long as that took.
+    /// Returns how long the request may wait and still have `spare` for its reply. If the server
+    /// `is_slow` to accept connections, the request keeps as much time as it waits, plus what the
+    /// last reply took.
     pub(super) fn waits(&self, spare: Duration, is_slow: bool) -> Duration {
         let now = Instant::now();
-        let left = self.until.left(now);
+        let left = self.until.remaining(now);
         let waits = left.saturating_sub(spare).min(self.until.patience(now));
-        if is_slow { waits.min(left.saturating_sub(self.took(now)) / 2) } else { waits }
+        if is_slow {
+            waits.min(left.saturating_sub(self.took(now)) / 2)
+        } else {
+            waits
+        }
     }
 
-    /// Whether an answer that takes as long as the last one, and `spare`, would come in time: what was only refused is not told as
-    /// unconfirmed.
+    /// Returns whether a reply as slow as the last one, plus `spare`, would arrive in time. Without
+    /// that much time, a request that was only refused could end as unconfirmed.
     pub(super) fn has_time_again(&self, spare: Duration) -> bool {
         let now = Instant::now();
         self.until.has_time(now, self.took(now) + spare)
     }
 
-    /// What the last answer took.
+    /// Returns how long the last reply took.
     fn took(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.until.asked())
     }
 
-    /// The connection that a request goes over which is sent now. Should that have ended by then, it goes over the link's next
-    /// one, and the answer has another number.
+    /// Returns the epoch of the connection for a request that is sent now. If that has ended by
+    /// then, the link's next connection carries the request, and the reply has another epoch.
     pub(crate) fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// Goes on over another link.
-    pub(super) fn turn(&mut self, link: Arc<Link>, asking: bool) {
+    /// Moves the request to another link.
+    pub(super) fn redirect_to(&mut self, link: Arc<Link>, asking: bool) {
         (self.epoch, self.asking) = (link.epoch(), asking);
         if !asking && self.may_have_missed() {
-            self.late = Late::Goes;
+            self.policy = AskPolicy::Follow;
         }
         self.link = link;
     }

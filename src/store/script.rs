@@ -1,4 +1,4 @@
-//! Scripts as values: what they are called, what they take, and the call that names their arguments.
+//! Scripts as values: their names, keys and arguments, and the call that fills them in.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,29 +17,36 @@ pub(crate) struct Script {
     /// `<kind>/<verb>`.
     pub(crate) name: &'static str,
     pub(crate) source: &'static str,
-    /// What is sent, and its digest; then the same where messages are sharded: see [`Script::text`].
+    /// The text that is sent and its digest, for plain and for sharded messages: see
+    /// [`Script::text`].
     pub(crate) texts: [OnceLock<(String, Str)>; 2],
     pub(crate) keys: Arity,
     pub(crate) args: Arity,
-    /// With which others it may be asked at once.
+    /// The scripts that it may be bundled with.
     pub(crate) bundle: Option<&'static Bundle>,
 }
 
 impl Script {
-    /// What is sent, and its digest: the source inside `lua/parts/numbered.lua`, so that each reply names its request. Where
-    /// messages are sharded it is another text, which publishes with SPUBLISH.
+    /// Returns the text that is sent, and its digest. The text is the source inside
+    /// `lua/parts/numbered.lua`, so that each reply names its request. With sharded messages it is
+    /// another text, which publishes with SPUBLISH.
     pub(super) fn text(&'static self, sharded: bool) -> (&'static str, &'static str) {
         let (text, sha1) = self.texts[usize::from(sharded)].get_or_init(|| {
             let source = NUMBERED.replace("--SCRIPT", self.source);
-            let text = if sharded { source.replace(PUBLISH, "'spublish'") } else { source };
+            let text = if sharded {
+                source.replace(PUBLISH, "'spublish'")
+            } else {
+                source
+            };
             let sha1 = super::sha1(&text);
             (text, sha1)
         });
         (text, sha1)
     }
 
-    /// Whether it makes names of keys itself, which a cluster does not hear of.
+    /// Returns whether the script builds key names itself, which a cluster does not see in KEYS.
     pub(super) fn names_keys(&self) -> bool {
+        // these use the record alone, whose key is in KEYS
         const BY_THEIR_RECORD: [&str; 6] = [
             "write_renew",
             "write_transfer",
@@ -48,11 +55,14 @@ impl Script {
             "read_release_record",
             "write_release_record",
         ];
-        self.name.strip_prefix("read_write/").is_some_and(|verb| !BY_THEIR_RECORD.contains(&verb))
+        self.name
+            .strip_prefix("read_write/")
+            .is_some_and(|verb| !BY_THEIR_RECORD.contains(&verb))
     }
 
-    /// What a server's error about it means. A script that makes names of keys looks at all of them before it writes: where one
-    /// is elsewhere, nothing was executed. Nor does it follow its record there, as its other keys may be here.
+    /// Returns what a server's error about this script means. A script that builds key names checks
+    /// all of them before it writes: if one is elsewhere, nothing was executed. It does not follow
+    /// its record there either, since its other keys may be here.
     pub(super) fn refusal(&self, error: StoreError) -> StoreError {
         let is_elsewhere = match error.kind() {
             StoreErrorKind::Other => error.said().contains(NOT_HERE),
@@ -65,13 +75,15 @@ impl Script {
         error
     }
 
-    /// The same error with the commands that it may be about, where the server names none.
+    /// Returns the error with the commands that it may be about, if the server names none.
     pub(super) fn explained(&'static self, error: StoreError, sharded: bool) -> StoreError {
         let said = error.said();
         let is_about_one = match error.kind() {
             StoreErrorKind::UnknownCommand => true,
-            // from Redis 7.0 on, of this text
-            StoreErrorKind::NoPermission => said.contains("run this command") && said.contains("on @user_script:"),
+            // Redis 7.0 and later use these words
+            StoreErrorKind::NoPermission => {
+                said.contains("run this command") && said.contains("on @user_script:")
+            }
             _ => false,
         };
         if !is_about_one || error.command().is_some() {
@@ -79,28 +91,44 @@ impl Script {
         }
         let text = self.text(sharded).0;
         let line = said.split("@user_script:").nth(1).and_then(|rest| {
-            let number: String = rest.trim_start().chars().take_while(char::is_ascii_digit).collect();
-            text.lines().nth(number.parse::<usize>().ok()?.checked_sub(1)?)
+            let number: String = rest
+                .trim_start()
+                .chars()
+                .take_while(char::is_ascii_digit)
+                .collect();
+            text.lines()
+                .nth(number.parse::<usize>().ok()?.checked_sub(1)?)
         });
-        // what has no line was not raised, but caught
+        // an error without a line was not raised, but caught
         let is_raised_and_caught = text.replace("redis.pcall(", "").contains("pcall(");
-        let caught = if is_raised_and_caught { "call('" } else { "redis.pcall('" };
+        let caught = if is_raised_and_caught {
+            "call('"
+        } else {
+            "redis.pcall('"
+        };
         let of_line = line.map_or_else(Vec::new, |line| commands(line, "call('"));
         let ways = [of_line, commands(text, caught), commands(text, "call('")];
-        let some = ways.into_iter().find(|commands| !commands.is_empty()).unwrap_or_default();
+        let some = ways
+            .into_iter()
+            .find(|commands| !commands.is_empty())
+            .unwrap_or_default();
         error.about(Some(&some.join(",")))
     }
 
-    /// Whether it is over many locks.
+    /// Returns whether the script is over many locks.
     pub(super) fn is_over_many(&self) -> bool {
         self.keys.per_lock > 0
     }
 }
 
-/// The commands that a text calls in this way, each once.
+/// Returns the commands that a text calls in this way, each once.
 fn commands<'t>(text: &'t str, call: &str) -> Vec<&'t str> {
     let mut found = Vec::new();
-    for name in text.split(call).skip(1).filter_map(|rest| rest.split('\'').next()) {
+    for name in text
+        .split(call)
+        .skip(1)
+        .filter_map(|rest| rest.split('\'').next())
+    {
         if !found.contains(&name) {
             found.push(name);
         }
@@ -108,27 +136,29 @@ fn commands<'t>(text: &'t str, call: &str) -> Vec<&'t str> {
     found
 }
 
-/// What a server of a cluster says of a key that a script names, and that it does not have: `Script` or `script` before it.
+/// The error of a cluster node if a script uses a key that the node does not have. `Script` or
+/// `script` comes before it.
 const NOT_HERE: &str = "ttempted to access a non local key in a cluster";
 
-/// What stands around each script.
+/// The code around each script.
 const NUMBERED: &str = include_str!("../../lua/parts/numbered.lua");
 
-/// How scripts publish.
+/// The publish command, as it appears in scripts.
 const PUBLISH: &str = "'publish'";
 
 /// How many keys or arguments a script takes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arity {
     pub(crate) fixed: usize,
-    /// So many more for each lock, in scripts over many locks.
+    /// How many more for each lock, in scripts over many locks.
     pub(crate) per_lock: usize,
 }
 
-/// Declares a `static` script: `script!(RELEASE = "reentrant/release", parts = ["held"], keys = 1, args = 3)`. A name
-/// without a file does not compile. The text of each part stands before the script's own, in this order. A script over
-/// many locks has `keys = 0 + 1 per_lock`, and so many more arguments for each. `bundle = PAIR`: it may be asked together with those
-/// of that one.
+/// Declares a `static` script: `script!(RELEASE = "reentrant/release", parts = ["held"], keys = 1,
+/// args = 3)`. A name without a file does not compile. The text of each part comes before the
+/// script's own, in this order. A script over many locks has `keys = 0 + 1 per_lock`, and its
+/// arguments in the same form. With `bundle = PAIR` it may be sent together with the scripts of
+/// that bundle.
 macro_rules! script {
     (@bundle) => { None };
     (@bundle $bundle:ident) => { Some(&$bundle) };
@@ -160,7 +190,8 @@ pub(crate) use script;
 #[derive(Debug, Clone)]
 pub(crate) enum Arg {
     Text(Arc<str>),
-    /// The channel of the plain lock of this name. Made when it is sent: whoever holds many locks keeps no channels.
+    /// The channel of the plain lock of this name. It is built when it is sent: a client that holds
+    /// many locks keeps no channels.
     ChannelOf(LockName),
     Number(u64),
     Bytes(Vec<u8>),
@@ -190,8 +221,8 @@ impl From<u32> for Arg {
     }
 }
 
-/// What to send: a script with its keys and arguments. The first key decides the link. What one lock asks for fits in, and
-/// allocates nothing.
+/// A call of a script, with its keys and arguments. The first key decides the link. A call for one
+/// lock fits in, without an allocation.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Call {
@@ -209,8 +240,18 @@ impl Call {
         let (keys, args) = (SmallVec::from_iter(keys), SmallVec::from_iter(args));
         let locks = keys.len().saturating_sub(script.keys.fixed) / script.keys.per_lock.max(1);
         let fits = |arity: Arity, count| count == arity.fixed + locks * arity.per_lock;
-        debug_assert!(fits(script.keys, keys.len()), "{}: {} keys", script.name, keys.len());
-        debug_assert!(fits(script.args, args.len()), "{}: {} args", script.name, args.len());
+        debug_assert!(
+            fits(script.keys, keys.len()),
+            "{}: {} keys",
+            script.name,
+            keys.len()
+        );
+        debug_assert!(
+            fits(script.args, args.len()),
+            "{}: {} args",
+            script.name,
+            args.len()
+        );
         Self { script, keys, args }
     }
 }
@@ -219,29 +260,57 @@ impl Call {
 mod tests {
     use super::*;
 
-    /// As Redis 7.0, 6.2, and Valkey 8 say it.
+    /// Errors of Redis 7.0, Redis 6.2 and Valkey 8.
     #[test]
     fn a_script_names_the_command_that_was_refused() {
-        script!(ACQUIRE = "reentrant/acquire", parts = ["owner", "claim", "raises"], keys = 1, args = 3);
-        let line = ACQUIRE.text(false).0.lines().position(|line| line.contains("call('hset'")).unwrap() + 1;
+        script!(
+            ACQUIRE = "reentrant/acquire",
+            parts = ["owner", "claim", "raises"],
+            keys = 1,
+            args = 3
+        );
+        let line = ACQUIRE
+            .text(false)
+            .0
+            .lines()
+            .position(|line| line.contains("call('hset'"))
+            .unwrap()
+            + 1;
         let kind = StoreErrorKind::UnknownCommand;
         for (said, command) in [
-            (format!("ERR Unknown Redis command called from script script: 6bb2, on @user_script:{line}."), "hset"),
-            (format!("@user_script: {line}: Unknown Redis command called from Lua script"), "hset"),
-            ("ERR Unknown command called from script".to_owned(), "pexpire"),
+            (
+                format!(
+                    "ERR Unknown Redis command called from script script: 6bb2, on @user_script:{line}."
+                ),
+                "hset",
+            ),
+            (
+                format!("@user_script: {line}: Unknown Redis command called from Lua script"),
+                "hset",
+            ),
+            (
+                "ERR Unknown command called from script".to_owned(),
+                "pexpire",
+            ),
         ] {
             let error = ACQUIRE.explained(StoreError::new(kind, false, said.clone()), false);
             assert_eq!(error.command(), Some(command), "{said}");
         }
-        // a key is no command
+        // an error about a key names no command
         let said = "ERR ACL failure in script: No permissions to access a key script: 30ad, on @user_script:1.";
-        let error = ACQUIRE.explained(StoreError::new(StoreErrorKind::NoPermission, false, said), false);
+        let error = ACQUIRE.explained(
+            StoreError::new(StoreErrorKind::NoPermission, false, said),
+            false,
+        );
         assert_eq!(error.command(), None);
     }
 
-    /// S8: a digest of another kind, or of other bytes, would make every EVALSHA a NOSCRIPT.
+    /// S8: with a digest of another kind, or of other bytes, each EVALSHA would be a NOSCRIPT.
     #[test]
     fn s8_the_digest_is_the_servers() {
-        assert_eq!(crate::store::sha1("return 1"), "e0e1f9fabfc9d4800c877a703b823ac0578ff8db");
+        assert_eq!(
+            crate::store::sha1("return 1"),
+            "e0e1f9fabfc9d4800c877a703b823ac0578ff8db"
+        );
     }
 }

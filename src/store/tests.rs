@@ -1,4 +1,5 @@
-//! A server that a test plays: plain locks, one connection, and messages of those that were freed.
+//! A server that a test plays: plain locks, one connection, and wake-up messages for released
+//! locks.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,36 +16,56 @@ use crate::{error::StoreErrorKind, sync::spawn};
 
 pub(crate) mod scripts;
 
-/// Nobody drives it: what is spawned there does not run, and a timer does not fire.
-static STOPPED: LazyLock<Runtime> = LazyLock::new(|| Builder::new_current_thread().enable_time().build().unwrap());
+/// A runtime that nothing drives: spawned tasks do not run, and timers do not fire.
+static STOPPED: LazyLock<Runtime> =
+    LazyLock::new(|| Builder::new_current_thread().enable_time().build().unwrap());
 
-/// One for all tests: it leads nowhere.
+/// A link that leads nowhere, shared by all tests.
 static NOWHERE: LazyLock<Arc<Link>> = LazyLock::new(|| {
     let dial = dials("redis://127.0.0.1:1", Config::default(), stopped()).for_scripts();
-    Link::new(dial, &Arc::new(Pace::new()), link::Carries::Requests)
+    Link::new(dial, &Arc::new(Pace::new()), link::LinkPurpose::Requests)
 });
 
-/// How the links of a client connect that hears no messages.
-pub(super) fn dials(url: &str, config: Config, own: Handle) -> Dials {
-    Dials::new(Endpoint::from_url(url).unwrap(), config, NAME.into(), own, None, Arc::new(|_| {}))
+/// Returns the options of a client that receives no messages.
+pub(super) fn dials(url: &str, config: Config, own: Handle) -> ConnectOptions {
+    ConnectOptions::new(
+        Endpoint::from_url(url).unwrap(),
+        config,
+        NAME.into(),
+        own,
+        None,
+        Arc::new(|_| {}),
+    )
 }
 
-/// What its connections are called.
+/// The name of its connections.
 pub(super) const NAME: &str = "a-name";
 
 script!(STRING_RELEASE = "string/release", keys = 1, args = 1);
 
-script!(ONE = "reentrant/acquire", parts = ["owner", "claim", "raises"], keys = 1, args = 3, bundle = BOTH);
-script!(OTHER = "reentrant/release", parts = ["fewer", "held"], keys = 1, args = 3, bundle = BOTH);
+script!(
+    ONE = "reentrant/acquire",
+    parts = ["owner", "claim", "raises"],
+    keys = 1,
+    args = 3,
+    bundle = BOTH
+);
+script!(
+    OTHER = "reentrant/release",
+    parts = ["fewer", "held"],
+    keys = 1,
+    args = 3,
+    bundle = BOTH
+);
 static BOTH: Bundle = Bundle::of(&[&ONE, &OTHER]);
 
-/// A request that may go together with others.
+/// Returns a request that may be bundled with others.
 pub(super) fn one_of_two(key: &str, is_other: bool) -> Call {
     let args = ["owner", "2", ""].map(|arg| Arg::Text(arg.into()));
     Call::new(if is_other { &OTHER } else { &ONE }, [key.into()], args)
 }
 
-/// A request that changes nothing: nobody has it.
+/// Returns a request that changes nothing: the owner holds no lock.
 pub(super) fn call(key: &str) -> Call {
     Call::new(&STRING_RELEASE, [key.into()], [Arg::Text("nobody".into())])
 }
@@ -53,15 +74,16 @@ pub(crate) fn stopped() -> Handle {
     STOPPED.handle().clone()
 }
 
-/// What the server knows.
+/// The server's data.
 #[derive(Debug, Default)]
 struct Known {
-    /// Owner and count of each lock that is held.
+    /// Owner and hold count of each held lock.
     records: BTreeMap<Arc<str>, (Arc<str>, u64)>,
     subscribed: BTreeSet<String>,
 }
 
-/// The server. Requests are executed in their order, and answered; whether or not somebody still waits for that.
+/// The server. It executes requests in order and replies, even if the caller no longer waits for
+/// the reply.
 #[derive(Debug)]
 pub(crate) struct Server {
     known: Mutex<Known>,
@@ -73,11 +95,17 @@ impl Server {
     pub(crate) fn start() -> (Arc<Self>, mpsc::UnboundedReceiver<Message>) {
         let (messages, published) = mpsc::unbounded_channel();
         let (requests, mut connection) = mpsc::unbounded_channel();
-        let server = Arc::new(Self { known: Mutex::default(), requests, messages });
+        let server = Arc::new(Self {
+            known: Mutex::default(),
+            requests,
+            messages,
+        });
         let executes = Arc::downgrade(&server);
         spawn(async move {
             while let Some((call, answer)) = connection.recv().await {
-                let Some(server) = executes.upgrade() else { return };
+                let Some(server) = executes.upgrade() else {
+                    return;
+                };
                 let _ = oneshot::Sender::send(answer, server.execute(&call));
             }
         });
@@ -88,7 +116,7 @@ impl Server {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who holds a lock, and how often.
+    /// Returns the owner of a lock and its hold count.
     pub(crate) fn record(&self, lock: &str) -> Option<(Arc<str>, u64)> {
         self.known().records.get(lock).cloned()
     }
@@ -104,7 +132,9 @@ impl Server {
     pub(super) async fn answer(&self, call: Call) -> Result<Value, StoreError> {
         let (answer, answered) = oneshot::channel();
         let _ = self.requests.send((call, answer));
-        answered.await.map_err(|_| StoreError::new(StoreErrorKind::Unavailable, true, "the test is over"))
+        answered
+            .await
+            .map_err(|_| StoreError::new(StoreErrorKind::Unavailable, true, "the test is over"))
     }
 
     fn execute(&self, call: &Call) -> Value {
@@ -141,7 +171,14 @@ impl Server {
         }
     }
 
-    fn release(&self, known: &mut Known, lock: &Arc<str>, owner: &Arc<str>, holds: u64, channel: &Arg) -> Value {
+    fn release(
+        &self,
+        known: &mut Known,
+        lock: &Arc<str>,
+        owner: &Arc<str>,
+        holds: u64,
+        channel: &Arg,
+    ) -> Value {
         match known.records.get_mut(lock) {
             Some((holder, count)) if holder == owner && holds > 0 => {
                 *count = holds.min(*count);
@@ -164,7 +201,7 @@ impl Server {
     }
 }
 
-/// A channel, and what was said there.
+/// A channel, and a message published there.
 pub(crate) type Message = (String, &'static str);
 
 impl Store {
@@ -173,7 +210,7 @@ impl Store {
         Self {
             servers: OnceLock::from(Servers::One(One::nowhere(&NOWHERE))),
             nowhere: OnceLock::new(),
-            dials: Arc::new(dials),
+            connect_options: Arc::new(dials),
             address: String::new(),
             played: Some(Arc::clone(server)),
         }

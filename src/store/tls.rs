@@ -1,4 +1,4 @@
-//! TLS with certificates of one's own: whom to believe, and what to show.
+//! TLS with custom certificates: which CAs to trust, and which client certificate to present.
 
 use std::{fmt, sync::Arc};
 
@@ -14,7 +14,8 @@ use fred::{
 
 use crate::error::{Error, Result, StoreError, StoreErrorKind};
 
-/// Certificates for servers that are spoken to by TLS: see [`LockClientBuilder::tls`](crate::LockClientBuilder::tls).
+/// The certificates for TLS connections to servers. See
+/// [`LockClientBuilder::tls`](crate::LockClientBuilder::tls).
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,13 +32,13 @@ use crate::error::{Error, Result, StoreError, StoreErrorKind};
 #[derive(Clone, Default)]
 #[must_use]
 pub struct Tls {
-    /// None: the system's.
+    /// Empty: the system's CAs.
     authorities: Vec<Vec<u8>>,
     client: Option<Client>,
     server_name: Option<String>,
 }
 
-/// What the server is shown.
+/// The client certificate and its key, in PEM.
 #[derive(Clone)]
 struct Client {
     chain: Vec<u8>,
@@ -45,7 +46,7 @@ struct Client {
 }
 
 impl fmt::Debug for Tls {
-    /// Without certificates and keys.
+    /// Omits certificates and keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tls")
             .field("authorities", &self.authorities.len())
@@ -56,34 +57,41 @@ impl fmt::Debug for Tls {
 }
 
 fn refuse<T>(reason: impl Into<String>) -> Result<T> {
-    Err(Error::InvalidConfig { reason: reason.into() })
+    Err(Error::InvalidConfig {
+        reason: reason.into(),
+    })
 }
 
 impl Tls {
-    /// As without it: the system's authorities, and no certificate to show.
+    /// Creates the default settings: the system's CAs, and no client certificate.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Authorities whose signatures on a server's certificate are believed, in PEM, one or more. Called again, it adds to them.
-    /// The system's are no longer believed then.
+    /// Adds CA certificates, in PEM, one or more per call. A server's certificate must be signed by
+    /// one of these CAs; the system's CAs are no longer trusted.
     pub fn ca_pem(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.authorities.push(pem.into());
         self
     }
 
-    /// The certificate that servers are shown who ask for one (`tls-auth-clients yes`), and its private key, both in PEM: the
-    /// certificate first, then those that lead to an authority that the server knows; the key as PKCS#8, PKCS#1 or SEC1, not
+    /// Sets the client certificate and its private key, both in PEM, for servers that request one
+    /// (`tls-auth-clients yes`). `chain` starts with the client's own certificate, followed by
+    /// those that lead to a CA that the server trusts. `key` is PKCS#8, PKCS#1 or SEC1, not
     /// encrypted.
     ///
-    /// With Sentinels, they are shown it too.
+    /// Sentinels receive the same certificate.
     pub fn client_cert_pem(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        self.client = Some(Client { chain: chain.into(), key: key.into() });
+        self.client = Some(Client {
+            chain: chain.into(),
+            key: key.into(),
+        });
         self
     }
 
-    /// The name that each server's certificate must have, whatever the address. Default: the host of the URL, or the one by
-    /// which a cluster or Sentinels name the server; where that is an IP address, the certificate must have that.
+    /// Sets the name that each server's certificate must have, whatever its address. Default: the
+    /// host in the URL, or the host by which the cluster or the Sentinels name the server. If that
+    /// is an IP address, the certificate must have that IP address.
     pub fn server_name(mut self, name: impl Into<String>) -> Self {
         self.server_name = Some(name.into());
         self
@@ -93,12 +101,14 @@ impl Tls {
         self.server_name.as_deref()
     }
 
-    /// No error quotes what was given.
+    /// Returns the TLS configuration. No error quotes a certificate or a key.
     pub(super) fn config(&self) -> Result<TlsConfig> {
         if let Some(name) = self.name()
             && ServerName::try_from(name).is_err()
         {
-            return refuse(format!("Tls::server_name is {name:?}; use a host name or an IP address, without a port"));
+            return refuse(format!(
+                "Tls::server_name is {name:?}; use a host name or an IP address, without a port"
+            ));
         }
         let roots = self.roots()?;
         let builder = match ClientConfig::builder_with_provider(Arc::new(default_provider()))
@@ -135,7 +145,9 @@ impl Tls {
         for pem in &self.authorities {
             for authority in certificates(pem, "Tls::ca_pem")? {
                 if let Err(error) = roots.add(authority) {
-                    return refuse(format!("a certificate of Tls::ca_pem cannot be used ({error})"));
+                    return refuse(format!(
+                        "a certificate of Tls::ca_pem cannot be used ({error})"
+                    ));
                 }
             }
         }
@@ -144,11 +156,21 @@ impl Tls {
             roots.add_parsable_certificates(system.certs);
             if roots.is_empty() {
                 let is_in_need = |error: &String| error.contains("Too many open files");
-                if let Some(why) = system.errors.iter().map(ToString::to_string).find(is_in_need) {
+                if let Some(why) = system
+                    .errors
+                    .iter()
+                    .map(ToString::to_string)
+                    .find(is_in_need)
+                {
                     let source = StoreError::new(StoreErrorKind::Unavailable, false, why);
-                    return Err(Error::Connect { address: "a server by TLS".into(), source });
+                    return Err(Error::Connect {
+                        address: "a server by TLS".into(),
+                        source,
+                    });
                 }
-                return refuse("the system has no certificates of authorities; give yours with Tls::ca_pem");
+                return refuse(
+                    "the system has no certificates of authorities; give yours with Tls::ca_pem",
+                );
             }
         }
         Ok(roots)

@@ -1,4 +1,5 @@
-//! A URL, read whole or refused: each part that is given is used, and none is read as another part.
+//! A URL, read completely or rejected: each part that is given is used, and none is taken for
+//! another part.
 
 use std::{fmt::Write as _, net::Ipv6Addr, path::PathBuf};
 
@@ -9,27 +10,35 @@ use crate::{
     options::{Login, Wire},
 };
 
-const FORMS: &str = "use redis://, redis-cluster:// or redis-sentinel://, with rediss for TLS, or redis+unix://";
+const FORMS: &str =
+    "use redis://, redis-cluster:// or redis-sentinel://, with rediss for TLS, or redis+unix://";
 
-/// What a URL says.
+/// The parts of a URL.
 pub(super) struct Url {
     pub(super) leads: Leads,
     pub(super) login: Option<Login>,
     pub(super) database: Option<u8>,
     pub(super) wire: Option<Wire>,
-    #[cfg_attr(not(feature = "rustls"), expect(dead_code, reason = "without TLS such a URL is refused"))]
+    #[cfg_attr(
+        not(feature = "rustls"),
+        expect(dead_code, reason = "without TLS such a URL is refused")
+    )]
     pub(super) is_secret: bool,
 }
 
-/// Where a URL leads: one address at least.
+/// Where a URL leads. Has at least one address.
 pub(super) enum Leads {
     Servers(Vec<Server>),
     Cluster(Vec<Server>),
-    Sentinels { at: Vec<Server>, service: String, login: Option<Login> },
+    Sentinels {
+        at: Vec<Server>,
+        service: String,
+        login: Option<Login>,
+    },
     Socket(PathBuf),
 }
 
-/// What a scheme asks for.
+/// The deployment that a scheme stands for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scheme {
     Server,
@@ -38,16 +47,21 @@ enum Scheme {
     Socket,
 }
 
-/// What follows the scheme may hold a password: no error quotes it.
+/// Returns an error. The part after the scheme may contain a password: no error quotes it.
 pub(super) fn refuse<T>(reason: impl Into<String>) -> Result<T> {
-    Err(Error::InvalidConfig { reason: reason.into() })
+    Err(Error::InvalidConfig {
+        reason: reason.into(),
+    })
 }
 
 impl Url {
-    /// Reads `redis://`, `redis-cluster://`, `redis-sentinel://`, the same with TLS (`rediss..`), each with user, password,
-    /// several addresses between commas, a database, and options after `?`; or `redis+unix://`.
+    /// Reads `redis://`, `redis-cluster://` or `redis-sentinel://`, or the same with TLS
+    /// (`rediss..`), each with user, password, addresses separated by commas, a database, and
+    /// options after `?`; or `redis+unix://`. `valkey` may replace `redis`.
     pub(super) fn read(url: &str) -> Result<Self> {
-        let Some((name, rest)) = url.split_once("://") else { return refuse(format!("it is no URL; {FORMS}")) };
+        let Some((name, rest)) = url.split_once("://") else {
+            return refuse(format!("it is no URL; {FORMS}"));
+        };
         let (scheme, is_secret) = match name {
             "redis+unix" | "valkey+unix" => (Scheme::Socket, false),
             "redis" | "valkey" => (Scheme::Server, false),
@@ -59,7 +73,9 @@ impl Url {
             _ => return refuse(format!("nestlock knows no such scheme; {FORMS}")),
         };
         if is_secret && !cfg!(feature = "rustls") {
-            return refuse(format!("{name}:// needs TLS; enable the feature `rustls` of nestlock"));
+            return refuse(format!(
+                "{name}:// needs TLS; enable the feature `rustls` of nestlock"
+            ));
         }
         if let Some(blank) = rest.chars().find(|c| c.is_whitespace() || c.is_control()) {
             return refuse(format!(
@@ -70,7 +86,7 @@ impl Url {
         let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
         if let Some(end) = behind.chars().next()
             && behind.contains('@')
-            // else it is the path of a socket, and no login can end there
+            // after an empty authority comes the path of a socket, in which no login can end
             && !(scheme == Scheme::Socket && authority.is_empty())
         {
             let password = percent_encode(end, "the password");
@@ -79,7 +95,10 @@ impl Url {
             ));
         }
         if behind.contains('#') {
-            return refuse(format!("the URL has a fragment, which means nothing; {}", percent_encode('#', "the URL")));
+            return refuse(format!(
+                "the URL has a fragment, which means nothing; {}",
+                percent_encode('#', "the URL")
+            ));
         }
         let (login, hosts) = match authority.rsplit_once('@') {
             Some((login, hosts)) => (Some(read_login(login)?), hosts),
@@ -95,33 +114,55 @@ impl Url {
         };
         if scheme == Scheme::Socket {
             if !matches!(hosts, "" | "localhost") {
-                return refuse("a socket has no host; write redis+unix://user:password@/path/to/socket");
+                return refuse(
+                    "a socket has no host; write redis+unix://user:password@/path/to/socket",
+                );
             }
             let path = decoded("the path", path)?;
-            // others read `/a/../b` as `/b`, which may be another one
-            if path.len() < 2 || path.contains('\0') || path.split('/').any(|name| matches!(name, "." | "..")) {
+            // other clients read `/a/../b` as `/b`, which may be another socket
+            if path.len() < 2
+                || path.contains('\0')
+                || path.split('/').any(|name| matches!(name, "." | ".."))
+            {
                 return refuse(
                     "the path must be that of a socket, without `.` and `..`; write redis+unix:///path/to/socket",
                 );
             }
-            let database = options.take("db").as_deref().map_or(Ok(None), read_database)?;
+            let database = options
+                .take("db")
+                .as_deref()
+                .map_or(Ok(None), read_database)?;
             let of_options = login_of(options.take("user"), options.take("pass"))?;
             if login.is_some() && of_options.is_some() {
                 return refuse("the login is given twice, before `@` and after `?`; leave one out");
             }
             let (leads, login) = (Leads::Socket(path.into()), login.or(of_options));
-            return Ok(Self { leads, login, database, wire, is_secret });
+            return Ok(Self {
+                leads,
+                login,
+                database,
+                wire,
+                is_secret,
+            });
         }
-        let port = if scheme == Scheme::Sentinel { 26379 } else { 6379 };
-        let mut at = hosts.split(',').map(|host| read_address(host, port)).collect::<Result<Vec<_>>>()?;
+        let port = if scheme == Scheme::Sentinel {
+            26379
+        } else {
+            6379
+        };
+        let mut at = hosts
+            .split(',')
+            .map(|host| read_address(host, port))
+            .collect::<Result<Vec<_>>>()?;
         while let Some(node) = options.take("node") {
             at.push(read_address(&node, port)?);
         }
         let path = path.strip_prefix('/').unwrap_or(path);
         let (leads, database) = match scheme {
             Scheme::Sentinel => {
-                let (service, database) = if let Some(service) = options.take("sentinelServiceName") {
-                    // as fred has it: the path is the database alone
+                let (service, database) = if let Some(service) = options.take("sentinelServiceName")
+                {
+                    // as in fred's URLs: the path is only the database
                     (service, path)
                 } else {
                     let (service, database) = path.split_once('/').unwrap_or((path, ""));
@@ -132,25 +173,40 @@ impl Url {
                         "the URL names no service; write it behind the addresses: redis-sentinel://a,b,c/name",
                     );
                 }
-                let login = login_of(options.take("sentinelUsername"), options.take("sentinelPassword"))?;
+                let login = login_of(
+                    options.take("sentinelUsername"),
+                    options.take("sentinelPassword"),
+                )?;
                 (Leads::Sentinels { at, service, login }, database)
             }
             Scheme::Cluster => (Leads::Cluster(at), path),
             Scheme::Server | Scheme::Socket => (Leads::Servers(at), path),
         };
-        Ok(Self { leads, login, database: read_database(database)?, wire, is_secret })
+        Ok(Self {
+            leads,
+            login,
+            database: read_database(database)?,
+            wire,
+            is_secret,
+        })
     }
 }
 
-/// What stands after `?`, decoded.
+/// The options after `?`, decoded.
 struct Options(Vec<(String, String)>);
 
 impl Options {
-    /// Refuses what means nothing in this form, or is said twice.
+    /// Rejects options that this scheme does not have, and duplicates.
     fn read(query: &str, scheme: Scheme) -> Result<Self> {
         let known: &[&str] = match scheme {
             Scheme::Server | Scheme::Cluster => &["wire", "node"],
-            Scheme::Sentinel => &["wire", "node", "sentinelServiceName", "sentinelUsername", "sentinelPassword"],
+            Scheme::Sentinel => &[
+                "wire",
+                "node",
+                "sentinelServiceName",
+                "sentinelUsername",
+                "sentinelPassword",
+            ],
             Scheme::Socket => &["wire", "db", "user", "pass"],
         };
         let mut options: Vec<(String, String)> = Vec::new();
@@ -158,7 +214,9 @@ impl Options {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             if !known.contains(&name) {
                 let known = known.join("=, ");
-                return refuse(format!("the URL has an option after `?` that is none of {known}="));
+                return refuse(format!(
+                    "the URL has an option after `?` that is none of {known}="
+                ));
             }
             if name != "node" && options.iter().any(|(known, _)| known == name) {
                 return refuse(format!("the option `{name}` is given twice; leave one out"));
@@ -168,7 +226,7 @@ impl Options {
                 return refuse(format!("{what} has no value"));
             }
             if value.contains('+') {
-                // others read it as a blank
+                // other clients read it as a space
                 return refuse(percent_encode('+', &what));
             }
             options.push((name.to_owned(), decoded(&what, value)?));
@@ -176,14 +234,14 @@ impl Options {
         Ok(Self(options))
     }
 
-    /// The first of this name.
+    /// Removes and returns the first option of this name.
     fn take(&mut self, name: &str) -> Option<String> {
         let at = self.0.iter().position(|(known, _)| known == name)?;
         Some(self.0.remove(at).1)
     }
 }
 
-/// User and password, before `@`.
+/// Reads user and password, the part before `@`.
 fn read_login(login: &str) -> Result<Login> {
     let (user, password) = login.split_once(':').unwrap_or((login, ""));
     let read = |part: &str, what: &str| match part.chars().find(|c| matches!(c, '@' | '[' | ']')) {
@@ -220,7 +278,10 @@ fn read_address(address: &str, default: u16) -> Result<Server> {
         if host.is_empty() {
             return refuse("the URL names no host, or an address between commas is empty");
         }
-        if !host.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'-' | b'_')) {
+        if !host
+            .bytes()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'-' | b'_'))
+        {
             return refuse(
                 "the host must be a name of ASCII letters, digits, `.`, `-` and `_`, an IPv4 address, or an IPv6 address \
                  between [ and ]",
@@ -235,7 +296,9 @@ fn read_address(address: &str, default: u16) -> Result<Server> {
     };
     match port {
         Some(port) => Ok(Server::new(host, port)),
-        None => refuse("the port must be a number from 1 to 65535; an IPv6 address stands between [ and ]"),
+        None => refuse(
+            "the port must be a number from 1 to 65535; an IPv6 address stands between [ and ]",
+        ),
     }
 }
 
@@ -249,17 +312,21 @@ fn read_database(database: &str) -> Result<Option<u8>> {
     }
 }
 
-/// Digits, and nothing else.
+/// Parses a number that consists only of digits: `parse` alone would accept `+1`.
 fn number<N: std::str::FromStr>(text: &str) -> Option<N> {
-    text.bytes().all(|c| c.is_ascii_digit()).then(|| text.parse().ok())?
+    text.bytes()
+        .all(|c| c.is_ascii_digit())
+        .then(|| text.parse().ok())?
 }
 
-/// What is percent-encoded, as it is meant.
+/// Decodes percent-encoding. `what` names the part in errors.
 fn decoded(what: &str, text: &str) -> Result<String> {
     let mut pieces = text.split('%');
     let mut bytes = pieces.next().unwrap_or_default().as_bytes().to_vec();
     for piece in pieces {
-        let hex = piece.get(..2).filter(|hex| hex.bytes().all(|c| c.is_ascii_hexdigit()));
+        let hex = piece
+            .get(..2)
+            .filter(|hex| hex.bytes().all(|c| c.is_ascii_hexdigit()));
         let Some(byte) = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) else {
             return refuse(percent_encode('%', what));
         };
@@ -269,7 +336,7 @@ fn decoded(what: &str, text: &str) -> Result<String> {
     String::from_utf8(bytes).or_else(|_| refuse(format!("{what} must be UTF-8 once it is decoded")))
 }
 
-/// What to do about a character.
+/// Returns the advice to percent-encode a character in this part.
 fn percent_encode(c: char, what: &str) -> String {
     let mut advice = format!("percent-encode `{}` in {what} as ", c.escape_default());
     for byte in c.encode_utf8(&mut [0; 4]).bytes() {

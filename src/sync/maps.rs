@@ -1,4 +1,5 @@
-//! In unit tests: what the engine uses of dashmap, behind one mutex of shuttle's. It clones no key, as handles are counted.
+//! For unit tests: the part of dashmap that the engine uses, behind one mutex of shuttle. It clones
+//! no key, since the engine counts the references to the hold in a key.
 
 use std::{borrow::Borrow, ops::Deref, rc::Rc, sync::PoisonError};
 
@@ -9,7 +10,7 @@ type Pairs<K, V> = Vec<(K, V)>;
 #[derive(Debug)]
 pub(crate) struct DashMap<K, V>(Mutex<Pairs<K, V>>);
 
-/// A pair of a map that is locked meanwhile.
+/// A pair of a map. The map stays locked while this lives.
 pub(crate) struct Ref<'a, K, V> {
     pairs: Rc<MutexGuard<'a, Pairs<K, V>>>,
     at: usize,
@@ -39,7 +40,8 @@ pub(crate) struct Occupied<'a, K, V>(Ref<'a, K, V>);
 pub(crate) struct Vacant<'a, K, V>(MutexGuard<'a, Pairs<K, V>>, K);
 
 impl<'a, K, V> Entry<'a, K, V> {
-    /// With the key that the map has, not the one that was asked for.
+    /// Inserts a default value if the key is missing. Keeps the map's own key, not the one passed
+    /// in.
     pub(crate) fn or_default(self) -> Ref<'a, K, V>
     where
         V: Default,
@@ -62,7 +64,10 @@ impl<'a, K, V> Vacant<'a, K, V> {
         let Self(mut pairs, key) = self;
         let at = pairs.len();
         pairs.push((key, value));
-        Ref { pairs: Rc::new(pairs), at }
+        Ref {
+            pairs: Rc::new(pairs),
+            at,
+        }
     }
 }
 
@@ -84,13 +89,19 @@ impl<K: Eq, V> DashMap<K, V> {
         K: Borrow<Q>,
     {
         let pairs = self.pairs();
-        place(&pairs, key).map(|at| Ref { pairs: Rc::new(pairs), at })
+        place(&pairs, key).map(|at| Ref {
+            pairs: Rc::new(pairs),
+            at,
+        })
     }
 
     pub(crate) fn entry(&self, key: K) -> Entry<'_, K, V> {
         let pairs = self.pairs();
         match place(&pairs, &key) {
-            Some(at) => Entry::Occupied(Occupied(Ref { pairs: Rc::new(pairs), at })),
+            Some(at) => Entry::Occupied(Occupied(Ref {
+                pairs: Rc::new(pairs),
+                at,
+            })),
             None => Entry::Vacant(Vacant(pairs, key)),
         }
     }
@@ -104,7 +115,11 @@ impl<K: Eq, V> DashMap<K, V> {
         None
     }
 
-    pub(crate) fn remove_if<Q: Eq + ?Sized>(&self, key: &Q, gone: impl FnOnce(&K, &V) -> bool) -> Option<(K, V)>
+    pub(crate) fn remove_if<Q: Eq + ?Sized>(
+        &self,
+        key: &Q,
+        gone: impl FnOnce(&K, &V) -> bool,
+    ) -> Option<(K, V)>
     where
         K: Borrow<Q>,
     {
@@ -116,7 +131,10 @@ impl<K: Eq, V> DashMap<K, V> {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = Ref<'_, K, V>> {
         let pairs = Rc::new(self.pairs());
-        (0..pairs.len()).map(move |at| Ref { pairs: Rc::clone(&pairs), at })
+        (0..pairs.len()).map(move |at| Ref {
+            pairs: Rc::clone(&pairs),
+            at,
+        })
     }
 
     pub(crate) fn contains_key<Q: Eq + ?Sized>(&self, key: &Q) -> bool

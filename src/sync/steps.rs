@@ -1,11 +1,11 @@
-//! In unit tests: tokio's `Notify` and `Semaphore`, where each call is a step before which others may run.
+//! For unit tests: tokio's `Notify` and `Semaphore`, where other tasks may run before each call.
 
 use std::sync::Arc;
 
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError, futures::Notified};
 
-/// Read before each call: that is where shuttle looks who runs next.
+/// A value that is read before each call: at such a read, shuttle chooses the task that runs next.
 #[derive(Debug)]
 struct Step(AtomicBool);
 
@@ -44,7 +44,10 @@ pub(crate) struct Semaphore(Arc<tokio::sync::Semaphore>, Step);
 
 impl Semaphore {
     pub(crate) fn new(permits: usize) -> Self {
-        Self(Arc::new(tokio::sync::Semaphore::new(permits)), Step(AtomicBool::new(false)))
+        Self(
+            Arc::new(tokio::sync::Semaphore::new(permits)),
+            Step(AtomicBool::new(false)),
+        )
     }
 
     fn step(&self) -> &Arc<tokio::sync::Semaphore> {
@@ -68,11 +71,15 @@ impl Semaphore {
         self.step().close();
     }
 
-    pub(crate) fn try_acquire_owned(self: Arc<Self>) -> Result<OwnedSemaphorePermit, TryAcquireError> {
+    pub(crate) fn try_acquire_owned(
+        self: Arc<Self>,
+    ) -> Result<OwnedSemaphorePermit, TryAcquireError> {
         Arc::clone(self.step()).try_acquire_owned()
     }
 
-    pub(crate) async fn acquire_owned(self: Arc<Self>) -> Result<OwnedSemaphorePermit, AcquireError> {
+    pub(crate) async fn acquire_owned(
+        self: Arc<Self>,
+    ) -> Result<OwnedSemaphorePermit, AcquireError> {
         let permits = Arc::clone(self.step());
         permits.acquire_owned().await
     }

@@ -1,4 +1,4 @@
-//! Runs a scenario in thousands of orders, and sees to it that it met what it was made for.
+//! Runs a scenario in thousands of schedules, and checks that it met the cases that it is for.
 
 use std::{
     collections::BTreeMap,
@@ -12,26 +12,36 @@ use shuttle::{
 
 use crate::store::tests::stopped;
 
-/// Preemptions of a run, where they are few and far between.
+/// Preemptions per run, with the scheduler that preempts rarely.
 const DEPTH: usize = 3;
-/// Steps of a run: whatever takes more waits for what never comes.
+/// Steps per run: a run that takes more waits for an event that never comes.
 const LONGEST: usize = 50_000;
 
-/// How often something happened in all runs.
+/// How often each event happened, in all runs.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen(Arc<Mutex<BTreeMap<&'static str, usize>>>);
 
 impl Seen {
     pub(crate) fn note(&self, what: &'static str) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(what).or_default() += 1;
+        *self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(what)
+            .or_default() += 1;
     }
 
     fn times(&self, what: &str) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(what).copied().unwrap_or(0)
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(what)
+            .copied()
+            .unwrap_or(0)
     }
 }
 
-/// Tells after how many runs a scenario failed.
+/// Reports in which run a scenario failed.
 struct Report<'a>(&'a Seen);
 
 impl Drop for Report<'_> {
@@ -42,12 +52,18 @@ impl Drop for Report<'_> {
     }
 }
 
-/// Runs a scenario in so many random orders, and in as many where one task runs as long as it can. A run where
-/// everybody waits for somebody else fails. So does the whole if any of `must_see` was never seen: nothing was proved then.
+/// Runs a scenario in `orders` random schedules, and in as many where one task runs as long as it
+/// can. A run fails if it deadlocks. The test also fails if any of `must_see` was seen no more
+/// often than once in 100 runs: it would then prove little.
 ///
-/// `NESTLOCK_SHUTTLE=20` for twenty times as many.
-pub(crate) fn explore(orders: usize, must_see: &[&'static str], scenario: impl Fn(&Seen) + Send + Sync + 'static) {
-    let factor: usize = std::env::var("NESTLOCK_SHUTTLE").map_or(1, |factor| factor.parse().expect("a number"));
+/// `NESTLOCK_SHUTTLE=20` runs 20 times as many.
+pub(crate) fn explore(
+    orders: usize,
+    must_see: &[&'static str],
+    scenario: impl Fn(&Seen) + Send + Sync + 'static,
+) {
+    let factor: usize =
+        std::env::var("NESTLOCK_SHUTTLE").map_or(1, |factor| factor.parse().expect("a number"));
     let (orders, seen) = (orders * factor, Seen::default());
     let (scenario, noted) = (Arc::new(scenario), seen.clone());
     let _report = Report(&seen);
@@ -64,14 +80,21 @@ pub(crate) fn explore(orders: usize, must_see: &[&'static str], scenario: impl F
             scenario(&noted);
         })
     };
-    let ran = run(Box::new(RandomScheduler::new(orders))) + run(Box::new(PctScheduler::new(DEPTH, orders)));
-    assert!(ran == 2 * orders && seen.times("run") == ran && ran > 0, "{ran} runs: {seen:?}");
+    let ran = run(Box::new(RandomScheduler::new(orders)))
+        + run(Box::new(PctScheduler::new(DEPTH, orders)));
+    assert!(
+        ran == 2 * orders && seen.times("run") == ran && ran > 0,
+        "{ran} runs: {seen:?}"
+    );
     for what in must_see {
-        assert!(seen.times(what) > ran / 100, "no run has met {what:?}: {seen:?}");
+        assert!(
+            seen.times(what) > ran / 100,
+            "no run has met {what:?}: {seen:?}"
+        );
     }
 }
 
-/// Waits for a moment; as long as that is somebody else's turn to decide.
+/// Yields a random number of times, below `most`: the scheduler decides which tasks run in between.
 pub(crate) async fn moments(most: usize) {
     use shuttle::rand::Rng;
     for _ in 0..shuttle::rand::thread_rng().gen_range(0..most) {

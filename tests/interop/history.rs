@@ -39,7 +39,9 @@ pub fn judge(mut holds: Vec<Hold>) -> Verdict {
     for hold in &holds {
         assert!(hold.start <= hold.end, "{hold:?} ends before it begins");
         overlaps += usize::from(hold.start < if hold.shared { alone_until } else { all_until });
-        together += usize::from(hold.shared && (alone_until..all_until).contains(&hold.start) && last != Some(hold.by));
+        together += usize::from(
+            hold.shared && (alone_until..all_until).contains(&hold.start) && last != Some(hold.by),
+        );
         if !hold.shared {
             alone_until = alone_until.max(hold.end);
         }
@@ -54,52 +56,91 @@ pub fn judge(mut holds: Vec<Hold>) -> Verdict {
         overlaps,
         together,
         stale: tokens.windows(2).filter(|two| two[1] <= two[0]).count(),
-        handovers: holds.windows(2).filter(|two| two[0].by != two[1].by).count(),
-        longest: holds.iter().map(|hold| hold.end - hold.start).max().unwrap_or(0),
+        handovers: holds
+            .windows(2)
+            .filter(|two| two[0].by != two[1].by)
+            .count(),
+        longest: holds
+            .iter()
+            .map(|hold| hold.end - hold.start)
+            .max()
+            .unwrap_or(0),
     }
 }
 
 #[cfg(test)]
 fn alone(start: u64, end: u64, by: usize) -> Hold {
-    Hold { start, end, by, shared: false, token: None }
+    Hold {
+        start,
+        end,
+        by,
+        shared: false,
+        token: None,
+    }
 }
 
 #[test]
 fn overlaps_are_counted() {
     let verdict = |holds: &[(u64, u64, usize)]| {
-        let verdict = judge(holds.iter().map(|&(start, end, by)| alone(start, end, by)).collect());
+        let verdict = judge(
+            holds
+                .iter()
+                .map(|&(start, end, by)| alone(start, end, by))
+                .collect(),
+        );
         (verdict.overlaps, verdict.handovers)
     };
     assert_eq!(verdict(&[]), (0, 0));
-    assert_eq!(verdict(&[(1, 2, 0), (2, 3, 0), (4, 5, 1), (6, 7, 0)]), (0, 2));
+    assert_eq!(
+        verdict(&[(1, 2, 0), (2, 3, 0), (4, 5, 1), (6, 7, 0)]),
+        (0, 2)
+    );
     // in any order, and by the same worker
     assert_eq!(verdict(&[(3, 5, 0), (1, 4, 1)]), (1, 1));
     assert_eq!(verdict(&[(1, 4, 0), (3, 5, 0)]), (1, 0));
     // a long one over several short ones
-    assert_eq!(verdict(&[(1, 10, 0), (2, 3, 1), (4, 5, 1), (11, 12, 1)]), (2, 1));
+    assert_eq!(
+        verdict(&[(1, 10, 0), (2, 3, 1), (4, 5, 1), (11, 12, 1)]),
+        (2, 1)
+    );
     assert_eq!(judge(vec![alone(1, 10, 0)]).longest, 9);
 }
 
 #[test]
 fn shared_holds_overlap_only_those_that_are_not() {
     let verdict = |holds: &[(u64, u64, usize, bool)]| {
-        let hold = |&(start, end, by, shared)| Hold { shared, ..alone(start, end, by) };
+        let hold = |&(start, end, by, shared)| Hold {
+            shared,
+            ..alone(start, end, by)
+        };
         let verdict = judge(holds.iter().map(hold).collect());
         (verdict.alone, verdict.overlaps, verdict.together)
     };
-    assert_eq!(verdict(&[(1, 4, 0, true), (2, 3, 1, true), (3, 9, 1, true)]), (0, 0, 2));
+    assert_eq!(
+        verdict(&[(1, 4, 0, true), (2, 3, 1, true), (3, 9, 1, true)]),
+        (0, 0, 2)
+    );
     assert_eq!(verdict(&[(1, 4, 0, true), (5, 6, 1, true)]), (0, 0, 0));
     assert_eq!(verdict(&[(1, 4, 0, true), (2, 3, 1, false)]), (1, 1, 0));
-    assert_eq!(verdict(&[(1, 4, 0, false), (2, 3, 1, true), (3, 5, 0, true)]), (1, 2, 0));
+    assert_eq!(
+        verdict(&[(1, 4, 0, false), (2, 3, 1, true), (3, 5, 0, true)]),
+        (1, 2, 0)
+    );
 }
 
 #[test]
 fn tokens_that_do_not_rise_are_counted() {
     let stale = |tokens: &[u64]| {
-        let hold = |(at, &token): (usize, _)| Hold { token: Some(token), ..alone(at as u64, at as u64, 0) };
+        let hold = |(at, &token): (usize, _)| Hold {
+            token: Some(token),
+            ..alone(at as u64, at as u64, 0)
+        };
         judge(tokens.iter().enumerate().map(hold).collect()).stale
     };
-    assert_eq!((stale(&[1, 2, 7]), stale(&[1, 1, 2]), stale(&[3, 2, 4, 1])), (0, 1, 2));
+    assert_eq!(
+        (stale(&[1, 2, 7]), stale(&[1, 1, 2]), stale(&[3, 2, 4, 1])),
+        (0, 1, 2)
+    );
 }
 
 #[test]

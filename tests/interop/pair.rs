@@ -28,7 +28,11 @@ impl Pair {
     pub fn start(libraries: [Library; 2], servers: usize, prefix: &'static str) -> Self {
         let servers = Servers::start(servers);
         let workers = libraries.map(|library| Worker::start(library, &servers));
-        Self { servers, workers, prefix }
+        Self {
+            servers,
+            workers,
+            prefix,
+        }
     }
 
     pub fn servers(&self) -> &Servers {
@@ -55,7 +59,9 @@ impl Pair {
     pub fn token(&self, name: &str) -> String {
         let key = self.key(name);
         // some go on when a majority has answered
-        eventually("all servers have the record", || self.servers.get(&key).iter().all(Option::is_some));
+        eventually("all servers have the record", || {
+            self.servers.get(&key).iter().all(Option::is_some)
+        });
         let mut tokens: Vec<String> = self.servers.get(&key).into_iter().flatten().collect();
         tokens.dedup();
         assert_eq!(tokens.len(), 1, "the servers disagree: {tokens:?}");
@@ -66,27 +72,40 @@ impl Pair {
     /// Waits until no server has a record.
     pub fn free(&self, name: &str) {
         let key = self.key(name);
-        eventually("the record is gone", || self.servers.get(&key).iter().all(Option::is_none));
+        eventually("the record is gone", || {
+            self.servers.get(&key).iter().all(Option::is_none)
+        });
     }
 
     /// Waits until the record ends within this time, in ms, on each server.
     fn ends_within(&self, name: &str, range: std::ops::RangeInclusive<u64>) {
         let key = self.key(name);
         let ends = || self.servers.call_all(&["PTTL", &key]);
-        let all = || ends().iter().all(|ttl| u64::try_from(ttl.int()).is_ok_and(|ttl| range.contains(&ttl)));
+        let all = || {
+            ends()
+                .iter()
+                .all(|ttl| u64::try_from(ttl.int()).is_ok_and(|ttl| range.contains(&ttl)))
+        };
         eventually(&format!("a TTL in {range:?}"), all);
     }
 
     /// Deletes the record on some of the servers, as nobody may.
     fn delete(&self, name: &str, servers: std::ops::Range<usize>) {
         for server in servers {
-            assert_eq!(self.servers.call(server, &["DEL", &self.key(name)]).int(), 1, "there was no record");
+            assert_eq!(
+                self.servers.call(server, &["DEL", &self.key(name)]).int(),
+                1,
+                "there was no record"
+            );
         }
     }
 
     /// Attempts to take a lock on the first server.
     fn attempts(&self) -> u64 {
-        ["set", "eval", "evalsha"].iter().map(|command| self.servers.count_of(command)).sum()
+        ["set", "eval", "evalsha"]
+            .iter()
+            .map(|command| self.servers.count_of(command))
+            .sum()
     }
 
     /// A holds, B is busy, A extends, B waits, A releases, B gets it: and the other way round.
@@ -99,7 +118,11 @@ impl Pair {
             let token = self.token("turn");
             self.ends_within("turn", LONG - 20_000..=LONG);
             self.does(b, &format!("acquire turn {LONG} 0"), "busy");
-            assert_eq!(self.token("turn"), token, "who did not get it has changed the record");
+            assert_eq!(
+                self.token("turn"),
+                token,
+                "who did not get it has changed the record"
+            );
             self.does(a, &format!("extend turn {}", 2 * LONG), "extended");
             self.ends_within("turn", LONG + 1..=2 * LONG);
             assert_eq!(self.token("turn"), token);
@@ -121,7 +144,12 @@ impl Pair {
         }
         let holds = [0, 1].map(|by| self.workers[by].holds(by)).concat();
         let verdict = judge(holds);
-        let counter = self.servers.call(0, &["GET", "counter"]).text().parse().expect("a count");
+        let counter = self
+            .servers
+            .call(0, &["GET", "counter"])
+            .text()
+            .parse()
+            .expect("a count");
         let [a, b] = self.workers.each_ref().map(Worker::library);
         println!(
             "{a} and {b} on {} server(s), locks {names:?}: {} holds, {} overlaps, counter {counter}, {} handovers, \
@@ -133,15 +161,24 @@ impl Pair {
             verdict.longest as f64 / 1e6,
             start.elapsed().as_secs_f64(),
         );
-        assert!(verdict.longest < LONG * MS, "the machine stood still: this says nothing about the locks");
+        assert!(
+            verdict.longest < LONG * MS,
+            "the machine stood still: this says nothing about the locks"
+        );
         (verdict, counter)
     }
 
     /// Both hold one lock, at random: never at once.
     pub fn at_random(&mut self, each: usize) {
         let (verdict, counter) = self.history(["random", "random"], each);
-        assert_eq!((verdict.holds, verdict.overlaps, counter), (2 * each, 0, 2 * each));
-        assert!(verdict.handovers >= each / 10, "they were not at it at the same time: {verdict:?}");
+        assert_eq!(
+            (verdict.holds, verdict.overlaps, counter),
+            (2 * each, 0, 2 * each)
+        );
+        assert!(
+            verdict.handovers >= each / 10,
+            "they were not at it at the same time: {verdict:?}"
+        );
     }
 
     /// Both hold a lock of their own: that must be noticed, or [`Pair::at_random`] notices nothing.
@@ -161,7 +198,11 @@ impl Pair {
             self.ask(b, &format!("acquire {name} {LONG} 3000"));
             let start = self.tells(b, "acquired");
             // the server's clock for TTLs counts whole milliseconds
-            assert!(start + MS >= asked + SHORT * MS, "{} ns too early", asked + SHORT * MS - start);
+            assert!(
+                start + MS >= asked + SHORT * MS,
+                "{} ns too early",
+                asked + SHORT * MS - start
+            );
             self.taken_from(a, b, name);
         }
     }
@@ -196,7 +237,9 @@ impl Pair {
             self.does(b, &format!("acquire {name} {LONG} 0"), "busy");
             self.does(b, &format!("acquire {name} {LONG} 1000"), "busy");
             let key = self.key(name);
-            eventually("no key of who did not get it", || self.servers.get(&key)[0].is_none());
+            eventually("no key of who did not get it", || {
+                self.servers.get(&key)[0].is_none()
+            });
             self.does(a, &format!("release {name}"), "released");
             self.free(name);
         }
@@ -219,7 +262,10 @@ impl Pair {
         for _ in 0..5 {
             self.servers.call(0, &["DEL", "counter"]);
             let (verdict, counter) = self.history(["random", "random"], each);
-            assert_eq!((verdict.holds, verdict.overlaps, counter), (2 * each, 0, 2 * each));
+            assert_eq!(
+                (verdict.holds, verdict.overlaps, counter),
+                (2 * each, 0, 2 * each)
+            );
             if verdict.handovers >= each / 10 {
                 return;
             }

@@ -32,11 +32,19 @@ fn each_wakes_the_other() {
 
 /// Moves the slot of this key to another master.
 fn moves(all: &Sides, key: &str) {
-    let Servers::Cluster(cluster) = &all.servers else { panic!("no cluster") };
+    let Servers::Cluster(cluster) = &all.servers else {
+        panic!("no cluster")
+    };
     let slot = SpawnedCluster::slot_of(key);
     let from = cluster.master_of(slot).expect("a master").addr();
-    let to = cluster.nodes().iter().find(|node| node.addr() != from).expect("another master");
-    cluster.migrate(slot, to).unwrap_or_else(|error| panic!("{error}"));
+    let to = cluster
+        .nodes()
+        .iter()
+        .find(|node| node.addr() != from)
+        .expect("another master");
+    cluster
+        .migrate(slot, to)
+        .unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// Held, and waited for, while its slot moves: nobody else gets it before its release. That wakes who waits, if it is ours.
@@ -54,14 +62,25 @@ fn a_slot_moves_while_one_holds_and_the_other_waits() {
 fn moves_while_held(all: &mut Sides, kind: &str, holder: usize, lease: u64, limit: u64) {
     let (key, waiter) = (format!("{kind}-{holder}"), 1 - holder);
     let held = format!("{kind}/{key}");
-    let barred = if kind == "read" { format!("write/{key}") } else { held.clone() };
+    let barred = if kind == "read" {
+        format!("write/{key}")
+    } else {
+        held.clone()
+    };
     all.does(holder, &format!("acquire {held} {lease} 0"), "acquired");
     all.waits(waiter, 1, &format!("acquire {barred} {LONG} {LONG}"));
     moves(all, &key);
     all.does(waiter, &format!("acquire {barred} {LONG} 0"), "busy");
-    assert!(all.sides[waiter][1].has_answered("acquired").is_none(), "{held} is held still");
+    assert!(
+        all.sides[waiter][1].has_answered("acquired").is_none(),
+        "{held} is held still"
+    );
     let freed = all.does(holder, &format!("release {held}"), "released");
     let start = all.sides[waiter][1].tells("acquired");
-    assert!(start > freed && start < freed + limit * MS, "{held}: {} ms", (start - freed) / MS);
+    assert!(
+        start > freed && start < freed + limit * MS,
+        "{held}: {} ms",
+        (start - freed) / MS
+    );
     all.sides[waiter][1].does(&format!("release {barred}"), "released");
 }

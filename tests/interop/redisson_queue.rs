@@ -22,8 +22,10 @@ fn settings() -> String {
 fn places_are_kept(holder: usize) {
     let mut all = Sides::start(4, &settings());
     all.does(holder, "acquire fair/queue 0 0", "acquired");
-    let mut waiting: Vec<(usize, usize)> =
-        [1, 2, 3].into_iter().flat_map(|task| [(1 - holder, task), (holder, task)]).collect();
+    let mut waiting: Vec<(usize, usize)> = [1, 2, 3]
+        .into_iter()
+        .flat_map(|task| [(1 - holder, task), (holder, task)])
+        .collect();
     for &(side, task) in &waiting {
         all.waits(side, task, &format!("acquire fair/queue {LONG} {LONG}"));
     }
@@ -32,7 +34,12 @@ fn places_are_kept(holder: usize) {
     let kept = |all: &Sides, queue: &[String], long: u64| {
         let start = monotonic_ns();
         while monotonic_ns() - start < long * MS {
-            assert_eq!(all.queue("queue"), queue, "after {} ms", (monotonic_ns() - start) / MS);
+            assert_eq!(
+                all.queue("queue"),
+                queue,
+                "after {} ms",
+                (monotonic_ns() - start) / MS
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     };
@@ -63,8 +70,9 @@ fn live_waiters_keep_their_places_while_redisson_holds() {
 /// Those who wait first are killed: the lock is free for the next after about one patience, however many they were.
 fn dead_waiters_leave(dead: [usize; 2]) {
     let mut all = Sides::start(2, &settings());
-    let mut doomed: Vec<Vec<Worker>> =
-        [0, 1].map(|side| Worker::several(LIBRARIES[side], &all.servers, &settings(), 1 + dead[side])).into();
+    let mut doomed: Vec<Vec<Worker>> = [0, 1]
+        .map(|side| Worker::several(LIBRARIES[side], &all.servers, &settings(), 1 + dead[side]))
+        .into();
     all.does(NESTLOCK, "acquire fair/queue 0 0", "acquired");
     for task in 1..=dead[0].max(dead[1]) {
         for workers in &mut doomed {
@@ -85,9 +93,17 @@ fn dead_waiters_leave(dead: [usize; 2]) {
     while !waiting.is_empty() {
         let first = waiting[0];
         let (side, task, at) = all.next(&mut waiting, LONG);
-        println!("{dead:?} dead: {} has it after {} ms", LIBRARIES[side], (at - killed) / MS);
+        println!(
+            "{dead:?} dead: {} has it after {} ms",
+            LIBRARIES[side],
+            (at - killed) / MS
+        );
         assert_eq!((side, task), first, "out of turn");
-        assert!(at < killed + (2 * PATIENCE + WATCHDOG) * MS, "{} ms after the kill", (at - killed) / MS);
+        assert!(
+            at < killed + (2 * PATIENCE + WATCHDOG) * MS,
+            "{} ms after the kill",
+            (at - killed) / MS
+        );
         all.sides[side][task].does("release fair/queue", "released");
     }
     all.nothing_left(&[]);

@@ -20,22 +20,38 @@ fn outlives_a_dead_reader(lease: u64, release: bool) {
     let mut all = Sides::start(2, &settings);
     let mut doomed = Worker::several(Library::Redisson, &all.servers, &settings, 1).remove(0);
     let asked = monotonic_ns();
-    all.does(NESTLOCK, &format!("acquire read/shared {lease} 0"), "acquired");
+    all.does(
+        NESTLOCK,
+        &format!("acquire read/shared {lease} 0"),
+        "acquired",
+    );
     doomed.does("acquire read/shared 0 0", "acquired");
     let ttl = |all: &Sides| all.call(&["PTTL", "shared"]).int();
     if lease > 0 {
-        eventually("Redisson has renewed its hold", || ttl(&all) <= WATCHDOG as i64);
+        eventually("Redisson has renewed its hold", || {
+            ttl(&all) <= WATCHDOG as i64
+        });
     }
     doomed.kill();
     let killed = monotonic_ns();
     for side in [NESTLOCK, REDISSON] {
         all.sides[side][1].ask(&format!("acquire write/shared {WATCHDOG} {LONG}"));
     }
-    let until = if release { killed + 3 * WATCHDOG * MS } else { asked + (lease - lease / 100 - 2) * MS };
+    let until = if release {
+        killed + 3 * WATCHDOG * MS
+    } else {
+        asked + (lease - lease / 100 - 2) * MS
+    };
     while monotonic_ns() < until {
-        let (mode, since) = (all.call(&["HGET", "shared", "mode"]), (monotonic_ns() - killed) / MS);
+        let (mode, since) = (
+            all.call(&["HGET", "shared", "mode"]),
+            (monotonic_ns() - killed) / MS,
+        );
         let read = matches!(&mode, Reply::Text(mode) if mode == "read");
-        assert!(read || monotonic_ns() >= until, "{mode:?} {since} ms after the kill, of a lease of {lease} ms");
+        assert!(
+            read || monotonic_ns() >= until,
+            "{mode:?} {since} ms after the kill, of a lease of {lease} ms"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     if release {

@@ -22,7 +22,10 @@ pub fn never_at_once(all: &mut Sides, kind: &str, each: usize) {
         all.call(&["DEL", "counter"]);
         for (side, workers) in all.sides.iter_mut().enumerate() {
             for (task, worker) in workers.iter_mut().enumerate() {
-                worker.ask(&format!("run {kind}/random counter {each} {SHORT} {}", 11 + 2 * side + task));
+                worker.ask(&format!(
+                    "run {kind}/random counter {each} {SHORT} {}",
+                    11 + 2 * side + task
+                ));
             }
         }
         let mut holds = Vec::new();
@@ -32,13 +35,27 @@ pub fn never_at_once(all: &mut Sides, kind: &str, each: usize) {
             }
         }
         let verdict = judge(holds);
-        let counter = all.call(&["GET", "counter"]).text().parse::<usize>().expect("a count");
-        println!("{kind}: {verdict:?}, counter {counter}, {:.1} s", start.elapsed().as_secs_f64());
-        assert!(verdict.longest < SHORT * MS, "the machine stood still: this says nothing about the locks");
-        assert_eq!((verdict.holds, verdict.overlaps, verdict.stale), (4 * each, 0, 0));
+        let counter = all
+            .call(&["GET", "counter"])
+            .text()
+            .parse::<usize>()
+            .expect("a count");
+        println!(
+            "{kind}: {verdict:?}, counter {counter}, {:.1} s",
+            start.elapsed().as_secs_f64()
+        );
+        assert!(
+            verdict.longest < SHORT * MS,
+            "the machine stood still: this says nothing about the locks"
+        );
+        assert_eq!(
+            (verdict.holds, verdict.overlaps, verdict.stale),
+            (4 * each, 0, 0)
+        );
         assert_eq!(counter, verdict.alone);
         all.nothing_left(&["counter", "redisson_lock_token:"]);
-        if verdict.handovers >= each / 10 && (kind != "read_write" || verdict.together >= each / 20) {
+        if verdict.handovers >= each / 10 && (kind != "read_write" || verdict.together >= each / 20)
+        {
             return;
         }
     }
@@ -76,7 +93,11 @@ fn what_is_handed_over_is_nobody_elses_in_between() {
     let mut all = Sides::start(2, "");
     for kind in ["reentrant", "fair", "fenced", "spin", "read", "write"] {
         let name = format!("{kind}/moves-{kind}");
-        let barred = if kind == "read" { format!("write/moves-{kind}") } else { name.clone() };
+        let barred = if kind == "read" {
+            format!("write/moves-{kind}")
+        } else {
+            name.clone()
+        };
         all.does(NESTLOCK, &format!("acquire {name} {LONG} 0"), "acquired");
         let waits = format!("acquire {barred} {LONG} {LONG}");
         if kind == "spin" {
@@ -105,7 +126,13 @@ fn two_locks_are_reported_as_overlapping() {
     let holds = [0, 1].map(|side| all.sides[side][0].holds(side)).concat();
     let verdict = judge(holds);
     assert!(verdict.overlaps > 20 && verdict.stale > 20, "{verdict:?}");
-    assert!(all.call(&["GET", "counter"]).text().parse::<usize>().expect("a count") < 400);
+    assert!(
+        all.call(&["GET", "counter"])
+            .text()
+            .parse::<usize>()
+            .expect("a count")
+            < 400
+    );
 }
 
 #[test]
@@ -125,11 +152,18 @@ pub fn sees_what_the_other_holds(all: &mut Sides) {
             let key = format!("{kind}-{a}");
             let name = &format!("{kind}/{key}");
             // a reader would be let in
-            let barred = &if kind == "read" { format!("write/{key}") } else { name.clone() };
+            let barred = &if kind == "read" {
+                format!("write/{key}")
+            } else {
+                name.clone()
+            };
             let sees = |all: &mut Sides, side: usize, holds| {
                 let seen = all.sides[side][0].numbers(&format!("look {name}"), "sees");
                 assert_eq!(seen[..2], [1, holds], "{name}: {seen:?}");
-                assert!((LONG as i64 - 20_000..=LONG as i64).contains(&seen[2]), "{name}: {seen:?}");
+                assert!(
+                    (LONG as i64 - 20_000..=LONG as i64).contains(&seen[2]),
+                    "{name}: {seen:?}"
+                );
             };
             for holds in [1, 2, 3] {
                 all.does(a, &format!("acquire {name} {LONG} 0"), "acquired");
@@ -143,7 +177,11 @@ pub fn sees_what_the_other_holds(all: &mut Sides) {
                 }
                 all.does(b, &format!("acquire {barred} {LONG} 0"), "busy");
                 all.does(b, &format!("release {name}"), "lost");
-                assert_eq!(all.record(&key), record, "{name}: who did not get it has changed the record");
+                assert_eq!(
+                    all.record(&key),
+                    record,
+                    "{name}: who did not get it has changed the record"
+                );
             }
             for holds in [2, 1] {
                 all.does(a, &format!("release {name}"), "released");
@@ -152,7 +190,11 @@ pub fn sees_what_the_other_holds(all: &mut Sides) {
             }
             all.does(a, &format!("release {name}"), "released");
             for side in [a, b] {
-                assert_eq!(all.sides[side][0].numbers(&format!("look {name}"), "sees"), [0, 0, -2], "{name}");
+                assert_eq!(
+                    all.sides[side][0].numbers(&format!("look {name}"), "sees"),
+                    [0, 0, -2],
+                    "{name}"
+                );
             }
             // B resets what A holds
             all.does(a, &format!("acquire {name} {LONG} 0"), "acquired");
@@ -178,7 +220,10 @@ pub fn wakes_the_other(all: &mut Sides) {
             ("write", "read"),
             ("write", "write"),
         ] {
-            for (round, (request, answer)) in [("release", "released"), ("reset", "reset")].into_iter().enumerate() {
+            for (round, (request, answer)) in [("release", "released"), ("reset", "reset")]
+                .into_iter()
+                .enumerate()
+            {
                 let key = format!("{holds}-{waits}-{a}-{round}");
                 let (held, wanted) = (format!("{holds}/{key}"), format!("{waits}/{key}"));
                 all.does(a, &format!("acquire {held} {LONG} 0"), "acquired");
@@ -190,17 +235,27 @@ pub fn wakes_the_other(all: &mut Sides) {
                 }
                 if request == "release" {
                     all.does(a, &format!("release {held}"), "released");
-                    assert!(all.sides[b][1].has_answered("acquired").is_none(), "{held} is held still");
+                    assert!(
+                        all.sides[b][1].has_answered("acquired").is_none(),
+                        "{held} is held still"
+                    );
                 }
                 let freed = all.does(a, &format!("{request} {held}"), answer);
                 let start = all.sides[b][1].tells("acquired");
-                assert!(start > freed && start < freed + WAKE * MS, "{held}: {} ms", (start - freed) / MS);
+                assert!(
+                    start > freed && start < freed + WAKE * MS,
+                    "{held}: {} ms",
+                    (start - freed) / MS
+                );
                 delays[b].push((start - freed) / 1000);
                 all.sides[b][1].does(&format!("release {wanted}"), "released");
             }
         }
     }
-    println!("nestlock was woken after {:?} us, Redisson after {:?} us", delays[NESTLOCK], delays[REDISSON]);
+    println!(
+        "nestlock was woken after {:?} us, Redisson after {:?} us",
+        delays[NESTLOCK], delays[REDISSON]
+    );
 }
 
 /// Readers and writers of both sides wait; whoever gets in releases at once. All of them are through long before
@@ -211,20 +266,32 @@ fn waiting_readers_and_writers_wake_each_other() {
     let mut all = Sides::start(4, "");
     let (mut rounds, mut nudges) = (0, 0);
     for round in 0..4 {
-        for (holder, holds) in [(NESTLOCK, "write"), (NESTLOCK, "read"), (REDISSON, "write"), (REDISSON, "read")] {
+        for (holder, holds) in [
+            (NESTLOCK, "write"),
+            (NESTLOCK, "read"),
+            (REDISSON, "write"),
+            (REDISSON, "read"),
+        ] {
             let key = &format!("{holds}-{holder}-{round}");
-            all.does(holder, &format!("acquire {holds}/{key} {LONG} 0"), "acquired");
+            all.does(
+                holder,
+                &format!("acquire {holds}/{key} {LONG} 0"),
+                "acquired",
+            );
             let (before, mut waiting) = (all.requests(), Vec::new());
             // who reads lets others read
             let tasks = if holds == "write" { 1..=3 } else { 1..=2 };
             for task in tasks.clone() {
                 for side in [NESTLOCK, REDISSON] {
-                    all.sides[side][task].ask(&format!("acquire {}/{key} {LONG} {LONG}", kind_of(task)));
+                    all.sides[side][task]
+                        .ask(&format!("acquire {}/{key} {LONG} {LONG}", kind_of(task)));
                     waiting.push((side, task));
                 }
             }
             let all_tried = before + waiting.len() as u64;
-            eventually("they wait", || all.listeners(key) == 2 && all.requests() >= all_tried);
+            eventually("they wait", || {
+                all.listeners(key) == 2 && all.requests() >= all_tried
+            });
             all.asleep(tasks.count());
             all.does(holder, &format!("release {holds}/{key}"), "released");
             rounds += 1;

@@ -3,7 +3,8 @@
 use std::{collections::HashMap, net::SocketAddr, process::Command, time::Duration};
 
 use nestlock::{
-    AcquireOptions, Backoff, Error, HandOver, Lock, LockClient, LockGuard, OwnerId, RedLockOptions, Result,
+    AcquireOptions, Backoff, Error, HandOver, Lock, LockClient, LockGuard, OwnerId, RedLockOptions,
+    Result,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
@@ -21,7 +22,12 @@ const PEER: &str = "NESTLOCK_INTEROP_WORKER";
 pub fn command(record: Record) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
     command
-        .args(["--exact", "rust_worker::a_worker_process_does_as_it_is_told", "--nocapture", "--test-threads=1"])
+        .args([
+            "--exact",
+            "rust_worker::a_worker_process_does_as_it_is_told",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(PEER, format!("{record:?}"));
     command
 }
@@ -56,7 +62,8 @@ fn unless_lost<T>(result: Result<T>) -> Result<bool> {
 impl State {
     /// `words`: the servers, and settings as `name=ms`.
     async fn connect(record: Record, words: &[&str]) -> Result<Self> {
-        let (settings, urls): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| word.contains('='));
+        let (settings, urls): (Vec<&str>, Vec<&str>) =
+            words.iter().partition(|word| word.contains('='));
         let mut clients = Vec::new();
         for url in &urls {
             // no waiter may get by with looking for itself
@@ -73,13 +80,28 @@ impl State {
             clients.push(builder.connect(url).await?);
         }
         let (_, addrs) = urls[0].split_once("://").expect("a URL");
-        let first = addrs.split(',').next().and_then(|addr| addr.parse().ok()).expect("an address");
-        Ok(Self { record, clients, first, tag: String::new(), held: HashMap::new() })
+        let first = addrs
+            .split(',')
+            .next()
+            .and_then(|addr| addr.parse().ok())
+            .expect("an address");
+        Ok(Self {
+            record,
+            clients,
+            first,
+            tag: String::new(),
+            held: HashMap::new(),
+        })
     }
 
     /// For another task.
     fn with_tag(&self, tag: &str) -> Self {
-        Self { clients: self.clients.clone(), tag: tag.to_owned(), held: HashMap::new(), ..*self }
+        Self {
+            clients: self.clients.clone(),
+            tag: tag.to_owned(),
+            held: HashMap::new(),
+            ..*self
+        }
     }
 
     fn say(&self, what: impl std::fmt::Display) {
@@ -92,12 +114,20 @@ impl State {
         Ok(match self.record {
             Record::String => {
                 assert_eq!(self.clients.len(), 1, "a string lock is on one server");
-                let backoff = if own { Backoff::default() } else { Backoff::constant(to) };
+                let backoff = if own {
+                    Backoff::default()
+                } else {
+                    Backoff::constant(to)
+                };
                 self.clients[0].string_lock_with(name, backoff)?
             }
             Record::RedLock => {
                 let options = RedLockOptions::default();
-                let options = if own { options } else { options.tries(u32::MAX).retry_delay(from, to) };
+                let options = if own {
+                    options
+                } else {
+                    options.tries(u32::MAX).retry_delay(from, to)
+                };
                 LockClient::red_lock(&self.clients, name, options)?
             }
             Record::Signal => {
@@ -115,7 +145,8 @@ impl State {
                     "read" => client.read_write_lock(name)?.read_lock(),
                     "write" => client.read_write_lock(name)?.write_lock(),
                     "multi" => {
-                        let members = [1, 2].map(|member| client.reentrant_lock(format!("{name}:{member}")));
+                        let members =
+                            [1, 2].map(|member| client.reentrant_lock(format!("{name}:{member}")));
                         let [first, second] = members;
                         client.multi_lock([first?, second?])?
                     }
@@ -125,7 +156,13 @@ impl State {
         })
     }
 
-    async fn take(&self, name: &str, ttl: u64, wait: &str, owner: Option<&str>) -> Result<Option<LockGuard>> {
+    async fn take(
+        &self,
+        name: &str,
+        ttl: u64,
+        wait: &str,
+        owner: Option<&str>,
+    ) -> Result<Option<LockGuard>> {
         let own = wait == "own";
         let mut options = AcquireOptions::new();
         if ttl > 0 {
@@ -138,7 +175,10 @@ impl State {
         match wait {
             "own" => lock.lock_with(options).await.map(Some),
             "0" => lock.try_lock_with(options).await,
-            wait => lock.try_lock_for_with(Duration::from_millis(wait.parse().expect("ms")), options).await,
+            wait => {
+                lock.try_lock_for_with(Duration::from_millis(wait.parse().expect("ms")), options)
+                    .await
+            }
         }
     }
 
@@ -158,19 +198,30 @@ impl State {
                 "rivals" => format!("{}/{key}", if side { "fair" } else { "reentrant" }),
                 _ => name.to_owned(),
             };
-            let guard = self.take(&name, ttl, "60000", None).await?.expect("not busy for a minute");
+            let guard = self
+                .take(&name, ttl, "60000", None)
+                .await?
+                .expect("not busy for a minute");
             let start = monotonic_ns();
             let before = count();
             tokio::time::sleep(Duration::from_micros(random.random_range(0..500))).await;
             if shared {
                 assert_eq!(count(), before, "somebody wrote while this one read");
             } else {
-                setter.call(&["SET", counter, &(before + 1).to_string()]).expect("an answer");
+                setter
+                    .call(&["SET", counter, &(before + 1).to_string()])
+                    .expect("an answer");
             }
             let end = monotonic_ns();
-            let token = guard.fencing_token().map(|token| format!(" {token}")).unwrap_or_default();
+            let token = guard
+                .fencing_token()
+                .map(|token| format!(" {token}"))
+                .unwrap_or_default();
             guard.unlock().await?;
-            self.say(format_args!("{} {start} {end}{token}", if shared { "shared" } else { "hold" }));
+            self.say(format_args!(
+                "{} {start} {end}{token}",
+                if shared { "shared" } else { "hold" }
+            ));
             tokio::time::sleep(Duration::from_micros(random.random_range(0..2000))).await;
         }
         self.say(format_args!("done {holds}"));
@@ -182,10 +233,18 @@ impl State {
         let name = words[1];
         match words[0] {
             "acquire" => {
-                let guard = self.take(name, number(2), words[3], words.get(4).copied()).await?;
+                let guard = self
+                    .take(name, number(2), words[3], words.get(4).copied())
+                    .await?;
                 let at = monotonic_ns();
-                self.say(format_args!("{} {at}", if guard.is_some() { "acquired" } else { "busy" }));
-                self.held.entry(name.into()).or_default().extend(guard.map(Held::Guard));
+                self.say(format_args!(
+                    "{} {at}",
+                    if guard.is_some() { "acquired" } else { "busy" }
+                ));
+                self.held
+                    .entry(name.into())
+                    .or_default()
+                    .extend(guard.map(Held::Guard));
             }
             "adopt" => {
                 let adopted = Held::Adopted(OwnerId::from_value(words[2])?);
@@ -194,15 +253,30 @@ impl State {
             }
             // by way of a key, in place of a message to the other process
             "give" => {
-                let Some(Held::Guard(guard)) = self.held.get_mut(name).and_then(Vec::pop) else { panic!("no guard") };
-                let text = guard.hand_over(Duration::from_millis(number(2))).await?.to_text();
-                home_of("given", self.first).call(&["SET", "given", &text]).expect("an answer");
+                let Some(Held::Guard(guard)) = self.held.get_mut(name).and_then(Vec::pop) else {
+                    panic!("no guard")
+                };
+                let text = guard
+                    .hand_over(Duration::from_millis(number(2)))
+                    .await?
+                    .to_text();
+                home_of("given", self.first)
+                    .call(&["SET", "given", &text])
+                    .expect("an answer");
                 self.say(format_args!("gave {}", monotonic_ns()));
             }
             "take" => {
-                let text = home_of("given", self.first).call(&["GETDEL", "given"]).expect("an answer");
-                let guard = self.lock(name, false)?.adopt(&HandOver::from_text(text.text())?).await?;
-                self.held.entry(name.into()).or_default().push(Held::Guard(guard));
+                let text = home_of("given", self.first)
+                    .call(&["GETDEL", "given"])
+                    .expect("an answer");
+                let guard = self
+                    .lock(name, false)?
+                    .adopt(&HandOver::from_text(text.text())?)
+                    .await?;
+                self.held
+                    .entry(name.into())
+                    .or_default()
+                    .push(Held::Guard(guard));
                 self.say(format_args!("took {}", monotonic_ns()));
             }
             "release" => {
@@ -211,17 +285,33 @@ impl State {
                 let released = match held {
                     Some(Held::Guard(guard)) => guard.unlock().await,
                     Some(Held::Adopted(owner)) => self.lock(name, false)?.release(&owner).await,
-                    None => self.lock(name, false)?.release(&self.clients[0].current_owner()).await,
+                    None => {
+                        self.lock(name, false)?
+                            .release(&self.clients[0].current_owner())
+                            .await
+                    }
                 };
-                self.say(format_args!("{} {at}", if unless_lost(released)? { "released" } else { "lost" }));
+                self.say(format_args!(
+                    "{} {at}",
+                    if unless_lost(released)? {
+                        "released"
+                    } else {
+                        "lost"
+                    }
+                ));
             }
             "extend" => {
                 let (at, lease) = (monotonic_ns(), Duration::from_millis(number(2)));
                 let extended = match self.held[name].last().expect("held") {
                     Held::Guard(guard) => unless_lost(guard.extend(lease).await)?,
-                    Held::Adopted(owner) => unless_lost(self.lock(name, false)?.extend(owner, lease).await)?,
+                    Held::Adopted(owner) => {
+                        unless_lost(self.lock(name, false)?.extend(owner, lease).await)?
+                    }
                 };
-                self.say(format_args!("{} {at}", if extended { "extended" } else { "lost" }));
+                self.say(format_args!(
+                    "{} {at}",
+                    if extended { "extended" } else { "lost" }
+                ));
             }
             "reset" => {
                 let at = monotonic_ns();
@@ -235,7 +325,10 @@ impl State {
                 let ttl = ttl.map_or("-2".to_owned(), |ttl| ttl.as_millis().to_string());
                 self.say(format_args!("sees {locked} {holds} {ttl}"));
             }
-            "run" => self.run(name, words[2], [number(3), number(4), number(5)]).await?,
+            "run" => {
+                self.run(name, words[2], [number(3), number(4), number(5)])
+                    .await?;
+            }
             other => panic!("unknown request {other}"),
         }
         Ok(())
@@ -263,8 +356,11 @@ async fn serve(record: Record) {
     state.say(format_args!("connected {}", monotonic_ns()));
     let mut tasks = HashMap::new();
     for line in lines {
-        let (tag, request) =
-            line.split_at(if line.starts_with('#') { line.find(' ').expect("a request") + 1 } else { 0 });
+        let (tag, request) = line.split_at(if line.starts_with('#') {
+            line.find(' ').expect("a request") + 1
+        } else {
+            0
+        });
         let task = tasks.entry(tag.to_owned()).or_insert_with(|| {
             let (sender, requests) = mpsc::unbounded_channel();
             tokio::spawn(answer_all(state.with_tag(tag), requests));
@@ -277,14 +373,29 @@ async fn serve(record: Record) {
 #[test]
 fn a_worker_process_does_as_it_is_told() {
     if let Some(record) = std::env::var_os(PEER) {
-        let all = [Record::String, Record::RedLock, Record::Signal, Record::Redisson];
-        let record = all.into_iter().find(|known| record == *format!("{known:?}"));
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let all = [
+            Record::String,
+            Record::RedLock,
+            Record::Signal,
+            Record::Redisson,
+        ];
+        let record = all
+            .into_iter()
+            .find(|known| record == *format!("{known:?}"));
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
         runtime.block_on(serve(record.expect("a record")));
         // the test that started this process has let go of it: no verdict of libtest's
         std::process::exit(0);
     }
-    for (record, servers) in [(Record::String, 1), (Record::RedLock, 3), (Record::Signal, 1)] {
+    for (record, servers) in [
+        (Record::String, 1),
+        (Record::RedLock, 3),
+        (Record::Signal, 1),
+    ] {
         let servers = Servers::start(servers);
         let mut worker = Worker::start(Library::Nestlock(record), &servers);
         worker.does("acquire l 10000 0", "acquired");

@@ -13,7 +13,10 @@ use super::wire::{Reply, Wire};
 pub fn eventually(what: &str, mut state: impl FnMut() -> bool) {
     let start = Instant::now();
     while !state() {
-        assert!(start.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "not within 20 s: {what}"
+        );
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -23,7 +26,11 @@ pub fn home_of(key: &str, addr: SocketAddr) -> Wire {
     let mut wire = Wire::connect(addr).expect("a connection");
     match wire.call(&["TYPE", key]).expect("an answer") {
         Reply::Error(error) if error.starts_with("MOVED ") => {
-            let home = error.rsplit(' ').next().and_then(|addr| addr.parse().ok()).expect("an address");
+            let home = error
+                .rsplit(' ')
+                .next()
+                .and_then(|addr| addr.parse().ok())
+                .expect("an address");
             Wire::connect(home).expect("a connection")
         }
         _ => wire,
@@ -40,7 +47,11 @@ pub enum Servers {
 
 impl Servers {
     pub fn start(count: usize) -> Self {
-        Self::Apart((0..count).map(|_| SpawnedServer::start().unwrap_or_else(|error| panic!("{error}"))).collect())
+        Self::Apart(
+            (0..count)
+                .map(|_| SpawnedServer::start().unwrap_or_else(|error| panic!("{error}")))
+                .collect(),
+        )
     }
 
     /// Of three masters.
@@ -67,7 +78,11 @@ impl Servers {
     /// What `connect` takes.
     pub fn urls(&self) -> String {
         match self {
-            Self::Apart(servers) => servers.iter().map(SpawnedServer::url).collect::<Vec<_>>().join(" "),
+            Self::Apart(servers) => servers
+                .iter()
+                .map(SpawnedServer::url)
+                .collect::<Vec<_>>()
+                .join(" "),
             Self::Cluster(cluster) => cluster.url(),
         }
     }
@@ -85,12 +100,21 @@ impl Servers {
     /// Runs a command on each process.
     pub fn call_all(&self, parts: &[&str]) -> Vec<Reply> {
         let call = |server: &SpawnedServer| Wire::connect(server.addr())?.call(parts);
-        self.processes().iter().map(|server| call(server).expect("an answer")).collect()
+        self.processes()
+            .iter()
+            .map(|server| call(server).expect("an answer"))
+            .collect()
     }
 
     /// A string on each server.
     pub fn get(&self, key: &str) -> Vec<Option<String>> {
-        let text = |reply: Reply| if let Reply::Text(text) = reply { Some(text) } else { None };
+        let text = |reply: Reply| {
+            if let Reply::Text(text) = reply {
+                Some(text)
+            } else {
+                None
+            }
+        };
         self.call_all(&["GET", key]).into_iter().map(text).collect()
     }
 
@@ -103,10 +127,16 @@ impl Servers {
     pub fn count_of(&self, command: &str) -> u64 {
         let line = format!("cmdstat_{command}:calls=");
         let count = |server: &SpawnedServer| -> u64 {
-            let stats = Wire::connect(server.addr()).and_then(|mut wire| wire.call(&["INFO", "commandstats"]));
+            let stats = Wire::connect(server.addr())
+                .and_then(|mut wire| wire.call(&["INFO", "commandstats"]));
             let stats = stats.expect("an answer");
-            let found = stats.text().lines().find_map(|stat| stat.strip_prefix(&line));
-            found.map_or(0, |rest| rest.split(',').next().unwrap().parse().expect("a count"))
+            let found = stats
+                .text()
+                .lines()
+                .find_map(|stat| stat.strip_prefix(&line));
+            found.map_or(0, |rest| {
+                rest.split(',').next().unwrap().parse().expect("a count")
+            })
         };
         match self {
             Self::Apart(servers) => count(&servers[0]),
@@ -117,7 +147,10 @@ impl Servers {
     /// How many clients wait in a blocking command on the first one.
     pub fn blocked(&self) -> u64 {
         let info = self.call(0, &["INFO", "clients"]);
-        let found = info.text().lines().find_map(|line| line.strip_prefix("blocked_clients:"));
+        let found = info
+            .text()
+            .lines()
+            .find_map(|line| line.strip_prefix("blocked_clients:"));
         found.expect("a line").trim().parse().expect("a count")
     }
 
@@ -127,6 +160,8 @@ impl Servers {
 
     /// On the same port, empty.
     pub fn restart(&self, server: usize) {
-        self.processes()[server].restart().unwrap_or_else(|error| panic!("{error}"));
+        self.processes()[server]
+            .restart()
+            .unwrap_or_else(|error| panic!("{error}"));
     }
 }

@@ -46,28 +46,54 @@ impl Sides {
     /// Fields and counts of a record, without the mode.
     pub fn record(&self, key: &str) -> Vec<(String, String)> {
         let reply = self.call(&["HGETALL", key]);
-        let words: Vec<String> = reply.list().iter().map(|word| word.text().to_owned()).collect();
-        let fields = words.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone()));
+        let words: Vec<String> = reply
+            .list()
+            .iter()
+            .map(|word| word.text().to_owned())
+            .collect();
+        let fields = words
+            .chunks(2)
+            .map(|pair| (pair[0].clone(), pair[1].clone()));
         fields.filter(|(field, _)| field != "mode").collect()
     }
 
     /// Who waits for a fair lock, the next one first.
     pub fn queue(&self, key: &str) -> Vec<String> {
-        let reply = self.call(&["LRANGE", &format!("redisson_lock_queue:{{{key}}}"), "0", "-1"]);
-        reply.list().iter().map(|word| word.text().to_owned()).collect()
+        let reply = self.call(&[
+            "LRANGE",
+            &format!("redisson_lock_queue:{{{key}}}"),
+            "0",
+            "-1",
+        ]);
+        reply
+            .list()
+            .iter()
+            .map(|word| word.text().to_owned())
+            .collect()
     }
 
     /// How many connections listen to something about this lock.
     pub fn listeners(&self, key: &str) -> i64 {
         let count = |channels: &str, counts: &str| -> i64 {
-            let channels = self.servers.call_all(&["PUBSUB", channels, &format!("*{{{key}}}*")]);
-            let names = channels.iter().flat_map(|channels| channels.list().iter().map(Reply::text));
+            let channels = self
+                .servers
+                .call_all(&["PUBSUB", channels, &format!("*{{{key}}}*")]);
+            let names = channels
+                .iter()
+                .flat_map(|channels| channels.list().iter().map(Reply::text));
             let names: BTreeSet<&str> = names.collect();
             let on_all = |name| self.servers.call_all(&["PUBSUB", counts, name]);
-            names.iter().flat_map(|name| on_all(name)).map(|count| count.list()[1].int()).sum()
+            names
+                .iter()
+                .flat_map(|name| on_all(name))
+                .map(|count| count.list()[1].int())
+                .sum()
         };
-        let sharded =
-            if matches!(self.servers, Servers::Cluster(_)) { count("SHARDCHANNELS", "SHARDNUMSUB") } else { 0 };
+        let sharded = if matches!(self.servers, Servers::Cluster(_)) {
+            count("SHARDCHANNELS", "SHARDNUMSUB")
+        } else {
+            0
+        };
         count("CHANNELS", "NUMSUB") + sharded
     }
 
@@ -75,13 +101,20 @@ impl Sides {
     /// has just found the lock busy does not hear it, and waits until the TTL is over.
     pub fn asleep(&mut self, threads: usize) {
         let redisson = &mut self.sides[REDISSON][0];
-        eventually("all sleep", || redisson.numbers("asleep", "asleep") == [threads as i64]);
+        eventually("all sleep", || {
+            redisson.numbers("asleep", "asleep") == [threads as i64]
+        });
     }
 
     /// Sends a request that has to wait, and waits until it was tried, listens, and was tried again.
     pub fn waits(&mut self, side: usize, task: usize, request: &str) {
-        let (_, key) = request.split(' ').nth(1).and_then(|name| name.split_once('/')).expect("a kind and a name");
-        let (queued, listening, requests) = (self.queue(key).len(), self.listeners(key), self.requests());
+        let (_, key) = request
+            .split(' ')
+            .nth(1)
+            .and_then(|name| name.split_once('/'))
+            .expect("a kind and a name");
+        let (queued, listening, requests) =
+            (self.queue(key).len(), self.listeners(key), self.requests());
         let fair = usize::from(request.contains(" fair/"));
         self.sides[side][task].ask(request);
         eventually("it waits", || {
@@ -102,14 +135,17 @@ impl Sides {
     }
 
     /// The same; or `None` when so many ms are over.
-    pub fn next_within(&mut self, waiting: &mut Vec<(usize, usize)>, limit: u64) -> Option<(usize, usize, u64)> {
+    pub fn next_within(
+        &mut self,
+        waiting: &mut Vec<(usize, usize)>,
+        limit: u64,
+    ) -> Option<(usize, usize, u64)> {
         let start = monotonic_ns();
         while monotonic_ns() < start + limit * MS {
             let sides = &mut self.sides;
-            let got = waiting
-                .iter()
-                .enumerate()
-                .find_map(|(at, &(side, task))| Some((at, side, task, sides[side][task].has_answered("acquired")?)));
+            let got = waiting.iter().enumerate().find_map(|(at, &(side, task))| {
+                Some((at, side, task, sides[side][task].has_answered("acquired")?))
+            });
             if let Some((at, side, task, time)) = got {
                 waiting.remove(at);
                 return Some((side, task, time));
@@ -130,6 +166,9 @@ impl Sides {
                 .collect()
         };
         // Redisson deletes what a release was for after the release
-        eventually(&format!("nothing but {but:?} is left, of {:?}", left()), || left().is_empty());
+        eventually(
+            &format!("nothing but {but:?} is left, of {:?}", left()),
+            || left().is_empty(),
+        );
     }
 }

@@ -35,7 +35,9 @@ fn wakes_one(holder: Library, waiting: Library, request: &str, answer: &str) {
         for (at, waiter) in waiters.iter_mut().enumerate() {
             let before = servers.count_of("blpop");
             waiter.ask(&format!("acquire {name} {WAIT} {WAIT}"));
-            eventually("it waits", || servers.count_of("blpop") > before && servers.blocked() == at as u64 + 1);
+            eventually("it waits", || {
+                servers.count_of("blpop") > before && servers.blocked() == at as u64 + 1
+            });
         }
         let mut waiting: Vec<&mut Worker> = waiters.iter_mut().collect();
         let waits = servers.count_of("blpop");
@@ -43,22 +45,46 @@ fn wakes_one(holder: Library, waiting: Library, request: &str, answer: &str) {
         while !waiting.is_empty() {
             let mut got = None;
             eventually("one of them has it", || {
-                got = (0..waiting.len()).find_map(|at| Some((at, waiting[at].has_answered("acquired")?)));
+                got = (0..waiting.len())
+                    .find_map(|at| Some((at, waiting[at].has_answered("acquired")?)));
                 got.is_some()
             });
             let (at, start) = got.expect("one");
-            assert!(start > freed && start < freed + WAKE * MS, "woken {} ns after {freed}", start.abs_diff(freed));
+            assert!(
+                start > freed && start < freed + WAKE * MS,
+                "woken {} ns after {freed}",
+                start.abs_diff(freed)
+            );
             let delay = (start - freed) / 1000;
-            if waiting.len() == 3 { &mut crossing } else { &mut among }.push(delay);
+            if waiting.len() == 3 {
+                &mut crossing
+            } else {
+                &mut among
+            }
+            .push(delay);
             let winner = waiting.remove(at);
-            assert_eq!(servers.blocked(), waiting.len() as u64, "the others still wait");
-            assert_eq!(servers.count_of("blpop"), waits, "nobody was woken in vain, and waits anew");
-            assert!(waiting.iter_mut().all(|waiter| waiter.has_answered("busy").is_none()));
+            assert_eq!(
+                servers.blocked(),
+                waiting.len() as u64,
+                "the others still wait"
+            );
+            assert_eq!(
+                servers.count_of("blpop"),
+                waits,
+                "nobody was woken in vain, and waits anew"
+            );
+            assert!(
+                waiting
+                    .iter_mut()
+                    .all(|waiter| waiter.has_answered("busy").is_none())
+            );
             freed = winner.does(&format!("release {name}"), "released");
         }
     }
     let holder = holder.library();
-    println!("{waiting} got it {crossing:?} us after a {request} of {holder}, {among:?} us after each other's release");
+    println!(
+        "{waiting} got it {crossing:?} us after a {request} of {holder}, {among:?} us after each other's release"
+    );
 }
 
 /// The owner's name may be given: who knows it may extend and release.
@@ -68,7 +94,11 @@ fn knows_given_owners(libraries: [Library; 2]) {
         if !libraries[a].takes_owners() {
             continue;
         }
-        pair.does(a, &format!("acquire {name} {WAIT} 0 owner-of-{name}"), "acquired");
+        pair.does(
+            a,
+            &format!("acquire {name} {WAIT} 0 owner-of-{name}"),
+            "acquired",
+        );
         assert_eq!(pair.token(name), format!("owner-of-{name}"));
         pair.does(b, &format!("adopt {name} owner-of-{name}"), "adopted");
         pair.does(b, &format!("extend {name} {WAIT}"), "extended");
@@ -101,7 +131,11 @@ fn give_up(libraries: [Library; 2]) {
         let token = pair.token(name);
         let before = monotonic_ns();
         let after = pair.does(b, &format!("acquire {name} {WAIT} 1000"), "busy");
-        assert!((before + 1000 * MS..before + 5000 * MS).contains(&after), "after {} ns", after - before);
+        assert!(
+            (before + 1000 * MS..before + 5000 * MS).contains(&after),
+            "after {} ns",
+            after - before
+        );
         assert_eq!(pair.token(name), token);
         pair.does(a, &format!("release {name}"), "released");
     }
@@ -111,9 +145,15 @@ fn give_up(libraries: [Library; 2]) {
 fn nothing_left(pair: &Pair) {
     for key in pair.servers().call(0, &["KEYS", "*"]).list() {
         assert!(key.text().starts_with("lock-signal:"), "{key:?}");
-        let (len, ttl) = (pair.servers().call(0, &["LLEN", key.text()]), pair.servers().call(0, &["PTTL", key.text()]));
+        let (len, ttl) = (
+            pair.servers().call(0, &["LLEN", key.text()]),
+            pair.servers().call(0, &["PTTL", key.text()]),
+        );
         // or it has gone meanwhile
-        assert!(len.int() <= 1 && ttl.int() <= 5000 && ttl.int() != -1, "{key:?}: {len:?} for {ttl:?}");
+        assert!(
+            len.int() <= 1 && ttl.int() <= 5000 && ttl.int() != -1,
+            "{key:?}: {len:?} for {ttl:?}"
+        );
     }
     eventually("no key", || pair.servers().keys() == 0);
 }

@@ -61,21 +61,37 @@ impl fmt::Display for Library {
 }
 
 fn source(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/interop")
+        .join(path)
 }
 
 /// What `make interop` installs.
 fn installed(path: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/interop").join(path);
-    assert!(path.exists(), "there is no {}: run `make interop`, which installs what these tests need", path.display());
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("target/interop")
+        .join(path);
+    assert!(
+        path.exists(),
+        "there is no {}: run `make interop`, which installs what these tests need",
+        path.display()
+    );
     path
 }
 
 /// A program that was built from `source`.
 fn built(path: &str, from: &str) -> PathBuf {
-    let modified = |path: &Path| path.metadata().and_then(|meta| meta.modified()).expect("a file's time");
+    let modified = |path: &Path| {
+        path.metadata()
+            .and_then(|meta| meta.modified())
+            .expect("a file's time")
+    };
     let (path, from) = (installed(path), source(from));
-    assert!(modified(&path) >= modified(&from), "{} is older than its source: run `make interop`", path.display());
+    assert!(
+        modified(&path) >= modified(&from),
+        "{} is older than its source: run `make interop`",
+        path.display()
+    );
     path
 }
 
@@ -90,12 +106,16 @@ impl Library {
             Self::Redsync => Command::new(built("redsync", "redsync/main.go")),
             Self::NodeRedlock => {
                 let mut command = Command::new("node");
-                command.arg(source("node/worker.js")).env("NODE_PATH", installed("node/node_modules"));
+                command
+                    .arg(source("node/worker.js"))
+                    .env("NODE_PATH", installed("node/node_modules"));
                 command
             }
             Self::Phpredis => {
                 let mut command = Command::new("php");
-                command.args(["-d", "display_errors=stderr"]).arg(source("php/worker.php"));
+                command
+                    .args(["-d", "display_errors=stderr"])
+                    .arg(source("php/worker.php"));
                 command
             }
             Self::PythonRedisLock => {
@@ -109,8 +129,16 @@ impl Library {
                 let mut command = Command::new("java");
                 // it starts in half the time, and says nothing of a log that is not there
                 command
-                    .args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dslf4j.internal.verbosity=ERROR", "-cp"])
-                    .arg(format!("{}/*:{classes}", installed("redisson/lib").display()))
+                    .args([
+                        "-XX:TieredStopAtLevel=1",
+                        "-XX:+UseSerialGC",
+                        "-Dslf4j.internal.verbosity=ERROR",
+                        "-cp",
+                    ])
+                    .arg(format!(
+                        "{}/*:{classes}",
+                        installed("redisson/lib").display()
+                    ))
                     .arg("Worker");
                 command
             }
@@ -158,7 +186,10 @@ fn sort(answers: Receiver<String>, tasks: Vec<(String, Sender<String>)>) {
     thread::spawn(move || {
         for answer in answers {
             // the task without a tag comes last
-            let (tag, task) = tasks.iter().find(|(tag, _)| answer.starts_with(tag)).expect("a task of ours");
+            let (tag, task) = tasks
+                .iter()
+                .find(|(tag, _)| answer.starts_with(tag))
+                .expect("a task of ours");
             let _ = task.send(answer[tag.len()..].to_owned());
         }
     });
@@ -177,23 +208,40 @@ impl Worker {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|error| panic!("{library} does not start: {error}; run `make interop`"));
+            .unwrap_or_else(|error| {
+                panic!("{library} does not start: {error}; run `make interop`")
+            });
         let requests = Mutex::new(child.stdin.take().expect("its stdin"));
         let marked = marked(child.stdout.take().expect("its stdout"), MARK);
-        let process = Arc::new(Process { child: Mutex::new(child), requests });
+        let process = Arc::new(Process {
+            child: Mutex::new(child),
+            requests,
+        });
         let (mut workers, mut senders): (Vec<Self>, Vec<_>) = (0..tasks)
             .map(|task| {
-                let tag = if task == 0 { String::new() } else { format!("#{task} ") };
+                let tag = if task == 0 {
+                    String::new()
+                } else {
+                    format!("#{task} ")
+                };
                 let (sender, answers) = mpsc::channel();
-                let worker =
-                    Self { library, process: Arc::clone(&process), tag: tag.clone(), answers, asked: String::new() };
+                let worker = Self {
+                    library,
+                    process: Arc::clone(&process),
+                    tag: tag.clone(),
+                    answers,
+                    asked: String::new(),
+                };
                 (worker, (tag, sender))
             })
             .unzip();
         senders.reverse();
         sort(marked, senders);
         // the clocks are one, or nothing that follows means anything
-        workers[0].does(format!("connect {} {settings}", servers.urls()).trim_end(), "connected");
+        workers[0].does(
+            format!("connect {} {settings}", servers.urls()).trim_end(),
+            "connected",
+        );
         workers
     }
 
@@ -210,12 +258,21 @@ impl Worker {
     pub fn ask(&mut self, request: &str) {
         request.clone_into(&mut self.asked);
         let line = format!("{}{request}\n", self.tag);
-        let mut requests = self.process.requests.lock().expect("nobody panics in between");
-        requests.write_all(line.as_bytes()).unwrap_or_else(|error| self.fail(&error.to_string()));
+        let mut requests = self
+            .process
+            .requests
+            .lock()
+            .expect("nobody panics in between");
+        requests
+            .write_all(line.as_bytes())
+            .unwrap_or_else(|error| self.fail(&error.to_string()));
     }
 
     fn fail(&self, what: &str) -> ! {
-        panic!("{}, asked `{}{}`: {what}", self.library, self.tag, self.asked)
+        panic!(
+            "{}, asked `{}{}`: {what}",
+            self.library, self.tag, self.asked
+        )
     }
 
     /// The next answer.
@@ -231,7 +288,10 @@ impl Worker {
 
     /// Whether there is an answer already.
     pub fn has_answered(&mut self, wanted: &str) -> Option<u64> {
-        self.answers.try_recv().ok().map(|answer| self.time(&answer, wanted))
+        self.answers
+            .try_recv()
+            .ok()
+            .map(|answer| self.time(&answer, wanted))
     }
 
     /// The time in an answer that must be this one.
@@ -253,7 +313,11 @@ impl Worker {
         let before = monotonic_ns();
         self.ask(request);
         let (time, after) = (self.tells(wanted), monotonic_ns());
-        assert!((before..=after).contains(&time), "{}: {time} is not in {before}..{after}", self.library);
+        assert!(
+            (before..=after).contains(&time),
+            "{}: {time} is not in {before}..{after}",
+            self.library
+        );
         time
     }
 
@@ -275,7 +339,13 @@ impl Worker {
             let answer = self.answer();
             let words: Vec<&str> = answer.split(' ').collect();
             let number = |at: usize| words[at].parse::<u64>().expect("a number");
-            let hold = |shared, token| Hold { start: number(1), end: number(2), by, shared, token };
+            let hold = |shared, token| Hold {
+                start: number(1),
+                end: number(2),
+                by,
+                shared,
+                token,
+            };
             match words[..] {
                 ["hold", _, _] => holds.push(hold(false, None)),
                 ["hold", _, _, _] => holds.push(hold(false, Some(number(3)))),

@@ -1,4 +1,5 @@
-//! What an attack on purpose found: one test for each defect, with the sentence of the documents that it broke.
+//! Regression tests for defects that a deliberate attack found: one test each, with the documented
+//! promise that the defect broke.
 
 use std::{
     future::Future,
@@ -22,9 +23,12 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// Whatever takes half a minute by default takes 0.9 s: a lease of 60 s is one of 33 minutes.
+/// Connects a client whose watchdog timeout is 0.9 s instead of 30 s: a lease of 60 s stands for
+/// one of 33 minutes.
 async fn quick(proxy: &Proxy) -> LockClient {
-    let builder = LockClient::builder().watchdog_timeout(ms(900)).command_timeout(ms(300));
+    let builder = LockClient::builder()
+        .watchdog_timeout(ms(900))
+        .command_timeout(ms(300));
     builder.connect(proxy.url()).await.unwrap()
 }
 
@@ -32,11 +36,15 @@ fn long() -> AcquireOptions {
     AcquireOptions::new().lease(Duration::from_secs(60))
 }
 
-/// Though its lease would last for a minute.
+/// Asserts that the lock becomes free within 5 s, although its lease would last for a minute.
 async fn assert_free_soon(server: &Server, client: &LockClient) {
     let lock = client.reentrant_lock("l").unwrap();
     let free = lock.try_lock_for(Duration::from_secs(5)).await.unwrap();
-    assert!(free.is_some(), "held by nobody for {} ms more", server.pttl("l"));
+    assert!(
+        free.is_some(),
+        "held by nobody for {} ms more",
+        server.pttl("l")
+    );
 }
 
 async fn poll_once<F: Future + ?Sized>(future: &mut Pin<Box<F>>) {
@@ -47,9 +55,9 @@ async fn poll_once<F: Future + ?Sized>(future: &mut Pin<Box<F>>) {
     .await;
 }
 
-/// README: "What was given up is released as soon as the server takes writes again".
+/// Promise: an abandoned hold is released as soon as the server takes writes again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a01_a_cancelled_acquire_with_a_long_lease_is_undone_after_refusals() {
+async fn a01_a_cancelled_long_lease_acquire_is_undone_after_refusals() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let (a, b) = (quick(&proxy).await, server.client().await);
@@ -75,14 +83,19 @@ async fn a01_a_cancelled_acquire_with_a_long_lease_is_undone_after_refusals() {
     assert_free_soon(&server, &b).await;
 }
 
-/// README: "all recovers by itself".
+/// Promise: the client recovers from a silent link by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a02_a_release_that_met_a_silent_link_is_made_good_however_long_the_lease() {
+async fn a02_a_release_over_a_silent_link_is_made_good_for_any_lease() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let (a, b) = (quick(&proxy).await, server.client().await);
-    let guard = a.reentrant_lock("l").unwrap().lock_with(long()).await.unwrap();
-    // requests die on their way: the link is cut before it works again
+    let guard = a
+        .reentrant_lock("l")
+        .unwrap()
+        .lock_with(long())
+        .await
+        .unwrap();
+    // The requests never reach the server, because the link is cut first.
     proxy.each(Verb::Release, Action::CutBefore);
     drop(guard);
     tokio::time::sleep(ms(7500)).await;
@@ -90,13 +103,18 @@ async fn a02_a_release_that_met_a_silent_link_is_made_good_however_long_the_leas
     assert_free_soon(&server, &b).await;
 }
 
-/// README: "All holds are asked for when the connection is back, and told at once."
+/// Promise: after a reconnect, the client checks every hold and reports a loss at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a03_a_leased_hold_is_asked_for_again_where_the_first_question_is_refused() {
+async fn a03_a_leased_hold_is_checked_again_after_a_refused_check() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let a = quick(&proxy).await;
-    let guard = a.reentrant_lock("l").unwrap().lock_with(long()).await.unwrap();
+    let guard = a
+        .reentrant_lock("l")
+        .unwrap()
+        .lock_with(long())
+        .await
+        .unwrap();
     let mut left = 1;
     proxy.rule(move |request| {
         if request.verb() == Some(Verb::Renew) && left > 0 {
@@ -107,10 +125,14 @@ async fn a03_a_leased_hold_is_asked_for_again_where_the_first_question_is_refuse
     });
     server.call(&["FLUSHALL"]);
     proxy.cut();
-    within(Duration::from_secs(5), "told of the loss", || async { guard.is_lost() }).await;
+    within(Duration::from_secs(5), "told of the loss", || async {
+        guard.is_lost()
+    })
+    .await;
 }
 
-/// A bounded wait ends within itself, 40 ms and a round trip, also where a value was handed over.
+/// A bounded wait overruns its bound by at most 40 ms and one round trip, also for a value that was
+/// handed over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a04_a_wait_for_a_value_that_was_handed_over_ends_in_time() {
     let server = Server::start();
@@ -118,7 +140,12 @@ async fn a04_a_wait_for_a_value_that_was_handed_over_ends_in_time() {
     let a = LockClient::connect(proxy.url()).await.unwrap();
     let lock = a.string_lock("l").unwrap();
     let options = || AcquireOptions::new().value("ticket-4711");
-    let _given = lock.try_lock_with(options()).await.unwrap().unwrap().forget();
+    let _given = lock
+        .try_lock_with(options())
+        .await
+        .unwrap()
+        .unwrap()
+        .forget();
     proxy.black_hole(Way::Both);
     let start = Instant::now();
     let outcome = lock.try_lock_for_with(ms(100), options()).await;
@@ -126,35 +153,40 @@ async fn a04_a_wait_for_a_value_that_was_handed_over_ends_in_time() {
     assert!(took < ms(600), "{took:?}: {outcome:?}");
 }
 
-/// Watch settings belong to each hold.
+/// Each hold has its own watchdog settings.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a05_renewals_for_an_inner_hold_are_not_counted_against_the_outer_one() {
+async fn a05_an_inner_holds_renewals_do_not_count_against_the_outer() {
     let server = Server::start();
     let a = server.client().await;
     let lock = a.reentrant_lock("l").unwrap();
-    let outer = AcquireOptions::new().watchdog_timeout(ms(1500)).max_renewals(4);
+    let outer = AcquireOptions::new()
+        .watchdog_timeout(ms(1500))
+        .max_renewals(4);
     let outer = lock.try_lock_with(outer).await.unwrap().unwrap();
     let start = Instant::now();
-    // renewed every 50 ms
+    // This hold is renewed every 50 ms.
     let inner = AcquireOptions::new().watchdog_timeout(ms(150));
     let inner = lock.try_lock_with(inner).await.unwrap().unwrap();
     tokio::time::sleep(ms(400)).await;
     inner.unlock().await.unwrap();
-    // four renewals, one every 500 ms, the last one good for 1.5 s: 3.5 s
+    // There are four renewals, one every 500 ms, and the last one lasts for 1.5 s: 3.5 s in all.
     outer.lost().await;
     let lived = start.elapsed();
     assert!(lived > ms(3000), "{lived:?}");
 }
 
-/// One answer that was taken late by its future is no slow link.
+/// One reply that its future picked up late does not mean that the link is slow.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a06_a_future_that_was_polled_late_does_not_lengthen_the_waits_of_others() {
+async fn a06_a_late_polled_future_does_not_lengthen_other_waits() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let a = LockClient::connect(proxy.url()).await.unwrap();
-    let (lock, other) = (a.reentrant_lock("l").unwrap(), a.reentrant_lock("other").unwrap());
+    let (lock, other) = (
+        a.reentrant_lock("l").unwrap(),
+        a.reentrant_lock("other").unwrap(),
+    );
     lock.lock().await.unwrap().unlock().await.unwrap();
-    // however long this thread is held up: no answer in the first poll
+    // The delay keeps the reply out of the first poll, even if this thread stalls.
     proxy.rule(|_| Action::Late(ms(50)));
     let mut parked = Box::pin(lock.lock());
     poll_once(&mut parked).await;
@@ -169,14 +201,22 @@ async fn a06_a_future_that_was_polled_late_does_not_lengthen_the_waits_of_others
     drop(guard);
 }
 
-/// README: each waiter keeps its place by looking; one that is silent for `fair_patience` loses it, and only it.
+/// Promise: each waiter keeps its place by polling. A waiter that is silent for `fair_patience`
+/// loses only its own place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a07_an_outage_shorter_than_the_patience_costs_no_place_in_the_queue() {
+async fn a07_an_outage_within_the_patience_costs_no_queue_place() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
-    let configure = || LockClient::builder().command_timeout(ms(300)).fair_patience(Duration::from_secs(30));
+    let configure = || {
+        LockClient::builder()
+            .command_timeout(ms(300))
+            .fair_patience(Duration::from_secs(30))
+    };
     let first = configure().connect(proxy.url()).await.unwrap();
-    let (second, holder) = (configure().connect(server.url()).await.unwrap(), server.client().await);
+    let (second, holder) = (
+        configure().connect(server.url()).await.unwrap(),
+        server.client().await,
+    );
     let held = holder.fair_lock("l").unwrap().lock().await.unwrap();
     let (sender, mut order) = tokio::sync::mpsc::unbounded_channel();
     let mut tasks = Vec::new();
@@ -190,12 +230,13 @@ async fn a07_an_outage_shorter_than_the_patience_costs_no_place_in_the_queue() {
         }));
         let waiting = tasks.len();
         eventually("in the queue", || async {
-            server.call(&["LLEN", "redisson_lock_queue:{l}"]).int() == i64::try_from(waiting).unwrap()
+            server.call(&["LLEN", "redisson_lock_queue:{l}"]).int()
+                == i64::try_from(waiting).unwrap()
         })
         .await;
     }
     tokio::time::sleep(ms(100)).await;
-    // a look is under way when the link breaks
+    // A poll is in flight when the link breaks.
     proxy.black_hole(Way::ToClient);
     tokio::time::sleep(ms(1500)).await;
     proxy.refuse();
@@ -210,36 +251,50 @@ async fn a07_an_outage_shorter_than_the_patience_costs_no_place_in_the_queue() {
     }
 }
 
-/// README: "a guard is dropped .. released"; `shutdown()` says `Ok` where nothing is unsettled.
+/// Promise: a dropped guard is released, and `shutdown()` returns `Ok` only if nothing is
+/// unsettled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a08_a_shutdown_waits_for_the_dropped_guard_of_a_lock_that_was_handed_over_in_part() {
+async fn a08_a_shutdown_awaits_a_dropped_guard_of_a_half_given_lock() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
-    let (a, b) = (LockClient::connect(proxy.url()).await.unwrap(), server.client().await);
+    let (a, b) = (
+        LockClient::connect(proxy.url()).await.unwrap(),
+        server.client().await,
+    );
     let lock = a.reentrant_lock("l").unwrap();
     let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
     let given = outer.forget();
-    // the first try is refused, and the next one comes 20 ms later
-    proxy.once(Verb::Release, Action::Refuse("NOREPLICAS Not enough good replicas to write."));
+    // The first attempt is refused, and the next one comes 20 ms later.
+    proxy.once(
+        Verb::Release,
+        Action::Refuse("NOREPLICAS Not enough good replicas to write."),
+    );
     drop(inner);
     eventually("refused", || async { proxy.count(Verb::Release) > 0 }).await;
     a.shutdown().await.unwrap();
     let there = b.reentrant_lock("l").unwrap();
     there.release(&given).await.unwrap();
-    assert!(!there.is_locked().await.unwrap(), "{:?}", server.record("l"));
+    assert!(
+        !there.is_locked().await.unwrap(),
+        "{:?}",
+        server.record("l")
+    );
 }
 
-/// A lease inside a renewed read hold is kept against Redisson's readers, too, once the outer one is given up.
+/// A read lease stays in force after the renewed hold around it has ended, also against the
+/// renewals of Redisson's readers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a09_a_read_lease_is_kept_after_the_renewed_hold_around_it_has_ended() {
+async fn a09_a_read_lease_is_kept_after_the_outer_renewed_hold_ends() {
     let server = Server::start();
-    let a = server.client_with(|builder| builder.watchdog_timeout(ms(900))).await;
+    let a = server
+        .client_with(|builder| builder.watchdog_timeout(ms(900)))
+        .await;
     let lock = a.read_write_lock("l").unwrap().read_lock();
     let outer = lock.lock().await.unwrap();
     let inner = lock.lock_with(long()).await.unwrap();
     outer.unlock().await.unwrap();
     tokio::time::sleep(ms(400)).await;
-    // what Redisson's renewal of another reader does, before that process dies
+    // Redisson's renewal of another reader does this before its process dies.
     server.call(&["PEXPIRE", "l", "900"]);
     let start = Instant::now();
     while start.elapsed() < ms(2500) {
@@ -253,14 +308,17 @@ async fn a09_a_read_lease_is_kept_after_the_renewed_hold_around_it_has_ended() {
     }
 }
 
-/// README: waits end "with 40 ms and a round trip more"; a free lock is acquired.
+/// Promise: a wait overruns its bound by at most 40 ms and one round trip, and a free lock is
+/// acquired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a10_a_free_multi_lock_is_acquired_however_short_the_wait_at_120_ms() {
+async fn a10_a_short_wait_gets_a_free_multi_lock_over_a_120_ms_link() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     proxy.rule(|_| Action::Late(ms(120)));
     let a = LockClient::connect(proxy.url()).await.unwrap();
-    let lock = a.multi_lock([a.reentrant_lock("x").unwrap(), a.fair_lock("y").unwrap()]).unwrap();
+    let lock = a
+        .multi_lock([a.reentrant_lock("x").unwrap(), a.fair_lock("y").unwrap()])
+        .unwrap();
     lock.lock().await.unwrap().unlock().await.unwrap(); // the server knows the scripts
     let mut said = Vec::new();
     for wait in [5, 20, 50, 100] {
@@ -270,13 +328,19 @@ async fn a10_a_free_multi_lock_is_acquired_however_short_the_wait_at_120_ms() {
         }
         a.idle().await;
     }
-    lock.try_lock().await.unwrap().expect("free, and a try has the time").unlock().await.unwrap();
+    lock.try_lock()
+        .await
+        .unwrap()
+        .expect("free, and a try has the time")
+        .unlock()
+        .await
+        .unwrap();
     assert!(said.is_empty(), "{said:#?}");
 }
 
-/// README: `Store` is "surely not executed".
+/// Promise: `Store` means that the request was surely not executed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a11_an_unlock_beside_a_nested_future_that_nobody_polls_does_not_say_not_executed() {
+async fn a11_an_unlock_amid_a_parked_re_entry_never_says_unexecuted() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let builder = LockClient::builder().command_timeout(ms(400));
@@ -294,18 +358,26 @@ async fn a11_an_unlock_beside_a_nested_future_that_nobody_polls_does_not_say_not
     let took = start.elapsed();
     let there = b.reentrant_lock("l").unwrap();
     let free = there.try_lock().await.unwrap().is_some();
-    assert!(!matches!(outcome, Err(Error::Store { .. })) || !free, "{outcome:?} after {took:?}, and it is free");
+    assert!(
+        !matches!(outcome, Err(Error::Store { .. })) || !free,
+        "{outcome:?} after {took:?}, and it is free"
+    );
     drop(parked);
 }
 
-/// README, of a future that is not polled any more: "what it had sent is undone .. Polled again, it tries anew".
+/// Promise: the client undoes what an unpolled future had sent. If the future is polled again, it
+/// starts over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a12_a_future_that_is_polled_again_leaves_no_hold_that_nobody_has() {
+async fn a12_a_future_that_is_polled_again_leaves_no_orphaned_hold() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
-    let a = LockClient::builder().command_timeout(ms(300)).connect(proxy.url()).await.unwrap();
+    let a = LockClient::builder()
+        .command_timeout(ms(300))
+        .connect(proxy.url())
+        .await
+        .unwrap();
     let lock = a.reentrant_lock("l").unwrap();
-    // polled once; the server does not know the script, so that a second request is to follow
+    // The server does not know the script, so a second request must follow the first poll.
     proxy.rule(|_| Action::Late(ms(50)));
     let mut parked = Box::pin(lock.lock());
     poll_once(&mut parked).await;
@@ -323,11 +395,13 @@ async fn a12_a_future_that_is_polled_again_leaves_no_hold_that_nobody_has() {
     );
 }
 
-/// README: "Re-entering a lost lock fails with `Lost`, as long as a guard of it lives".
+/// Promise: re-entering a lost lock fails with `Lost` while a guard of it is alive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a13_reading_inside_a_write_lock_that_was_lost_is_lost() {
     let server = Server::start();
-    let a = server.client_with(|builder| builder.watchdog_timeout(ms(600))).await;
+    let a = server
+        .client_with(|builder| builder.watchdog_timeout(ms(600)))
+        .await;
     let lock = a.read_write_lock("l").unwrap();
     let writing = lock.write().await.unwrap();
     server.call(&["FLUSHALL"]);
@@ -336,42 +410,61 @@ async fn a13_reading_inside_a_write_lock_that_was_lost_is_lost() {
     assert!(matches!(inside, Err(Error::Lost { .. })), "{inside:?}");
 }
 
-/// What was handed over and released elsewhere is forgotten some day.
+/// A hold that was handed over and released elsewhere is forgotten in the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a14_what_was_handed_over_without_expiry_and_released_is_forgotten() {
+async fn a14_a_released_hand_over_without_expiry_is_forgotten() {
     let server = Server::start();
-    let (a, b) = (server.client_with(|builder| builder.watchdog_timeout(ms(300))).await, server.client().await);
+    let (a, b) = (
+        server
+            .client_with(|builder| builder.watchdog_timeout(ms(300)))
+            .await,
+        server.client().await,
+    );
     let endless = nestlock::SignalOptions::new().without_expiry();
     for n in 0..100 {
         let name = format!("l{n}");
-        let given = a.signal_lock_with(&name, endless).unwrap().lock().await.unwrap().forget();
-        b.signal_lock_with(&name, endless).unwrap().release(&given).await.unwrap();
+        let given = a
+            .signal_lock_with(&name, endless)
+            .unwrap()
+            .lock()
+            .await
+            .unwrap()
+            .forget();
+        b.signal_lock_with(&name, endless)
+            .unwrap()
+            .release(&given)
+            .await
+            .unwrap();
     }
     tokio::time::sleep(ms(3000)).await;
     a.idle().await;
     assert_eq!(a.stats().holds, 0);
 }
 
-/// `shutdown()`: "takes two command timeouts at most".
+/// Promise: `shutdown()` takes two command timeouts at most.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a16_a_shutdown_on_a_silent_link_takes_two_command_timeouts_at_most() {
+async fn a16_a_shutdown_on_a_silent_link_takes_two_timeouts_at_most() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let limit = ms(2_000);
-    let a = LockClient::builder().command_timeout(limit).connect(proxy.url()).await.unwrap();
+    let a = LockClient::builder()
+        .command_timeout(limit)
+        .connect(proxy.url())
+        .await
+        .unwrap();
     let guard = a.reentrant_lock("l").unwrap().lock().await.unwrap();
     proxy.black_hole(Way::Both);
     let start = Instant::now();
     let outcome = a.shutdown().await;
     let took = start.elapsed();
-    // what a busy machine adds is less than a third one
+    // Half a timeout is for a busy machine. A third timeout would fail.
     assert!(took < limit * 5 / 2, "{took:?}: {outcome:?}");
     drop(guard);
 }
 
-/// `shutdown()`: "Guards that are still alive report `LossReason::ShutDown`".
+/// Promise: guards that are still alive at `shutdown()` report `LossReason::ShutDown`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a17_a_guard_beside_one_that_was_handed_over_is_told_of_a_shutdown() {
+async fn a17_a_guard_next_to_a_handed_over_one_learns_of_a_shutdown() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let lock = a.reentrant_lock("l").unwrap();
@@ -381,12 +474,16 @@ async fn a17_a_guard_beside_one_that_was_handed_over_is_told_of_a_shutdown() {
     assert!(inner.is_lost(), "{inner:?}");
     let there = b.reentrant_lock("l").unwrap();
     there.release(&given).await.unwrap();
-    assert!(!there.is_locked().await.unwrap(), "{:?}", server.record("l"));
+    assert!(
+        !there.is_locked().await.unwrap(),
+        "{:?}",
+        server.record("l")
+    );
 }
 
-/// README: `Store` is "refused or unreachable, surely not executed".
+/// Promise: `Store` means refused or unreachable, and surely not executed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a18_an_acquire_of_which_one_try_was_executed_does_not_say_that_none_was() {
+async fn a18_an_acquire_with_one_executed_try_does_not_report_none() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let a = LockClient::connect(proxy.url()).await.unwrap();
@@ -399,17 +496,27 @@ async fn a18_an_acquire_of_which_one_try_was_executed_does_not_say_that_none_was
     };
     let (outcome, ()) = tokio::join!(lock.try_lock_for(ms(1500)), end);
     let record = server.record("l");
-    assert!(!matches!(outcome, Err(Error::Store { .. })) || record.is_empty(), "{outcome:?}, and {record:?}");
+    assert!(
+        !matches!(outcome, Err(Error::Store { .. })) || record.is_empty(),
+        "{outcome:?}, and {record:?}"
+    );
 }
 
-/// The same of a release.
+/// The same holds for a release.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a19_a_release_of_which_one_try_was_executed_does_not_say_that_none_was() {
+async fn a19_a_release_with_one_executed_try_does_not_report_none() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let a = LockClient::connect(proxy.url()).await.unwrap();
     let guard = a.reentrant_lock("l").unwrap().lock().await.unwrap();
-    a.reentrant_lock("m").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    a.reentrant_lock("m")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
     let mut switched = false;
     proxy.rule(move |request| match request.verb() {
         Some(Verb::Release) if !std::mem::replace(&mut switched, true) => Action::Lose,
@@ -417,60 +524,103 @@ async fn a19_a_release_of_which_one_try_was_executed_does_not_say_that_none_was(
     });
     let outcome = guard.unlock().await;
     let record = server.record("l");
-    assert!(!matches!(outcome, Err(Error::Store { .. })) || !record.is_empty(), "{outcome:?}, and it is free");
+    assert!(
+        !matches!(outcome, Err(Error::Store { .. })) || !record.is_empty(),
+        "{outcome:?}, and it is free"
+    );
 }
 
-/// `Error::Unconfirmed`: "The client is making the server agree in the background".
+/// Promise: after `Error::Unconfirmed`, the client settles the outcome in the background.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a20_an_unconfirmed_release_of_what_was_handed_over_is_settled() {
+async fn a20_an_unconfirmed_release_of_a_handed_over_lock_is_settled() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
-    let (a, b) = (server.client_with(|builder| builder.watchdog_timeout(ms(900))).await, quick(&proxy).await);
-    let given = a.reentrant_lock("l").unwrap().lock().await.unwrap().forget();
+    let (a, b) = (
+        server
+            .client_with(|builder| builder.watchdog_timeout(ms(900)))
+            .await,
+        quick(&proxy).await,
+    );
+    let given = a
+        .reentrant_lock("l")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .forget();
     let there = b.reentrant_lock("l").unwrap();
     proxy.once(Verb::Release, Action::CutBefore);
     let outcome = there.release(&given).await;
-    assert!(matches!(outcome, Err(Error::Unconfirmed { .. })), "{outcome:?}");
+    assert!(
+        matches!(outcome, Err(Error::Unconfirmed { .. })),
+        "{outcome:?}"
+    );
     b.idle().await;
-    // three times the giver's lease
+    // This is three times the giver's lease.
     tokio::time::sleep(ms(2700)).await;
     let record = server.record("l");
-    assert!(record.is_empty(), "{outcome:?}, and it is held, renewed by the giver: {record:?}");
+    assert!(
+        record.is_empty(),
+        "{outcome:?}, and it is held, renewed by the giver: {record:?}"
+    );
 }
 
-/// "Acquires go on within their wait": a short outage is not the end of one by a value that was handed over.
+/// Promise: an acquire is retried within its wait. A short outage does not end one for a value that
+/// was handed over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a21_a_wait_for_a_value_that_was_handed_over_survives_a_refusal() {
+async fn a21_a_wait_for_a_handed_over_value_survives_a_refusal() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
-    let (a, b) = (LockClient::connect(proxy.url()).await.unwrap(), server.client().await);
+    let (a, b) = (
+        LockClient::connect(proxy.url()).await.unwrap(),
+        server.client().await,
+    );
     let lock = a.string_lock("l").unwrap();
     let options = || AcquireOptions::new().value("ticket-4711");
-    let given = lock.try_lock_with(options()).await.unwrap().unwrap().forget();
+    let given = lock
+        .try_lock_with(options())
+        .await
+        .unwrap()
+        .unwrap()
+        .forget();
     b.string_lock("l").unwrap().release(&given).await.unwrap();
-    proxy.once(Verb::Inspect, Action::Refuse("LOADING Redis is loading the dataset in memory"));
-    let outcome = lock.try_lock_for_with(Duration::from_secs(5), options()).await;
+    proxy.once(
+        Verb::Inspect,
+        Action::Refuse("LOADING Redis is loading the dataset in memory"),
+    );
+    let outcome = lock
+        .try_lock_for_with(Duration::from_secs(5), options())
+        .await;
     assert!(matches!(outcome, Ok(Some(_))), "{outcome:?}");
 }
 
-/// README: "no other hold is released". A release of a future that was not polled for long is not sent any more.
+/// Promise: no other hold is released. A release is not sent any more if its future was not polled
+/// for too long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a22_a_release_that_is_polled_again_late_does_not_end_a_later_hold_of_the_value() {
+async fn a22_a_release_polled_late_spares_a_later_hold_of_the_value() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
-    let a = LockClient::builder().command_timeout(ms(300)).connect(proxy.url()).await.unwrap();
+    let a = LockClient::builder()
+        .command_timeout(ms(300))
+        .connect(proxy.url())
+        .await
+        .unwrap();
     let b = server.client().await;
     let lock = a.string_lock("l").unwrap();
     let options = || AcquireOptions::new().value("ticket-4711");
     let first = lock.try_lock_with(options()).await.unwrap().unwrap();
-    // polled once; the server does not know the script, so that a second request is to follow
+    // The server does not know the script, so a second request must follow the first poll.
     proxy.rule(|_| Action::Late(ms(50)));
     let mut parked = Box::pin(first.unlock());
     poll_once(&mut parked).await;
     proxy.pass();
     tokio::time::sleep(ms(2500)).await;
     a.idle().await;
-    let second = lock.try_lock_for_with(Duration::from_secs(2), options()).await.unwrap().unwrap();
+    let second = lock
+        .try_lock_for_with(Duration::from_secs(2), options())
+        .await
+        .unwrap()
+        .unwrap();
     let outcome = parked.await;
     let other = b.string_lock("l").unwrap().try_lock().await.unwrap();
     assert!(
@@ -479,34 +629,57 @@ async fn a22_a_release_that_is_polled_again_late_does_not_end_a_later_hold_of_th
     );
 }
 
-/// Its counts are not those of the other kind: the inner release freed the record under the outer hold, unheard.
+/// The two kinds count differently: the inner release used to free the record under the outer hold
+/// without notice.
 #[tokio::test]
-async fn a_fair_lock_is_refused_inside_a_reentrant_one_and_the_other_way_round() {
+async fn a_fair_lock_inside_a_reentrant_one_is_refused_and_vice_versa() {
     let server = Server::start();
     let client = LockClient::connect(server.url()).await.unwrap();
     let other = LockClient::connect(server.url()).await.unwrap();
     for (outer, inner) in [
-        (client.reentrant_lock("l").unwrap(), client.fair_lock("l").unwrap()),
-        (client.fair_lock("l").unwrap(), client.fenced_lock("l").unwrap()),
+        (
+            client.reentrant_lock("l").unwrap(),
+            client.fair_lock("l").unwrap(),
+        ),
+        (
+            client.fair_lock("l").unwrap(),
+            client.fenced_lock("l").unwrap(),
+        ),
     ] {
         let guard = outer.lock().await.unwrap();
         let refused = inner.lock().await.map(drop);
-        assert!(matches!(refused, Err(Error::NotReentrant { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::NotReentrant { .. })),
+            "{refused:?}"
+        );
         assert!(inner.try_lock().await.unwrap().is_none());
-        assert!(other.reentrant_lock("l").unwrap().try_lock().await.unwrap().is_none(), "it is held");
+        assert!(
+            other
+                .reentrant_lock("l")
+                .unwrap()
+                .try_lock()
+                .await
+                .unwrap()
+                .is_none(),
+            "it is held"
+        );
         guard.unlock().await.unwrap();
         inner.lock().await.unwrap().unlock().await.unwrap();
     }
 }
 
-/// Not even if they come at the same moment: each had a hold of one record, and the first release freed it under the other.
+/// One of the two is refused even if they arrive at the same moment. Both used to hold one record,
+/// and the first release freed it under the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_a_fair_lock_and_a_reentrant_one_that_come_at_once_one_is_refused() {
+async fn one_of_a_fair_and_a_reentrant_acquire_at_once_is_refused() {
     let server = Server::start();
     let (client, other) = (server.client().await, server.client().await);
     for round in 0..100 {
         let name = format!("l{round}");
-        let (reentrant, fair) = (client.reentrant_lock(&name).unwrap(), client.fair_lock(&name).unwrap());
+        let (reentrant, fair) = (
+            client.reentrant_lock(&name).unwrap(),
+            client.fair_lock(&name).unwrap(),
+        );
         let both = if round % 2 == 0 {
             tokio::join!(reentrant.lock(), fair.lock())
         } else {
@@ -523,7 +696,16 @@ async fn of_a_fair_lock_and_a_reentrant_one_that_come_at_once_one_is_refused() {
             both => panic!("{both:?}"),
         };
         assert!(matches!(refused, Error::NotReentrant { .. }), "{refused:?}");
-        assert!(other.reentrant_lock(&name).unwrap().try_lock().await.unwrap().is_none(), "it is held");
+        assert!(
+            other
+                .reentrant_lock(&name)
+                .unwrap()
+                .try_lock()
+                .await
+                .unwrap()
+                .is_none(),
+            "it is held"
+        );
         guard.unlock().await.unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Acquires and releases of plain locks that are sent at the same moment go as one script.
+//! Acquires and releases of plain locks that are sent at the same moment share one script.
 
 use std::{
     thread,
@@ -19,7 +19,8 @@ use crate::{
 
 const MANY: usize = 64;
 
-/// Scripts go together over nestlock's own connection, and so do these tests, whatever the others are run over.
+/// Returns the URL with nestlock's own connection, the only one that bundles, whatever connection
+/// the other tests use.
 fn own(url: String) -> String {
     url.replacen("wire=fred", "wire=own", 1)
 }
@@ -30,7 +31,10 @@ async fn lock_many(
 ) -> Vec<nestlock::Result<nestlock::LockGuard>> {
     join_all(names.map(|name| {
         let lock = client.reentrant_lock(name).unwrap();
-        async move { lock.lock_with(AcquireOptions::new().lease(Duration::from_secs(60))).await }
+        async move {
+            lock.lock_with(AcquireOptions::new().lease(Duration::from_secs(60)))
+                .await
+        }
     }))
     .await
 }
@@ -50,8 +54,12 @@ fn store_kind(error: &nestlock::Error) -> StoreErrorKind {
 async fn those_who_ask_at_once_go_together_unless_that_is_not_wanted() {
     let server = Server::start();
     for (bundle, most) in [(true, MANY as u64), (false, 2 * MANY as u64)] {
-        let client = LockClient::builder().bundle(bundle).connect(own(server.url())).await.unwrap();
-        // the text goes along the first time
+        let client = LockClient::builder()
+            .bundle(bundle)
+            .connect(own(server.url()))
+            .await
+            .unwrap();
+        // The first round also sends the script texts.
         for _ in 0..2 {
             let before = server.script_count();
             let guards = lock_many(&client, (0..MANY).map(|n| format!("l{n}"))).await;
@@ -60,23 +68,32 @@ async fn those_who_ask_at_once_go_together_unless_that_is_not_wanted() {
                 guard.unwrap();
             }
             let scripts = server.script_count() - before;
-            assert!(scripts <= most && (bundle || scripts >= most), "{scripts} scripts");
+            assert!(
+                scripts <= most && (bundle || scripts >= most),
+                "{scripts} scripts"
+            );
         }
         nothing_is_left(&server, &[&client]).await;
     }
 }
 
-/// One is free, one is held by somebody else, one is held by its owner, and others are no locks.
+/// One lock is free, one is held by another client, one is held by its own owner, and two keys are
+/// not locks.
 #[tokio::test]
 async fn each_is_answered_for_itself() {
     let server = Server::start();
     let (proxy, other) = (Proxy::start(&server), server.client().await);
     let client = LockClient::connect(own(proxy.url())).await.unwrap();
-    let _theirs = other.reentrant_lock("theirs").unwrap().lock().await.unwrap();
+    let _theirs = other
+        .reentrant_lock("theirs")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap();
     let ours = client.reentrant_lock("ours").unwrap().lock().await.unwrap();
     server.call(&["HSET", "hash", "not", "ours"]);
     server.call(&["SET", "text", "t"]);
-    // the first one is on its way before the others ask
+    // The first request is in flight before the others are sent, so that those form a bundle.
     let names = ["first", "free", "theirs", "ours", "hash", "text"];
     let got = join_all(names.map(|name| {
         let lock = client.reentrant_lock(name).unwrap();
@@ -87,40 +104,67 @@ async fn each_is_answered_for_itself() {
     let [first, free, theirs, again, hash, text] = got.try_into().unwrap();
     assert!(theirs.unwrap().is_none());
     assert_eq!(server.record("ours")[0].1, 2);
-    assert!(matches!(hash, Err(nestlock::Error::WrongLockKind { .. })), "{hash:?}");
-    assert!(matches!(text, Err(nestlock::Error::WrongType { .. })), "{text:?}");
-    // somebody else has taken one away
+    assert!(
+        matches!(hash, Err(nestlock::Error::WrongLockKind { .. })),
+        "{hash:?}"
+    );
+    assert!(
+        matches!(text, Err(nestlock::Error::WrongType { .. })),
+        "{text:?}"
+    );
+    // Another client removes one of the records.
     server.call(&["DEL", "free"]);
     let ends = [first, free, again].map(|guard| guard.unwrap().unwrap().unlock());
     let [first, free, again] = join_all(ends).await.try_into().unwrap();
-    assert!(matches!(free, Err(nestlock::Error::NotHeld { .. } | nestlock::Error::Lost { .. })), "{free:?}");
+    assert!(
+        matches!(
+            free,
+            Err(nestlock::Error::NotHeld { .. } | nestlock::Error::Lost { .. })
+        ),
+        "{free:?}"
+    );
     first.and(again).unwrap();
     assert_eq!(bundles(&proxy), 2);
     ours.unlock().await.unwrap();
     assert!(!server.exists("ours"));
 }
 
-/// A key that the user may not use costs those beside it nothing but a second request, once.
+/// A key that is forbidden to the user costs the others in its bundle one retry, once, and nothing
+/// else.
 #[tokio::test]
 async fn a_key_that_is_forbidden_is_so_for_itself() {
     let server = Server::start_real();
     server.call(&["ACL", "SETUSER", "u", "on", ">secret", "~l*", "&*", "+@all"]);
     let proxy = Proxy::start(&server);
-    let client = LockClient::connect(own(proxy.url()).replacen("://", "://u:secret@", 1)).await.unwrap();
+    let client = LockClient::connect(own(proxy.url()).replacen("://", "://u:secret@", 1))
+        .await
+        .unwrap();
     for (together, round) in [(1, 0), (0, 1)] {
         let before = bundles(&proxy);
-        let mut got =
-            lock_many(&client, ["l1", "forbidden", "l2"].map(|name| format!("{name}{round}")).into_iter()).await;
-        assert_eq!(store_kind(&got.remove(1).unwrap_err()), StoreErrorKind::NoPermission);
+        let mut got = lock_many(
+            &client,
+            ["l1", "forbidden", "l2"]
+                .map(|name| format!("{name}{round}"))
+                .into_iter(),
+        )
+        .await;
+        assert_eq!(
+            store_kind(&got.remove(1).unwrap_err()),
+            StoreErrorKind::NoPermission
+        );
         let ends: Vec<_> = got.into_iter().map(Result::unwrap).collect();
-        assert_eq!(bundles(&proxy) - before, together, "it would be refused again and again");
+        assert_eq!(
+            bundles(&proxy) - before,
+            together,
+            "it would be refused again and again"
+        );
         for guard in ends {
             guard.unlock().await.unwrap();
         }
     }
 }
 
-/// A server without memory refuses what would need some, and takes releases.
+/// A server without memory refuses requests that need memory, and accepts releases.
 #[tokio::test]
 async fn a_server_without_memory_refuses_those_that_need_some() {
     let server = Server::start_real();
@@ -128,7 +172,9 @@ async fn a_server_without_memory_refuses_those_that_need_some() {
     let client = LockClient::connect(own(proxy.url())).await.unwrap();
     let held = lock_many(&client, (0..8).map(|n| format!("l{n}"))).await;
     server.call(&["CONFIG", "SET", "maxmemory", "1"]);
-    let others: Vec<_> = (0..8).map(|n| client.reentrant_lock(format!("other{n}")).unwrap()).collect();
+    let others: Vec<_> = (0..8)
+        .map(|n| client.reentrant_lock(format!("other{n}")).unwrap())
+        .collect();
     let refused = join_all(others.iter().map(nestlock::Lock::try_lock));
     let released = join_all(held.into_iter().map(|guard| guard.unwrap().unlock()));
     let before = bundles(&proxy);
@@ -143,21 +189,32 @@ async fn a_server_without_memory_refuses_those_that_need_some() {
     assert_eq!(server.dump(), []);
 }
 
-/// The text is lost, and the connection: what was not executed is asked again, alone, and nothing twice.
+/// The server has forgotten the script, and the connection breaks or the bundle runs twice. A
+/// request that was not executed is retried alone, and none takes effect twice.
 #[tokio::test]
 async fn a_text_that_was_lost_and_answers_that_are_cost_no_hold() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
-    let client =
-        LockClient::builder().command_timeout(Duration::from_millis(500)).connect(own(proxy.url())).await.unwrap();
-    for (round, action) in [Action::Pass, Action::Lose, Action::CutBefore, Action::Twice].into_iter().enumerate() {
+    let client = LockClient::builder()
+        .command_timeout(Duration::from_millis(500))
+        .connect(own(proxy.url()))
+        .await
+        .unwrap();
+    for (round, action) in [Action::Pass, Action::Lose, Action::CutBefore, Action::Twice]
+        .into_iter()
+        .enumerate()
+    {
         server.call(&["SCRIPT", "FLUSH"]);
         proxy.once(Verb::Bundle, action);
         let before = bundles(&proxy);
         let guards = lock_many(&client, (0..8).map(|n| format!("l{round}:{n}"))).await;
         assert!(bundles(&proxy) > before, "{action:?}");
         for n in 0..8 {
-            assert_eq!(server.record(&format!("l{round}:{n}"))[0].1, 1, "{action:?}");
+            assert_eq!(
+                server.record(&format!("l{round}:{n}"))[0].1,
+                1,
+                "{action:?}"
+            );
         }
         for guard in guards {
             guard.unwrap().unlock().await.unwrap();
@@ -166,16 +223,19 @@ async fn a_text_that_was_lost_and_answers_that_are_cost_no_hold() {
     }
 }
 
-/// Acquires that are dropped at any poll, beside others of their bundle: those have their locks, and nothing is left of these.
+/// An acquire is dropped at any poll. The others in its bundle get their locks, and nothing is left
+/// of the dropped one.
 #[tokio::test]
 async fn whoever_is_dropped_leaves_nothing_and_takes_nobody_along() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let client = LockClient::connect(own(proxy.url())).await.unwrap();
     for k in 1..8 {
-        let [first, stays, goes] = ["first", "stays", "goes"].map(|name| client.reentrant_lock(name).unwrap());
+        let [first, stays, goes] =
+            ["first", "stays", "goes"].map(|name| client.reentrant_lock(name).unwrap());
         let before = bundles(&proxy);
-        let (first, guard, dropped) = tokio::join!(first.lock(), stays.lock(), poll_times(goes.lock(), k));
+        let (first, guard, dropped) =
+            tokio::join!(first.lock(), stays.lock(), poll_times(goes.lock(), k));
         assert!(bundles(&proxy) > before, "{k}");
         drop(dropped);
         eventually("it is given back", || async { !server.exists("goes") }).await;
@@ -185,15 +245,15 @@ async fn whoever_is_dropped_leaves_nothing_and_takes_nobody_along() {
     }
 }
 
-/// Whoever is on the way may execute a request twice. An acquire that found its lock busy would have it the second time, if the
-/// release were in its bundle, and nobody would hear of it.
+/// A proxy on the path may execute a request twice. If an acquire that found its lock busy were
+/// bundled with the release, it would take the lock the second time, unnoticed.
 #[tokio::test]
 async fn what_is_executed_twice_leaves_nothing() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let client = LockClient::connect(own(proxy.url())).await.unwrap();
     let [first, lock, other] = ["first", "l", "other"].map(|name| client.mutex(name).unwrap());
-    // texts go along alone
+    // A script that is sent as text is never bundled, so load the scripts first.
     first.lock().await.unwrap().unlock().await.unwrap();
     proxy.each(Verb::Bundle, Action::Twice);
     for _ in 0..5 {
@@ -209,13 +269,24 @@ async fn what_is_executed_twice_leaves_nothing() {
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// A cluster of one node, to which a client may connect as to a server: the keys are in many slots.
+/// A client may connect to a cluster of one node as to a server, but the keys are in many slots.
 #[tokio::test]
 async fn where_keys_cannot_go_together_they_are_not_refused_each_time() {
-    let bus = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let bus = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+        .to_string();
     let server = Server::start_with(&["--cluster-enabled", "yes", "--cluster-port", &bus]);
     server.call(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-    eventually("it serves", || async { server.call(&["CLUSTER", "INFO"]).text().contains("cluster_state:ok") }).await;
+    eventually("it serves", || async {
+        server
+            .call(&["CLUSTER", "INFO"])
+            .text()
+            .contains("cluster_state:ok")
+    })
+    .await;
     let proxy = Proxy::start(&server);
     let client = LockClient::connect(own(proxy.url())).await.unwrap();
     for round in 0..3 {
@@ -226,24 +297,37 @@ async fn where_keys_cannot_go_together_they_are_not_refused_each_time() {
     assert_eq!(bundles(&proxy), 1, "refused again and again");
 }
 
-/// Answers were read, some were told, and then the runtime in which the client was made stands still.
+/// Replies were read and some were delivered when the runtime that made the client stops.
 #[test]
-fn what_was_read_and_not_told_is_told_though_its_runtime_stands_still() {
+fn a_client_passes_on_replies_read_before_its_runtime_stalled() {
     let server = Server::start();
-    let current = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let current = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    };
     for is_multi in [false, true] {
         let made_in = if is_multi {
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+            tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()
+                .unwrap()
         } else {
             current()
         };
         let client = made_in.block_on(server.client_with(|builder| {
-            builder.watchdog_timeout(Duration::from_secs(3)).command_timeout(Duration::from_millis(900))
+            builder
+                .watchdog_timeout(Duration::from_secs(3))
+                .command_timeout(Duration::from_millis(900))
         }));
         for guard in made_in.block_on(lock_many(&client, (0..8).map(|n| format!("l{n}")))) {
             made_in.block_on(guard.unwrap().unlock()).unwrap();
         }
-        let held = made_in.block_on(client.reentrant_lock("held").unwrap().lock()).unwrap();
+        let held = made_in
+            .block_on(client.reentrant_lock("held").unwrap().lock())
+            .unwrap();
         server.stop();
         let there = client.clone();
         let elsewhere = thread::spawn(move || {
@@ -288,7 +372,10 @@ fn what_was_read_and_not_told_is_told_though_its_runtime_stands_still() {
         });
         let (first, all) = elsewhere.join().unwrap();
         println!("{is_multi}: {first:?}, {all:?}");
-        assert!(all < Duration::from_secs(5), "while it stood still: {first:?}, {all:?}");
+        assert!(
+            all < Duration::from_secs(5),
+            "while it stood still: {first:?}, {all:?}"
+        );
         assert!(!held.is_lost());
         made_in.block_on(held.unlock()).unwrap();
     }

@@ -1,4 +1,5 @@
-//! Dropped midway, at every point: nothing stays held, nothing is left in the books, nobody is kept waiting.
+//! Futures that are dropped at every point: nothing stays held, the ledger is empty, and no waiter
+//! is stuck.
 
 use std::{
     future::{Future, poll_fn},
@@ -24,7 +25,8 @@ use crate::{
 const SOON: Duration = Duration::from_secs(15);
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Polls a future whenever it is woken, `k` times; then drops it. `Some`: it was ready by then.
+/// Polls a future up to `k` times, each time that it is woken, and then drops it. Returns `Some` if
+/// it was ready by then.
 pub async fn poll_times<F: Future>(future: F, k: u32) -> Option<F::Output> {
     let mut future = Box::pin(future);
     let mut polls = 0;
@@ -53,19 +55,39 @@ impl Stage {
     async fn new() -> Self {
         let server = Server::start();
         let (a, b) = (server.client().await, server.client().await);
-        let (la, lb) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
-        Self { server, a, b, la, lb }
+        let (la, lb) = (
+            a.reentrant_lock("l").unwrap(),
+            b.reentrant_lock("l").unwrap(),
+        );
+        Self {
+            server,
+            a,
+            b,
+            la,
+            lb,
+        }
     }
 
-    /// After `a` has settled what was cancelled, the lock is free for another client, at once.
+    /// Asserts that the lock is free for another client at once, after `a` has settled what was
+    /// cancelled.
     async fn free_and_forgotten(&self, what: &str, k: u32) {
-        tokio::time::timeout(SOON, self.a.idle()).await.unwrap_or_else(|_| panic!("{what}, {k} polls: not settled"));
+        tokio::time::timeout(SOON, self.a.idle())
+            .await
+            .unwrap_or_else(|_| panic!("{what}, {k} polls: not settled"));
         self.b.idle().await;
-        // on the same connection: whatever was sent before has been executed
-        assert!(!self.la.is_locked().await.unwrap(), "{what}, {k} polls: still held");
+        // This query uses the same connection, so everything that was sent before it has been
+        // executed.
+        assert!(
+            !self.la.is_locked().await.unwrap(),
+            "{what}, {k} polls: still held"
+        );
         assert_eq!(self.server.dump(), [], "{what}, {k} polls: a key is left");
         let guard = self.lb.try_lock().await.unwrap();
-        guard.unwrap_or_else(|| panic!("{what}, {k} polls: not free")).unlock().await.unwrap();
+        guard
+            .unwrap_or_else(|| panic!("{what}, {k} polls: not free"))
+            .unlock()
+            .await
+            .unwrap();
         assert_eq!(self.a.stats().settling, 0);
     }
 
@@ -74,20 +96,35 @@ impl Stage {
     }
 }
 
-/// Drops `call` after one poll, two polls, ... until it comes to its end before. With `prepare`, `a` holds the lock
-/// once, by the guard that `call` is given; if `contended`, `b` holds it, and lets go of it at some time.
-async fn at_every_poll<'a, F, C>(stage: &'a Stage, what: &str, prepare: bool, contended: bool, call: C)
-where
+/// Drops `call` after one poll, two polls, and so on, until it completes earlier. With `prepare`,
+/// `a` holds the lock once, by the guard that `call` receives. If `contended`, `b` holds the lock
+/// and releases it at a random time.
+async fn at_every_poll<'a, F, C>(
+    stage: &'a Stage,
+    what: &str,
+    prepare: bool,
+    contended: bool,
+    call: C,
+) where
     F: Future,
     C: Fn(&'a Stage, Option<LockGuard>) -> F,
 {
     let mut rng = StdRng::seed_from_u64(7);
     let (mut k, mut ends) = (1, 0);
-    // polls differ from run to run: a few more rounds after the first that came to its end
+    // The number of polls differs from run to run: repeat until four calls have completed.
     while ends < 4 {
         assert!(k < 500, "{what} never ends");
-        let guard =
-            if prepare { Some(stage.la.lock_with(AcquireOptions::new().lease(LONG)).await.unwrap()) } else { None };
+        let guard = if prepare {
+            Some(
+                stage
+                    .la
+                    .lock_with(AcquireOptions::new().lease(LONG))
+                    .await
+                    .unwrap(),
+            )
+        } else {
+            None
+        };
         let holder = if contended {
             let (guard, pause) = (stage.lb.lock().await.unwrap(), rng.random_range(0..3000));
             let holder = async move {
@@ -103,14 +140,17 @@ where
         drop(output);
         if let Some(holder) = holder {
             let released = holder.await.unwrap();
-            assert!(matches!(released, Ok(()) | Err(Error::Lost { .. })), "{released:?}");
+            assert!(
+                matches!(released, Ok(()) | Err(Error::Lost { .. })),
+                "{released:?}"
+            );
         }
         stage.free_and_forgotten(what, k).await;
         k += 1;
     }
 }
 
-/// F32, R15, L9: each way in, dropped at each await.
+/// F32, R15, L9: each kind of acquire is dropped at each await.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f32_r15_l9_an_acquire_dropped_at_any_poll_holds_nothing() {
     let stage = Stage::new().await;
@@ -118,7 +158,10 @@ async fn f32_r15_l9_an_acquire_dropped_at_any_poll_holds_nothing() {
         let c = contended;
         at_every_poll(&stage, "lock", false, c, |s, _| s.la.lock()).await;
         at_every_poll(&stage, "try_lock", false, c, |s, _| s.la.try_lock()).await;
-        at_every_poll(&stage, "try_lock_for", false, c, |s, _| s.la.try_lock_for(Duration::from_millis(2))).await;
+        at_every_poll(&stage, "try_lock_for", false, c, |s, _| {
+            s.la.try_lock_for(Duration::from_millis(2))
+        })
+        .await;
         at_every_poll(&stage, "acquire", false, c, |s, _| {
             let owner = s.a.owner("job").unwrap();
             s.la.try_lock_for_with(SOON, AcquireOptions::new().lease(LONG).owner(owner))
@@ -128,17 +171,20 @@ async fn f32_r15_l9_an_acquire_dropped_at_any_poll_holds_nothing() {
     stage.end().await;
 }
 
-/// F33, S16: once polled, a release goes on.
+/// F33, S16: once polled, a release completes in the background.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f33_s16_a_release_dropped_at_any_poll_goes_on() {
     let stage = Stage::new().await;
-    at_every_poll(&stage, "unlock", true, false, |_, guard| guard.unwrap().unlock()).await;
+    at_every_poll(&stage, "unlock", true, false, |_, guard| {
+        guard.unwrap().unlock()
+    })
+    .await;
     at_every_poll(&stage, "release", true, false, |s, guard| {
         let owner = guard.unwrap().forget();
         async move { s.la.release(&owner).await }
     })
     .await;
-    // never polled: as a dropped guard
+    // An unpolled release acts like a dropped guard.
     let guard = stage.la.lock().await.unwrap();
     drop(guard.unlock());
     stage.free_and_forgotten("unlock", 0).await;
@@ -149,57 +195,80 @@ async fn f33_s16_a_release_dropped_at_any_poll_goes_on() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f32_a_re_entry_dropped_at_any_poll_leaves_the_outer_hold() {
     let stage = Stage::new().await;
-    let outer = stage.la.try_lock_with(AcquireOptions::new().lease(LONG)).await.unwrap().unwrap();
+    let outer = stage
+        .la
+        .try_lock_with(AcquireOptions::new().lease(LONG))
+        .await
+        .unwrap()
+        .unwrap();
     let owner = outer.owner();
     for k in 1..30 {
         drop(poll_times(stage.la.lock(), k).await);
         stage.a.idle().await;
-        // on the same connection: whatever was sent before has been executed
+        // This query uses the same connection, so everything that was sent before it has been
+        // executed.
         assert!(stage.la.is_locked().await.unwrap());
-        assert_eq!(stage.server.record("l"), [(owner.to_string(), 1)], "{k} polls of lock");
+        assert_eq!(
+            stage.server.record("l"),
+            [(owner.to_string(), 1)],
+            "{k} polls of lock"
+        );
         let inner = stage.la.lock().await.unwrap();
         drop(poll_times(inner.unlock(), k).await);
         stage.a.idle().await;
-        // on the same connection: whatever was sent before has been executed
+        // This query uses the same connection, so everything that was sent before it has been
+        // executed.
         assert!(stage.la.is_locked().await.unwrap());
-        assert_eq!(stage.server.record("l"), [(owner.to_string(), 1)], "{k} polls of unlock");
+        assert_eq!(
+            stage.server.record("l"),
+            [(owner.to_string(), 1)],
+            "{k} polls of unlock"
+        );
         assert!(!outer.is_lost());
     }
     outer.unlock().await.unwrap();
     stage.end().await;
 }
 
-/// Calls that look at the lock or prolong it: dropped midway they change nothing for good.
+/// A call that inspects or extends the lock changes nothing for good if it is dropped midway.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f32_every_other_call_may_be_dropped_at_any_poll() {
     let stage = Stage::new().await;
     for held in [false, true] {
-        at_every_poll(&stage, "is_locked", held, false, |s, _g| async move { s.la.is_locked().await.unwrap() }).await;
+        at_every_poll(&stage, "is_locked", held, false, |s, _g| async move {
+            s.la.is_locked().await.unwrap()
+        })
+        .await;
         at_every_poll(&stage, "hold_count", held, false, |s, _g| async move {
             let owner = s.a.current_owner();
             s.la.hold_count(&owner).await.unwrap()
         })
         .await;
-        at_every_poll(&stage, "holder", held, false, |s, _g| async move { s.la.holder().await.unwrap() }).await;
-        at_every_poll(
-            &stage,
-            "remaining_lease",
-            held,
-            false,
-            |s, _g| async move { s.la.remaining_lease().await.unwrap() },
-        )
+        at_every_poll(&stage, "holder", held, false, |s, _g| async move {
+            s.la.holder().await.unwrap()
+        })
+        .await;
+        at_every_poll(&stage, "remaining_lease", held, false, |s, _g| async move {
+            s.la.remaining_lease().await.unwrap()
+        })
         .await;
         at_every_poll(&stage, "extend", held, false, move |s, guard| async move {
             let extended = s.la.extend(&s.a.current_owner(), LONG).await;
             drop(guard);
             assert!(
-                if held { extended.is_ok() } else { matches!(extended, Err(Error::NotHeld { .. })) },
+                if held {
+                    extended.is_ok()
+                } else {
+                    matches!(extended, Err(Error::NotHeld { .. }))
+                },
                 "{extended:?}"
             );
         })
         .await;
-        at_every_poll(&stage, "force_unlock", held, !held, |s, _g| async move { s.la.force_unlock().await.unwrap() })
-            .await;
+        at_every_poll(&stage, "force_unlock", held, !held, |s, _g| async move {
+            s.la.force_unlock().await.unwrap()
+        })
+        .await;
         at_every_poll(&stage, "idle", held, false, |s, guard| async move {
             drop(guard);
             s.a.idle().await;
@@ -210,26 +279,34 @@ async fn f32_every_other_call_may_be_dropped_at_any_poll() {
         guard.unwrap().extend(2 * LONG).await.unwrap();
     })
     .await;
-    at_every_poll(&stage, "run_until_lost", true, false, |_, guard| async move {
-        let work = async {
-            for _ in 0..3 {
-                tokio::task::yield_now().await;
-            }
-        };
-        guard.unwrap().run_until_lost(work).await.unwrap();
-    })
+    at_every_poll(
+        &stage,
+        "run_until_lost",
+        true,
+        false,
+        |_, guard| async move {
+            let work = async {
+                for _ in 0..3 {
+                    tokio::task::yield_now().await;
+                }
+            };
+            guard.unwrap().run_until_lost(work).await.unwrap();
+        },
+    )
     .await;
     at_every_poll(&stage, "lost", true, false, |s, guard| async move {
         let guard = guard.unwrap();
         s.server.call(&["DEL", "l"]);
-        let (lost, forced) = tokio::join!(guard.lost(), async { s.la.extend(&guard.owner(), LONG).await });
+        let (lost, forced) = tokio::join!(guard.lost(), async {
+            s.la.extend(&guard.owner(), LONG).await
+        });
         assert!(matches!(lost, Error::Lost { .. }) && matches!(forced, Err(Error::NotHeld { .. })));
     })
     .await;
     stage.end().await;
 }
 
-/// A connect that is given up leaves no connection and no thread.
+/// An abandoned connect leaves no connection and no thread.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f32_a_connect_dropped_at_any_poll_leaves_no_connection() {
     let server = Server::start();
@@ -247,7 +324,7 @@ async fn f32_a_connect_dropped_at_any_poll_leaves_no_connection() {
     .await;
 }
 
-/// A shutdown that is dropped midway has given the locks up.
+/// A shutdown that is dropped midway has still given up the locks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f32_a_shutdown_dropped_at_any_poll_has_given_the_locks_up() {
     let server = Server::start();
@@ -263,7 +340,9 @@ async fn f32_a_shutdown_dropped_at_any_poll_has_given_the_locks_up() {
         };
         ends += u32::from(poll_times(client.shutdown(), k).await.is_some());
         assert!(guards.iter().all(LockGuard::is_lost), "{k} polls");
-        tokio::time::timeout(SOON, client.idle()).await.expect("settled");
+        tokio::time::timeout(SOON, client.idle())
+            .await
+            .expect("settled");
         assert_eq!(server.dump(), [], "{k} polls");
         k += 1;
     }
@@ -274,12 +353,17 @@ async fn f32_a_shutdown_dropped_at_any_poll_has_given_the_locks_up() {
 async fn f32_f33_r45_twenty_thousand_random_drops_leave_nothing() {
     const DROPS: usize = 20_000;
     const TASKS: usize = 64;
-    let seed: u64 = std::env::var("NESTLOCK_SEED").map_or(20_260_801, |seed| seed.parse().expect("a number"));
+    let seed: u64 =
+        std::env::var("NESTLOCK_SEED").map_or(20_260_801, |seed| seed.parse().expect("a number"));
     let command_timeout = Duration::from_secs(3);
     let server = Server::start();
     let mut clients = Vec::new();
     for _ in 0..3 {
-        clients.push(server.client_with(|c| c.command_timeout(command_timeout)).await);
+        clients.push(
+            server
+                .client_with(|c| c.command_timeout(command_timeout))
+                .await,
+        );
     }
     let drops = Arc::new(AtomicUsize::new(0));
     let finished = Arc::new(AtomicUsize::new(0));
@@ -288,7 +372,11 @@ async fn f32_f33_r45_twenty_thousand_random_drops_leave_nothing() {
     let tasks: Vec<_> = (0..TASKS)
         .map(|task| {
             let client = clients[task % clients.len()].clone();
-            let (drops, finished, holders) = (Arc::clone(&drops), Arc::clone(&finished), Arc::clone(&holders));
+            let (drops, finished, holders) = (
+                Arc::clone(&drops),
+                Arc::clone(&finished),
+                Arc::clone(&holders),
+            );
             tokio::spawn(async move {
                 let mut rng = StdRng::seed_from_u64(seed + task as u64);
                 while drops.load(Ordering::Relaxed) < DROPS {
@@ -299,19 +387,27 @@ async fn f32_f33_r45_twenty_thousand_random_drops_leave_nothing() {
                     if rng.random() {
                         options = options.lease(LONG);
                     }
-                    let acquired = match dropped_midway(&mut rng, lock.try_lock_for_with(wait, options)).await {
-                        None => {
-                            drops.fetch_add(1, Ordering::Relaxed);
-                            continue;
-                        }
-                        // undone as a dropped one
-                        Some(Err(error)) if came_too_late(&error) => continue,
-                        Some(acquired) => acquired.unwrap(),
-                    };
+                    let acquired =
+                        match dropped_midway(&mut rng, lock.try_lock_for_with(wait, options)).await
+                        {
+                            None => {
+                                drops.fetch_add(1, Ordering::Relaxed);
+                                continue;
+                            }
+                            // The client undoes a late acquire like a dropped one.
+                            Some(Err(error)) if came_too_late(&error) => continue,
+                            Some(acquired) => acquired.unwrap(),
+                        };
                     let Some(guard) = acquired else { continue };
-                    assert_eq!(holders[name].fetch_add(1, Ordering::SeqCst), 0, "two hold n{name}; seed {seed}");
+                    assert_eq!(
+                        holders[name].fetch_add(1, Ordering::SeqCst),
+                        0,
+                        "two hold n{name}; seed {seed}"
+                    );
                     let inner = if rng.random_range(0..4) == 0 {
-                        dropped_midway(&mut rng, lock.try_lock()).await.map(Result::unwrap)
+                        dropped_midway(&mut rng, lock.try_lock())
+                            .await
+                            .map(Result::unwrap)
                     } else {
                         None
                     };
@@ -335,19 +431,28 @@ async fn f32_f33_r45_twenty_thousand_random_drops_leave_nothing() {
     for task in tasks {
         task.await.unwrap();
     }
-    let (drops, finished, storm) = (drops.load(Ordering::Relaxed), finished.load(Ordering::Relaxed), start.elapsed());
-    // the promise: quiet within the command timeout + 100 ms
+    let (drops, finished, storm) = (
+        drops.load(Ordering::Relaxed),
+        finished.load(Ordering::Relaxed),
+        start.elapsed(),
+    );
+    // Promise: the server is quiet within the command timeout plus 100 ms.
     let quiet = Instant::now();
-    within(command_timeout + Duration::from_millis(100), "no hold is left on the server", || async {
-        server.call(&["DBSIZE"]).int() == 0
-    })
+    within(
+        command_timeout + Duration::from_millis(100),
+        "no hold is left on the server",
+        || async { server.call(&["DBSIZE"]).int() == 0 },
+    )
     .await;
     let settled = quiet.elapsed();
     for client in &clients {
         client.idle().await;
     }
     assert_eq!(server.dump(), []);
-    eventually("no registry entry is left", || async { clients.iter().all(|c| c.stats().holds == 0) }).await;
+    eventually("no registry entry is left", || async {
+        clients.iter().all(|c| c.stats().holds == 0)
+    })
+    .await;
     nothing_is_left(&server, &clients.iter().collect::<Vec<_>>()).await;
     eprintln!(
         "seed {seed}: {drops} drops, {finished} whole rounds in {storm:.1?}; settled {settled:.1?} later; left: {} keys, \
@@ -359,7 +464,8 @@ async fn f32_f33_r45_twenty_thousand_random_drops_leave_nothing() {
     assert!(drops >= DROPS);
 }
 
-/// Drops a future after a few polls, or after a tiny while, by `select!` or by `timeout`; or lets it end.
+/// Drops a future after a few polls or after less than 1.5 ms, by `select!` or by `timeout`, or
+/// lets it complete. Returns `None` if the future was dropped.
 async fn dropped_midway<F: Future>(rng: &mut StdRng, future: F) -> Option<F::Output> {
     let micros = Duration::from_micros(rng.random_range(0..1500));
     match rng.random_range(0..5) {
@@ -373,7 +479,8 @@ async fn dropped_midway<F: Future>(rng: &mut StdRng, future: F) -> Option<F::Out
     }
 }
 
-/// R01, R42: acquires aborted at random awaits, with releases in between. Nothing is renewed afterwards.
+/// R01, R42: acquires are aborted at random awaits, with releases in between. Nothing is renewed
+/// afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r01_r42_two_thousand_aborted_acquires_are_never_renewed() {
     let server = Server::start();
@@ -400,14 +507,18 @@ async fn r01_r42_two_thousand_aborted_acquires_are_never_renewed() {
     }
     client.idle().await;
     assert_eq!(server.dump(), []);
-    eventually("the registry is empty", || async { client.stats().holds == 0 }).await;
+    eventually("the registry is empty", || async {
+        client.stats().holds == 0
+    })
+    .await;
     let scripts = server.script_count();
     tokio::time::sleep(2 * watchdog).await; // two leases: a renewal would fall into them
     assert_eq!(server.script_count(), scripts, "nothing is renewed");
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// R45: whatever a cancelled acquire was at, no guard comes out of it, and the lock is not held.
+/// R45: a cancelled acquire never yields a guard and never leaves the lock held, whatever it was
+/// doing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r45_a_cancelled_acquire_never_yields_a_guard() {
     let stage = Stage::new().await;
@@ -427,17 +538,23 @@ async fn r45_a_cancelled_acquire_never_yields_a_guard() {
         assert!(task.await.unwrap_err().is_cancelled());
         let after = yielded.load(Ordering::SeqCst);
         stage.free_and_forgotten("an aborted task", k).await;
-        assert_eq!(yielded.load(Ordering::SeqCst), after, "a guard came out after the cancellation");
+        assert_eq!(
+            yielded.load(Ordering::SeqCst),
+            after,
+            "a guard came out after the cancellation"
+        );
         assert!(after - before <= 1);
     }
     stage.end().await;
 }
 
-/// R80: all of several acquires under way are undone together.
+/// R80: several acquires in flight are undone together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r80_many_acquires_cancelled_together_are_all_undone() {
     let stage = Stage::new().await;
-    let locks: Vec<_> = (0..20).map(|n| stage.a.reentrant_lock(format!("m{n}")).unwrap()).collect();
+    let locks: Vec<_> = (0..20)
+        .map(|n| stage.a.reentrant_lock(format!("m{n}")).unwrap())
+        .collect();
     for k in 1..40 {
         let guards = poll_times(futures::future::join_all(locks.iter().map(Lock::lock)), k).await;
         drop(guards);
@@ -446,7 +563,7 @@ async fn r80_many_acquires_cancelled_together_are_all_undone() {
     stage.end().await;
 }
 
-/// R16: a task that ends in whatever way lets go of its locks.
+/// R16: a task releases its locks however it ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r16_an_aborted_or_panicking_task_releases() {
     let stage = Stage::new().await;
@@ -454,7 +571,11 @@ async fn r16_an_aborted_or_panicking_task_releases() {
         let lock = stage.la.clone();
         let (holds, held) = tokio::sync::oneshot::channel();
         let task = tokio::spawn(async move {
-            let guard = lock.try_lock_with(AcquireOptions::new().lease(LONG)).await.unwrap().unwrap();
+            let guard = lock
+                .try_lock_with(AcquireOptions::new().lease(LONG))
+                .await
+                .unwrap()
+                .unwrap();
             let nested = lock.lock().await.unwrap();
             holds.send(()).unwrap();
             match how {
@@ -488,25 +609,41 @@ async fn r16_an_aborted_or_panicking_task_releases() {
 #[test]
 fn l1_f34_a_guard_is_released_wherever_it_is_dropped() {
     let server = Server::start();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
     let client = runtime.block_on(server.client());
     let lock = client.reentrant_lock("l").unwrap();
-    let other = runtime.block_on(server.client()).reentrant_lock("l").unwrap();
+    let other = runtime
+        .block_on(server.client())
+        .reentrant_lock("l")
+        .unwrap();
     let free = |what: &str| {
         futures::executor::block_on(async {
-            let guard = other.try_lock_for(SOON).await.unwrap().unwrap_or_else(|| panic!("{what}: not released"));
+            let guard = other
+                .try_lock_for(SOON)
+                .await
+                .unwrap()
+                .unwrap_or_else(|| panic!("{what}: not released"));
             guard.unlock().await.unwrap();
         });
     };
     let held = |runtime: &tokio::runtime::Runtime| {
-        runtime.block_on(lock.try_lock_for_with(SOON, AcquireOptions::new().lease(LONG))).unwrap().unwrap()
+        runtime
+            .block_on(lock.try_lock_for_with(SOON, AcquireOptions::new().lease(LONG)))
+            .unwrap()
+            .unwrap()
     };
 
     let guard = held(&runtime);
     std::thread::spawn(move || drop(guard)).join().unwrap();
     free("on a plain thread");
 
-    let current = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let current = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
     let guard = held(&current);
     current.block_on(async move { drop(guard) });
     free("in a current-thread runtime");
@@ -540,9 +677,11 @@ fn l1_f34_a_guard_is_released_wherever_it_is_dropped() {
     );
     free("in a Drop during unwinding");
 
-    // P6: with the client and the lock gone, the guard alone keeps it alive
+    // P6: without the client and the lock, the guard alone keeps the hold alive.
     let second = runtime.block_on(server.client());
-    let guard = runtime.block_on(second.reentrant_lock("l").unwrap().lock()).unwrap();
+    let guard = runtime
+        .block_on(second.reentrant_lock("l").unwrap().lock())
+        .unwrap();
     drop(second);
     assert!(!guard.is_lost());
     drop(guard);
@@ -553,39 +692,61 @@ fn l1_f34_a_guard_is_released_wherever_it_is_dropped() {
     drop(guard);
     free("after shutdown_background");
 
-    // a thread local is dropped after the thread's own context is gone
+    // A thread local is dropped after the thread's own context is gone.
     thread_local!(static KEPT: std::cell::RefCell<Option<LockGuard>> = const { std::cell::RefCell::new(None) });
     let guard = futures::executor::block_on(lock.lock()).unwrap();
-    std::thread::spawn(move || KEPT.with(|kept| *kept.borrow_mut() = Some(guard))).join().unwrap();
+    std::thread::spawn(move || KEPT.with(|kept| *kept.borrow_mut() = Some(guard)))
+        .join()
+        .unwrap();
     free("with its thread");
     futures::executor::block_on(client.idle());
     assert_eq!(server.dump(), []);
 }
 
-/// F35, P10: a runtime that ends with tasks that hold and wait does not hang, and their locks are released.
+/// F35, P10: a runtime that shuts down while its tasks hold and wait does not hang, and their locks
+/// are released.
 #[test]
 fn f35_p10_a_runtime_that_ends_while_holding_does_not_hang() {
     let server = Server::start();
-    let keeper = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let keeper = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let client = keeper.block_on(server.client());
     for how in 0..4 {
         let runtime = if how == 3 {
-            tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+            tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap()
         } else {
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+            tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .unwrap()
         };
         let (holds, held) = std::sync::mpsc::channel();
         for name in 0..20 {
-            let (lock, holds) = (client.reentrant_lock(format!("l{}", name % 10)).unwrap(), holds.clone());
+            let (lock, holds) = (
+                client.reentrant_lock(format!("l{}", name % 10)).unwrap(),
+                holds.clone(),
+            );
             runtime.spawn(async move {
-                let _guard = lock.lock_with(AcquireOptions::new().lease(LONG)).await.unwrap();
+                let _guard = lock
+                    .lock_with(AcquireOptions::new().lease(LONG))
+                    .await
+                    .unwrap();
                 holds.send(()).unwrap();
                 std::future::pending::<()>().await;
             });
         }
         if how == 3 {
             runtime.block_on(async {
-                eventually("ten hold", || async { server.call(&["DBSIZE"]).int() == 10 }).await;
+                eventually("ten hold", || async {
+                    server.call(&["DBSIZE"]).int() == 10
+                })
+                .await;
             });
         } else {
             for _ in 0..10 {
@@ -610,8 +771,8 @@ fn f35_p10_a_runtime_that_ends_while_holding_does_not_hang() {
     keeper.block_on(nothing_is_left(&server, &[&client]));
 }
 
-/// R16: a leaked guard is as a forgotten one: renewed while its client lives, released by its owner's name, by the
-/// client's shutdown, or by the lease.
+/// R16: a leaked guard acts like a forgotten one. It is renewed while its client lives, and ends by
+/// a release in its owner's name, by the client's shutdown, or by its lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r16_a_leaked_guard_is_bounded() {
     let stage = Stage::new().await;
@@ -622,8 +783,22 @@ async fn r16_a_leaked_guard_is_bounded() {
     stage.la.release(&owner).await.unwrap();
     stage.free_and_forgotten("release", 0).await;
 
-    std::mem::forget(stage.la.try_lock_with(AcquireOptions::new().lease(Duration::from_millis(200))).await.unwrap());
-    stage.lb.try_lock_for(SOON).await.unwrap().expect("the lease is over").unlock().await.unwrap();
+    std::mem::forget(
+        stage
+            .la
+            .try_lock_with(AcquireOptions::new().lease(Duration::from_millis(200)))
+            .await
+            .unwrap(),
+    );
+    stage
+        .lb
+        .try_lock_for(SOON)
+        .await
+        .unwrap()
+        .expect("the lease is over")
+        .unlock()
+        .await
+        .unwrap();
 
     let client = stage.server.client().await;
     std::mem::forget(client.reentrant_lock("l").unwrap().lock().await.unwrap());
@@ -631,7 +806,7 @@ async fn r16_a_leaked_guard_is_bounded() {
     assert!(!stage.server.exists("l"));
 }
 
-/// A release under way and a new acquire of the same owner: the release never frees the new hold.
+/// A release in flight never frees a new hold of the same owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_release_never_frees_the_next_hold() {
     let stage = Stage::new().await;
@@ -641,21 +816,29 @@ async fn a_cancelled_release_never_frees_the_next_hold() {
         drop(poll_times(guard.unlock(), rng.random_range(1..4)).await);
         let next = stage.la.lock().await.unwrap();
         stage.a.idle().await;
-        assert_eq!(stage.server.record("l"), [(next.owner().to_string(), 1)], "round {round}");
+        assert_eq!(
+            stage.server.record("l"),
+            [(next.owner().to_string(), 1)],
+            "round {round}"
+        );
         assert!(!next.is_lost());
-        if rng.random() { drop(next) } else { next.unlock().await.unwrap() }
+        if rng.random() {
+            drop(next);
+        } else {
+            next.unlock().await.unwrap();
+        }
     }
     stage.a.idle().await;
     stage.free_and_forgotten("release", 0).await;
     stage.end().await;
 }
 
-/// Waiters that give up in a storm never take a wake-up with them.
+/// A waiter that gives up in a storm never takes a wake-up with it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r87_waiters_that_give_up_never_take_a_wake_up_along() {
     let server = Server::start();
     let a = server.client().await;
-    // no polling: only messages wake
+    // Without polling, only messages wake a waiter.
     let b = server.client_with(|c| c.poll_cap(LONG)).await;
     let mut rng = StdRng::seed_from_u64(5);
     for round in 0..30 {
@@ -676,31 +859,41 @@ async fn r87_waiters_that_give_up_never_take_a_wake_up_along() {
         eventually("waiters", || async { !server.channels().is_empty() }).await;
         guard.unlock().await.unwrap();
         for task in tasks {
-            tokio::time::timeout(SOON, task).await.unwrap_or_else(|_| panic!("round {round}: stuck")).unwrap();
+            tokio::time::timeout(SOON, task)
+                .await
+                .unwrap_or_else(|_| panic!("round {round}: stuck"))
+                .unwrap();
         }
     }
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// A future that is neither polled nor dropped keeps the owner's turn. Whoever waits for that turn hears of it.
+/// A future that is neither polled nor dropped keeps the owner lock. The next call of that owner
+/// fails instead of hanging.
 #[tokio::test]
-async fn a_call_that_is_left_half_way_does_not_hang_the_next_call_of_its_owner() {
+async fn a_call_left_halfway_does_not_hang_its_owners_next_call() {
     let server = Server::start();
-    let client = server.client_with(|builder| builder.watchdog_timeout(Duration::from_secs(1))).await;
+    let client = server
+        .client_with(|builder| builder.watchdog_timeout(Duration::from_secs(1)))
+        .await;
     let lock = client.reentrant_lock("l").unwrap();
     let guard = lock.lock().await.unwrap();
     let parked = loop {
         let mut parked = Box::pin(lock.lock());
-        // now and then the answer is there already
+        // The reply may be there already: then try again.
         match poll_fn(|cx| Poll::Ready(parked.as_mut().poll(cx))).await {
             Poll::Pending => break parked,
             Poll::Ready(inner) => inner.unwrap().unlock().await.unwrap(),
         }
     };
     let limit = Duration::from_secs(10);
-    let tried = tokio::time::timeout(limit, lock.try_lock()).await.expect("an answer");
+    let tried = tokio::time::timeout(limit, lock.try_lock())
+        .await
+        .expect("an answer");
     assert!(matches!(tried, Err(Error::Store { .. })), "{tried:?}");
-    let released = tokio::time::timeout(limit, guard.unlock()).await.expect("an answer");
+    let released = tokio::time::timeout(limit, guard.unlock())
+        .await
+        .expect("an answer");
     assert!(released.is_err(), "{released:?}");
     drop(parked);
     nothing_is_left(&server, &[&client]).await;

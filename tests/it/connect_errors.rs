@@ -1,4 +1,5 @@
-//! What a connect is told: the table of src/guide/errors.md, a test for each row. Those of TLS are in tls/refused.rs.
+//! The errors of a connect, one test for each row of the table in src/guide/errors.md.
+//! tls/refused.rs has those of TLS.
 
 use std::{
     io::{Read, Write},
@@ -21,27 +22,40 @@ use nestlock_embedded::SpawnedCluster;
 use crate::support::{Server, eventually, wire::Wire as Resp};
 
 pub const WIRES: [Wire; 2] = [Wire::Own, Wire::Fred];
-/// In the child process that has few file descriptors: where its server is.
+/// Set in the child process that has few file descriptors, to the URL of its server.
 const FEW: &str = "NESTLOCK_TEST_FEW_DESCRIPTORS";
 
 pub fn builder(wire: Wire) -> LockClientBuilder {
-    LockClient::builder().wire(wire).connect_timeout(Duration::from_secs(5))
+    LockClient::builder()
+        .wire(wire)
+        .connect_timeout(Duration::from_secs(5))
 }
 
-/// Of this kind, surely not executed, transient or not, with this advice.
+/// Asserts that a connect error has this kind, transience and advice, and that nothing was
+/// executed.
 #[track_caller]
 pub fn assert_told(error: &Error, kind: StoreErrorKind, is_transient: bool, advice: &str) {
-    let Error::Connect { source, .. } = error else { panic!("{error:?}") };
-    assert_eq!((source.kind(), error.is_transient()), (kind, is_transient), "{error} {error:?}");
+    let Error::Connect { source, .. } = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(
+        (source.kind(), error.is_transient()),
+        (kind, is_transient),
+        "{error} {error:?}"
+    );
     assert!(!source.may_have_executed(), "{error}");
-    assert!(error.to_string().contains(advice), "{advice:?} is not in: {error}");
+    assert!(
+        error.to_string().contains(advice),
+        "{advice:?} is not in: {error}"
+    );
 }
 
 async fn refused(wire: Wire, url: &str) -> Error {
     builder(wire).connect(url).await.unwrap_err()
 }
 
-/// What answers each request with these bytes, as no server here does.
+/// Starts a listener that replies to each request with these bytes, as no server here does. Returns
+/// its port.
 fn responder(answer: &'static str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -50,8 +64,14 @@ fn responder(answer: &'static str) -> u16 {
             thread::spawn(move || {
                 let mut bytes = [0; 4096];
                 while let Ok(length @ 1..) = stream.read(&mut bytes) {
-                    let requests = String::from_utf8_lossy(&bytes[..length]).matches('*').count().max(1); // fred's HELLO has none
-                    if stream.write_all(answer.repeat(requests).as_bytes()).is_err() {
+                    let requests = String::from_utf8_lossy(&bytes[..length])
+                        .matches('*')
+                        .count()
+                        .max(1); // fred's HELLO has none
+                    if stream
+                        .write_all(answer.repeat(requests).as_bytes())
+                        .is_err()
+                    {
                         return;
                     }
                 }
@@ -69,8 +89,18 @@ async fn no_server_is_transient() {
     let nowhere = format!("redis+unix://{}", folder.path().join("none.sock").display());
     for wire in WIRES {
         let error = refused(wire, &format!("redis://{}", dead.addr())).await;
-        assert_told(&error, StoreErrorKind::Unavailable, true, "no server listens there");
-        assert_told(&refused(wire, &nowhere).await, StoreErrorKind::Unavailable, true, "");
+        assert_told(
+            &error,
+            StoreErrorKind::Unavailable,
+            true,
+            "no server listens there",
+        );
+        assert_told(
+            &refused(wire, &nowhere).await,
+            StoreErrorKind::Unavailable,
+            true,
+            "",
+        );
         let error = refused(wire, "redis://nestlock-no-such-host.invalid").await;
         assert_told(&error, StoreErrorKind::Unavailable, true, "check its name");
     }
@@ -81,8 +111,15 @@ async fn silence_is_a_timeout() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
     for wire in WIRES {
-        let builder = LockClient::builder().wire(wire).connect_timeout(Duration::from_millis(300));
-        assert_told(&builder.connect(&url).await.unwrap_err(), StoreErrorKind::Timeout, true, "no connection within");
+        let builder = LockClient::builder()
+            .wire(wire)
+            .connect_timeout(Duration::from_millis(300));
+        assert_told(
+            &builder.connect(&url).await.unwrap_err(),
+            StoreErrorKind::Timeout,
+            true,
+            "no connection within",
+        );
     }
 }
 
@@ -90,68 +127,124 @@ async fn silence_is_a_timeout() {
 async fn what_no_redis_server_says_is_no_failure_that_passes() {
     let port = responder("HTTP/1.1 400 Bad Request\r\n\r\n");
     let error = refused(Wire::Own, &format!("redis://127.0.0.1:{port}")).await;
-    assert_told(&error, StoreErrorKind::Protocol, false, "is it the port of a Redis server?");
+    assert_told(
+        &error,
+        StoreErrorKind::Protocol,
+        false,
+        "is it the port of a Redis server?",
+    );
 }
 
 #[tokio::test]
 async fn a_login_is_asked_for_in_the_urls_form() {
     let server = Server::start_real();
-    server.call(&["ACL", "SETUSER", "u", "reset", "on", ">pw", "~*", "&*", "+@all"]);
+    server.call(&[
+        "ACL", "SETUSER", "u", "reset", "on", ">pw", "~*", "&*", "+@all",
+    ]);
     let mut admin = server.wire();
-    admin.call(&["CONFIG", "SET", "requirepass", "s3cret"]).unwrap();
+    admin
+        .call(&["CONFIG", "SET", "requirepass", "s3cret"])
+        .unwrap();
     for wire in WIRES {
         let error = refused(wire, &format!("redis://{}", server.addr())).await;
-        assert_told(&error, StoreErrorKind::Auth, false, "redis://user:password@host:port");
+        assert_told(
+            &error,
+            StoreErrorKind::Auth,
+            false,
+            "redis://user:password@host:port",
+        );
         for login in ["u:wr0ng", "nobody:wr0ng", ":wr0ng"] {
             let error = refused(wire, &format!("redis://{login}@{}", server.addr())).await;
-            assert_told(&error, StoreErrorKind::Auth, false, "special characters as %NN");
+            assert_told(
+                &error,
+                StoreErrorKind::Auth,
+                false,
+                "special characters as %NN",
+            );
             assert!(!format!("{error} {error:?}").contains("wr0ng"), "{error:?}");
         }
     }
 }
 
-/// As Redis 5 and proxies say it, which quote the password.
+/// Redis 5 and some proxies reply like this, and quote the password.
 #[tokio::test]
 async fn a_server_that_is_too_old_is_told_so_without_the_password() {
-    let old = responder("-ERR unknown command `HELLO`, with args beginning with: `3`, `AUTH`, `u`, `s3cret`, \r\n");
+    let old = responder(
+        "-ERR unknown command `HELLO`, with args beginning with: `3`, `AUTH`, `u`, `s3cret`, \r\n",
+    );
     let proxy = responder("-NOPROTO unsupported protocol version\r\n");
     for port in [old, proxy] {
         let error = refused(Wire::Own, &format!("redis://u:s3cret@127.0.0.1:{port}")).await;
-        assert_told(&error, StoreErrorKind::UnknownCommand, false, "Redis 6.2 or later");
-        assert!(!format!("{error} {error:?}").contains("s3cret"), "{error:?}");
+        assert_told(
+            &error,
+            StoreErrorKind::UnknownCommand,
+            false,
+            "Redis 6.2 or later",
+        );
+        assert!(
+            !format!("{error} {error:?}").contains("s3cret"),
+            "{error:?}"
+        );
     }
 }
 
-/// Says the password.
+/// Provides the password.
 #[derive(Debug)]
 struct Provider;
 
 #[async_trait::async_trait]
 impl CredentialProvider for Provider {
-    async fn fetch(&self, _: Option<&FredServer>) -> Result<(Option<String>, Option<String>), FredError> {
+    async fn fetch(
+        &self,
+        _: Option<&FredServer>,
+    ) -> Result<(Option<String>, Option<String>), FredError> {
         Ok((Some("u".into()), Some("s3cret".into())))
     }
 }
 
-/// A proxy has words of its own, where the login is from a URL or from who provides it.
+/// A proxy has its own error texts. No password shows, whether the login is from a URL or from a
+/// credential provider.
 #[tokio::test]
 async fn a_proxy_that_quotes_a_login_shows_no_password() {
     for (answer, kind, words) in [
-        ("-ERR I do not understand HELLO 3 AUTH u s3cret\r\n", StoreErrorKind::Other, "not shown"),
+        (
+            "-ERR I do not understand HELLO 3 AUTH u s3cret\r\n",
+            StoreErrorKind::Other,
+            "not shown",
+        ),
         ("-s3cret?\r\n", StoreErrorKind::Other, "not shown"),
-        ("-ERR unknown command 's3cret'\r\n", StoreErrorKind::UnknownCommand, "unknown command"),
-        ("-WRONGPASS u:s3cret\r\n", StoreErrorKind::Auth, "special characters as %NN"),
-        ("-LOADING AUTH u s3cret\r\n", StoreErrorKind::Loading, "LOADING"),
+        (
+            "-ERR unknown command 's3cret'\r\n",
+            StoreErrorKind::UnknownCommand,
+            "unknown command",
+        ),
+        (
+            "-WRONGPASS u:s3cret\r\n",
+            StoreErrorKind::Auth,
+            "special characters as %NN",
+        ),
+        (
+            "-LOADING AUTH u s3cret\r\n",
+            StoreErrorKind::Loading,
+            "LOADING",
+        ),
     ] {
         let address = format!("127.0.0.1:{}", responder(answer));
         for wire in WIRES {
             let by_url = refused(wire, &format!("redis://u:s3cret@{address}")).await;
             let mut config = Config::from_url(&format!("redis://{address}")).unwrap();
             config.credential_provider = Some(Arc::new(Provider));
-            let provided = LockClient::builder().wire(wire).connect_to(config).await.unwrap_err();
+            let provided = LockClient::builder()
+                .wire(wire)
+                .connect_to(config)
+                .await
+                .unwrap_err();
             for error in [by_url, provided] {
                 assert_told(&error, kind, kind == StoreErrorKind::Loading, words);
-                assert!(!format!("{error} {error:?}").contains("s3cret"), "{wire:?}: {error:?}");
+                assert!(
+                    !format!("{error} {error:?}").contains("s3cret"),
+                    "{wire:?}: {error:?}"
+                );
             }
         }
     }
@@ -162,12 +255,15 @@ async fn a_server_that_is_loading_or_protected_says_so() {
     let loading = responder("-LOADING Redis is loading the dataset in memory\r\n");
     let error = refused(Wire::Own, &format!("redis://127.0.0.1:{loading}")).await;
     assert_told(&error, StoreErrorKind::Loading, true, "");
-    let protected = responder("-DENIED Redis is running in protected mode because protected mode is enabled\r\n");
+    let protected = responder(
+        "-DENIED Redis is running in protected mode because protected mode is enabled\r\n",
+    );
     let error = refused(Wire::Own, &format!("redis://127.0.0.1:{protected}")).await;
     assert_told(&error, StoreErrorKind::Other, false, "give it a password");
 }
 
-/// The server closes at once: what it says of it may be lost on the way, and passes all the same.
+/// The server closes at once. Its error may be lost on the way, but the failure is transient all
+/// the same.
 #[tokio::test]
 async fn a_server_with_too_many_clients_is_transient() {
     let server = Server::start_with(&["--maxclients", "1"]);
@@ -185,7 +281,10 @@ async fn a_server_with_too_many_clients_is_transient() {
         assert!(said.contains("raise `maxclients`"), "{said}");
     }
     only.call(&["CONFIG", "SET", "maxclients", "10"]).unwrap();
-    builder(Wire::Own).connect(format!("redis://{}", server.addr())).await.unwrap();
+    builder(Wire::Own)
+        .connect(format!("redis://{}", server.addr()))
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -197,31 +296,47 @@ async fn a_database_that_the_server_lacks_is_final() {
     }
 }
 
-/// As behind NAT: the address that a node announces leads nowhere.
+/// As behind NAT, the address that a node announces leads nowhere.
 #[tokio::test]
 async fn a_cluster_behind_nat_is_told_how_to_announce() {
     let cluster = SpawnedCluster::start(1, 0).unwrap();
     let node = cluster.nodes()[0].addr();
-    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let dead = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
     let mut wire = Resp::connect(node).unwrap();
-    wire.call(&["CONFIG", "SET", "cluster-announce-port", &dead.to_string()]).unwrap();
+    wire.call(&["CONFIG", "SET", "cluster-announce-port", &dead.to_string()])
+        .unwrap();
     let named = format!("127.0.0.1:{dead}");
     let is_named = || async {
-        let nodes = Resp::connect(node).unwrap().call(&["CLUSTER", "NODES"]).unwrap();
+        let nodes = Resp::connect(node)
+            .unwrap()
+            .call(&["CLUSTER", "NODES"])
+            .unwrap();
         nodes.text().contains(&format!(":{dead}@"))
     };
     eventually("the address is announced", is_named).await;
     let error = refused(Wire::Own, &format!("redis-cluster://{node}")).await;
-    assert_told(&error, StoreErrorKind::Unavailable, true, "cluster-announce-ip");
+    assert_told(
+        &error,
+        StoreErrorKind::Unavailable,
+        true,
+        "cluster-announce-ip",
+    );
     assert!(error.to_string().contains(&named), "{error}");
 }
 
-/// A lock of a client whose server is gone says why there is no connection.
+/// A lock whose server is gone reports why there is no connection.
 #[tokio::test]
 async fn a_lock_without_a_server_says_why() {
     let server = Server::start_real();
     for wire in WIRES {
-        let client = builder(wire).connect(format!("redis://{}", server.addr())).await.unwrap();
+        let client = builder(wire)
+            .connect(format!("redis://{}", server.addr()))
+            .await
+            .unwrap();
         let lock = client.mutex("l").unwrap();
         server.kill();
         let says_why = || async {
@@ -240,7 +355,8 @@ async fn a_lock_without_a_server_says_why() {
     }
 }
 
-/// In a child process, which has ever fewer of them: an error that passes, and no wrong use.
+/// Runs child processes with 4 to 31 file descriptors. A connect that fails there is a transient
+/// error, not a misuse.
 #[test]
 fn without_file_descriptors_a_connect_is_transient() {
     if let Ok(url) = std::env::var(FEW) {
@@ -260,7 +376,11 @@ fn without_file_descriptors_a_connect_is_transient() {
             .unwrap();
         let output = String::from_utf8_lossy(&child.stdout).into_owned();
         connected += output.matches("@connected").count();
-        for line in output.lines().filter_map(|line| line.split_once("@refused ")).map(|(_, said)| said) {
+        for line in output
+            .lines()
+            .filter_map(|line| line.split_once("@refused "))
+            .map(|(_, said)| said)
+        {
             assert!(line.starts_with("Unavailable true "), "{limit}: {line}");
             told += line;
         }
@@ -270,12 +390,21 @@ fn without_file_descriptors_a_connect_is_transient() {
 }
 
 fn connect_with_few(url: &str) {
-    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    else {
+        return;
+    };
     for wire in WIRES {
         match runtime.block_on(builder(wire).connect(url)) {
             Ok(_) => println!("@connected"),
             Err(Error::Connect { source, .. }) => {
-                println!("@refused {:?} {} {source}", source.kind(), source.is_transient());
+                println!(
+                    "@refused {:?} {} {source}",
+                    source.kind(),
+                    source.is_transient()
+                );
             }
             Err(error) => println!("@refused {error:?}"),
         }

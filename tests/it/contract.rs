@@ -1,5 +1,6 @@
-//! What every lock kind promises, written once. A kind takes it over with [`contract_suite`], and says what it does not
-//! promise: `contract_suite! { mod spin, door = |client, name| .., listens = false }`.
+//! The promises of every lock kind, written once. A kind adopts them with [`contract_suite`] and
+//! lists the exceptions:
+//! `contract_suite! { mod spin, door = |client, name| .., listens = false }`.
 
 use std::{
     sync::{
@@ -16,22 +17,24 @@ use crate::support::{Server, came_too_late, eventually, wire::Reply};
 
 type Door = fn(&LockClient, &str) -> Lock;
 
-/// A lock kind, and what it promises.
+/// A lock kind and its promises.
 #[derive(Clone, Copy)]
 pub struct Kind {
     pub door: Door,
-    /// The other party's lock, which this one excludes: the same door, but for the sides of a read-write lock.
+    /// The lock of the other party, which this one excludes: the same constructor, except for the
+    /// sides of a read-write lock.
     pub rival: Door,
-    /// Many may hold it together, and many its rival.
+    /// Many owners may hold it together, and with `rival_shared`, many may hold its rival.
     pub shared: bool,
     pub rival_shared: bool,
-    /// Its owner may take it again.
+    /// Its owner may re-enter it.
     pub reentrant: bool,
-    /// Waiters listen on a channel.
+    /// Its waiters subscribe to a channel.
     pub listens: bool,
-    /// There is one record.
+    /// It has exactly one record.
     pub one_record: bool,
-    /// It is a string at `lock:` and the name, and a list wakes waiters: python-redis-lock's.
+    /// Its record is a string at `lock:` plus the name, and a list wakes its waiters, as in
+    /// python-redis-lock.
     pub signals: bool,
 }
 
@@ -58,21 +61,29 @@ impl Kind {
         (self.rival)(client, name)
     }
 
-    /// The key of the record of `l`.
+    /// Returns the key of the record of `l`.
     fn record(&self) -> &'static str {
         if self.signals { "lock:l" } else { "l" }
     }
 
-    /// Until somebody of this client waits.
+    /// Waits until this client has a waiter.
     async fn waiting(&self, server: &Server, client: &LockClient) {
         if self.signals {
-            eventually("a waiter listens", || async { client.stats().channels > 0 && server.blocked() > 0 }).await;
+            eventually("a waiter listens", || async {
+                client.stats().channels > 0 && server.blocked() > 0
+            })
+            .await;
         } else if self.listens {
-            eventually("a waiter listens", || async { client.stats().channels > 0 && !server.channels().is_empty() })
-                .await;
+            eventually("a waiter listens", || async {
+                client.stats().channels > 0 && !server.channels().is_empty()
+            })
+            .await;
         } else {
             let before = server.script_count();
-            eventually("a waiter tries", || async { server.script_count() > before }).await;
+            eventually("a waiter tries", || async {
+                server.script_count() > before
+            })
+            .await;
         }
     }
 }
@@ -92,7 +103,7 @@ macro_rules! contract_suite {
                 a_wait_ends_in_time_with_none
                 a_zero_wait_tries_once_and_a_huge_wait_waits
                 re_entry_counts_and_frees_at_the_last_release
-                r43_r44_f38_a_foreign_or_second_release_is_refused_and_changes_nothing
+                r43_r44_f38_a_foreign_or_second_release_changes_nothing
                 force_unlock_frees_and_wakes_a_waiter
                 a_lease_ends_and_the_next_waiter_gets_the_lock
                 the_watchdog_renews_over_three_timeouts
@@ -142,14 +153,15 @@ async fn leased(lock: &Lock, lease: Duration) -> LockGuard {
     loop {
         match lock.try_lock_with(AcquireOptions::new().lease(lease)).await {
             Ok(guard) => return guard.expect("a free lock"),
-            // on a busy machine the answer may come later than so short a lease allows
-            Err(Error::Unconfirmed { .. } | Error::NoQuorum { .. }) if lease < Duration::from_secs(1) => {}
+            // On a busy machine, the reply may come after so short a lease has ended.
+            Err(Error::Unconfirmed { .. } | Error::NoQuorum { .. })
+                if lease < Duration::from_secs(1) => {}
             Err(error) => panic!("{error}"),
         }
     }
 }
 
-/// Nothing is left of anybody, on either side.
+/// Asserts that neither the clients nor the server keep anything.
 pub async fn nothing_is_left(server: &Server, clients: &[&LockClient]) {
     for client in clients {
         client.idle().await;
@@ -159,17 +171,25 @@ pub async fn nothing_is_left(server: &Server, clients: &[&LockClient]) {
         })
         .await;
     }
-    eventually("the server is not subscribed to", || async { server.channels().is_empty() }).await;
+    eventually("the server is not subscribed to", || async {
+        server.channels().is_empty()
+    })
+    .await;
     assert_eq!(records(server), [], "no key is left");
 }
 
-/// Every key but fencing tokens, which are kept for ever, so that they never begin anew, and signals that end by
-/// themselves.
+/// Returns every key except fencing tokens, which are kept forever so that they never restart, and
+/// signals that expire.
 fn records(server: &Server) -> Vec<(String, Reply, i64)> {
     let brief = |key: &str, expires: i64| key.starts_with("lock-signal:") && expires > 0;
-    let kept = |key: &str, expires: i64| key.starts_with("redisson_lock_token:") || brief(key, expires);
-    // PEXPIRETIME of a key that has just expired
-    server.dump().into_iter().filter(|(key, _, expires)| !kept(key, *expires) && *expires != -2).collect()
+    let kept =
+        |key: &str, expires: i64| key.starts_with("redisson_lock_token:") || brief(key, expires);
+    // PEXPIRETIME is -2 for a key that has just expired.
+    server
+        .dump()
+        .into_iter()
+        .filter(|(key, _, expires)| !kept(key, *expires) && *expires != -2)
+        .collect()
 }
 
 fn delete_everything(server: &Server, kind: Kind) {
@@ -178,7 +198,7 @@ fn delete_everything(server: &Server, kind: Kind) {
 }
 
 pub async fn clients_and_tasks_exclude_each_other(kind: Kind) {
-    /// What somebody counts who must be alone.
+    /// The weight of a holder that must be alone.
     const ALONE: usize = 1000;
     let server = Server::start();
     let inside = Arc::new(AtomicUsize::new(0));
@@ -198,7 +218,11 @@ pub async fn clients_and_tasks_exclude_each_other(kind: Kind) {
                 for round in 0..25 {
                     let guard = match (task + round) % 3 {
                         0 => lock.lock().await.unwrap(),
-                        1 => lock.try_lock_for(Duration::from_secs(60)).await.unwrap().expect("within a minute"),
+                        1 => lock
+                            .try_lock_for(Duration::from_secs(60))
+                            .await
+                            .unwrap()
+                            .expect("within a minute"),
                         _ => {
                             let mut wait = ms(3);
                             loop {
@@ -207,26 +231,40 @@ pub async fn clients_and_tasks_exclude_each_other(kind: Kind) {
                                     Ok(None) => {}
                                     Err(error) => assert!(came_too_late(&error), "{error}"),
                                 }
-                                // where others are first, a slow server would be asked for ever and be slower for that
+                                // With a fixed wait, a slow server where others are first would get
+                                // retries forever and be slowed further.
                                 wait *= 2;
                             }
                         }
                     };
                     let others = inside.fetch_add(weight, Ordering::SeqCst);
-                    assert!(if shared { others < ALONE } else { others == 0 }, "{others} are inside");
+                    assert!(
+                        if shared { others < ALONE } else { others == 0 },
+                        "{others} are inside"
+                    );
                     tokio::task::yield_now().await;
                     assert!(!guard.is_lost());
                     entries.fetch_add(1, Ordering::SeqCst);
                     let others = inside.fetch_sub(weight, Ordering::SeqCst) - weight;
-                    assert!(if shared { others < ALONE } else { others == 0 }, "{others} are inside");
-                    if round % 2 == 0 { drop(guard) } else { guard.unlock().await.unwrap() }
+                    assert!(
+                        if shared { others < ALONE } else { others == 0 },
+                        "{others} are inside"
+                    );
+                    if round % 2 == 0 {
+                        drop(guard);
+                    } else {
+                        guard.unlock().await.unwrap();
+                    }
                 }
             }));
         }
         clients.push(client);
     }
     for task in tasks {
-        tokio::time::timeout(Duration::from_secs(180), task).await.expect("everybody has its turns").unwrap();
+        tokio::time::timeout(Duration::from_secs(180), task)
+            .await
+            .expect("everybody has its turns")
+            .unwrap();
     }
     assert_eq!(entries.load(Ordering::SeqCst), 3 * 4 * 25);
     nothing_is_left(&server, &clients.iter().collect::<Vec<_>>()).await;
@@ -256,7 +294,13 @@ pub async fn a_busy_try_answers_none_and_a_free_one_holds(kind: Kind) {
     assert!(!lb.is_locked().await.unwrap());
     assert_eq!(lb.holder().await.unwrap(), None);
     for lock in [lb, rival] {
-        lock.try_lock().await.unwrap().expect("a free lock").unlock().await.unwrap();
+        lock.try_lock()
+            .await
+            .unwrap()
+            .expect("a free lock")
+            .unlock()
+            .await
+            .unwrap();
     }
     nothing_is_left(&server, &[&a, &b]).await;
 }
@@ -270,7 +314,10 @@ pub async fn a_wait_ends_in_time_with_none(kind: Kind) {
         let start = Instant::now();
         assert!(lock.try_lock_for(ms(wait)).await.unwrap().is_none());
         let waited = start.elapsed();
-        assert!(waited >= ms(wait) && waited < SOON, "waited {waited:?} instead of {wait} ms");
+        assert!(
+            waited >= ms(wait) && waited < SOON,
+            "waited {waited:?} instead of {wait} ms"
+        );
     }
     guard.unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
@@ -286,11 +333,23 @@ pub async fn a_zero_wait_tries_once_and_a_huge_wait_waits(kind: Kind) {
     let members = if kind.one_record { 1 } else { 3 };
     assert!(server.script_count() <= tries + members, "one try");
     assert_eq!(server.channels(), [] as [&str; 0], "a try does not listen");
-    let waiter = tokio::spawn(async move { rival.try_lock_for(Duration::MAX).await.unwrap().expect("no limit") });
+    let waiter = tokio::spawn(async move {
+        rival
+            .try_lock_for(Duration::MAX)
+            .await
+            .unwrap()
+            .expect("no limit")
+    });
     kind.waiting(&server, &b).await;
     guard.unlock().await.unwrap();
     waiter.await.unwrap().unlock().await.unwrap();
-    la.try_lock_for(Duration::MAX).await.unwrap().expect("a free lock").unlock().await.unwrap();
+    la.try_lock_for(Duration::MAX)
+        .await
+        .unwrap()
+        .expect("a free lock")
+        .unlock()
+        .await
+        .unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
@@ -305,23 +364,41 @@ pub async fn re_entry_counts_and_frees_at_the_last_release(kind: Kind) {
     let owner = a.current_owner();
     let mut guards = Vec::new();
     for holds in 1..=4 {
-        guards.push(if holds % 2 == 0 { la.lock().await.unwrap() } else { la.try_lock().await.unwrap().unwrap() });
+        guards.push(if holds % 2 == 0 {
+            la.lock().await.unwrap()
+        } else {
+            la.try_lock().await.unwrap().unwrap()
+        });
         assert_eq!(lb.hold_count(&owner).await.unwrap(), holds);
     }
     for holds in (0..4).rev() {
-        assert!(rival.try_lock().await.unwrap().is_none(), "held {} times", holds + 1);
+        assert!(
+            rival.try_lock().await.unwrap().is_none(),
+            "held {} times",
+            holds + 1
+        );
         guards.pop().unwrap().unlock().await.unwrap();
         assert_eq!(lb.hold_count(&owner).await.unwrap(), holds);
     }
-    rival.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    rival
+        .try_lock()
+        .await
+        .unwrap()
+        .expect("free")
+        .unlock()
+        .await
+        .unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-pub async fn r43_r44_f38_a_foreign_or_second_release_is_refused_and_changes_nothing(kind: Kind) {
+/// A release by another owner, or a second release, is refused and changes nothing.
+pub async fn r43_r44_f38_a_foreign_or_second_release_changes_nothing(kind: Kind) {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
-    let not_held = |result: Result<(), Error>| assert!(matches!(result, Err(Error::NotHeld { .. })), "{result:?}");
+    let not_held = |result: Result<(), Error>| {
+        assert!(matches!(result, Err(Error::NotHeld { .. })), "{result:?}");
+    };
     not_held(la.release(&a.current_owner()).await);
     assert_eq!(records(&server), []);
     let guard = leased(&la, Duration::from_secs(3600)).await;
@@ -330,9 +407,17 @@ pub async fn r43_r44_f38_a_foreign_or_second_release_is_refused_and_changes_noth
     not_held(lb.release(&a.owner("somebody-else").unwrap()).await);
     not_held(la.release(&a.owner("somebody-else").unwrap()).await);
     not_held(la.release(&b.current_owner()).await);
-    assert!(matches!(lb.extend(&b.current_owner(), Duration::from_secs(7200)).await, Err(Error::NotHeld { .. })));
     assert!(matches!(
-        la.extend(&a.owner("somebody-else").unwrap(), Duration::from_secs(7200)).await,
+        lb.extend(&b.current_owner(), Duration::from_secs(7200))
+            .await,
+        Err(Error::NotHeld { .. })
+    ));
+    assert!(matches!(
+        la.extend(
+            &a.owner("somebody-else").unwrap(),
+            Duration::from_secs(7200)
+        )
+        .await,
         Err(Error::NotHeld { .. })
     ));
     assert_eq!(records(&server), before);
@@ -346,15 +431,23 @@ pub async fn r43_r44_f38_a_foreign_or_second_release_is_refused_and_changes_noth
 
 pub async fn force_unlock_frees_and_wakes_a_waiter(kind: Kind) {
     let server = Server::start();
-    // the poll cap cannot be what wakes the waiter
-    let (a, b) = (server.client().await, server.client_with(|c| c.poll_cap(Duration::from_secs(3600))).await);
+    // The poll cap is too long to be what wakes the waiter.
+    let (a, b) = (
+        server.client().await,
+        server
+            .client_with(|c| c.poll_cap(Duration::from_secs(3600)))
+            .await,
+    );
     let (la, rival) = (kind.lock(&a, "l"), kind.rival(&b, "l"));
     assert!(!la.force_unlock().await.unwrap(), "nobody held it");
     let guard = leased(&la, Duration::from_secs(3600)).await;
     let waiter = tokio::spawn(async move { rival.lock().await.unwrap() });
     kind.waiting(&server, &b).await;
     assert!(kind.lock(&b, "l").force_unlock().await.unwrap());
-    let next = tokio::time::timeout(SOON, waiter).await.expect("woken").unwrap();
+    let next = tokio::time::timeout(SOON, waiter)
+        .await
+        .expect("woken")
+        .unwrap();
     assert_ne!(next.owner(), guard.owner());
     let unlocked = guard.unlock().await;
     assert!(matches!(unlocked, Err(Error::Lost { .. })), "{unlocked:?}");
@@ -369,9 +462,17 @@ pub async fn a_lease_ends_and_the_next_waiter_gets_the_lock(kind: Kind) {
     let (la, rival) = (kind.lock(&a, "l"), kind.rival(&b, "l"));
     let start = Instant::now();
     let guard = leased(&la, ms(400)).await;
-    let next = rival.try_lock_for(SOON).await.unwrap().expect("the lease is over");
-    // the server counts in milliseconds
-    assert!(start.elapsed() >= ms(398), "the lease was cut short: {:?}", start.elapsed());
+    let next = rival
+        .try_lock_for(SOON)
+        .await
+        .unwrap()
+        .expect("the lease is over");
+    // The server counts in milliseconds.
+    assert!(
+        start.elapsed() >= ms(398),
+        "the lease was cut short: {:?}",
+        start.elapsed()
+    );
     assert!(guard.is_lost(), "lost before the next one holds");
     next.unlock().await.unwrap();
     drop(guard);
@@ -380,17 +481,30 @@ pub async fn a_lease_ends_and_the_next_waiter_gets_the_lock(kind: Kind) {
 
 pub async fn the_watchdog_renews_over_three_timeouts(kind: Kind) {
     let server = Server::start();
-    let a = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
+    let a = server
+        .client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG))
+        .await;
     let b = server.client().await;
     let (la, rival) = (kind.lock(&a, "l"), kind.rival(&b, "l"));
     let guard = la.lock().await.unwrap();
     let start = Instant::now();
     while start.elapsed() < 3 * SHORT_WATCHDOG {
-        assert!(!guard.is_lost() && rival.try_lock().await.unwrap().is_none(), "after {:?}", start.elapsed());
+        assert!(
+            !guard.is_lost() && rival.try_lock().await.unwrap().is_none(),
+            "after {:?}",
+            start.elapsed()
+        );
         tokio::time::sleep(ms(20)).await;
     }
     guard.unlock().await.unwrap();
-    rival.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    rival
+        .try_lock()
+        .await
+        .unwrap()
+        .expect("free")
+        .unlock()
+        .await
+        .unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
@@ -401,20 +515,42 @@ pub async fn an_explicit_lease_is_not_renewed(kind: Kind) {
     let lock = kind.lock(&a, "l");
     let start = Instant::now();
     let guard = leased(&lock, ms(700)).await;
-    // a signal lock's release has a PEXPIRE of its own
+    // The release of a signal lock has a PEXPIRE of its own.
     let renewals = || server.command_count(if kind.signals { "expire" } else { "pexpire" });
-    // a first try that was answered too late is settled: the release of a reader shortens the record's life
+    // A first attempt whose reply came too late is settled by a release. The release of a reader
+    // shortens the record's TTL.
     a.idle().await;
     let before = renewals();
-    let lost = tokio::time::timeout(SOON, guard.lost()).await.expect("it ends");
-    assert!(matches!(lost, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{lost}");
+    let lost = tokio::time::timeout(SOON, guard.lost())
+        .await
+        .expect("it ends");
+    assert!(
+        matches!(
+            lost,
+            Error::Lost {
+                reason: LossReason::LeaseExpired,
+                ..
+            }
+        ),
+        "{lost}"
+    );
     assert!(start.elapsed() > ms(500), "no earlier than its lease");
     let free = kind.lock(&b, "l");
-    eventually("the lock is free", || async { !free.is_locked().await.unwrap() }).await;
+    eventually("the lock is free", || async {
+        !free.is_locked().await.unwrap()
+    })
+    .await;
     let renewed = renewals() - before;
-    // a reader's end is told again every 100 ms, which writes if that is late
-    let told_again = if kind.shared { start.elapsed().as_millis() as u64 / 100 } else { 0 };
-    assert!(renewed <= told_again, "nobody renews: {renewed}, {told_again} allowed");
+    // A reader's end is sent again every 100 ms, and that writes if it is late.
+    let told_again = if kind.shared {
+        start.elapsed().as_millis() as u64 / 100
+    } else {
+        0
+    };
+    assert!(
+        renewed <= told_again,
+        "nobody renews: {renewed}, {told_again} allowed"
+    );
     drop(guard);
     nothing_is_left(&server, &[&a, &b]).await;
 }
@@ -426,21 +562,32 @@ pub async fn r51_a_lease_is_kept_over_re_entry_and_partial_release(kind: Kind) {
     let server = Server::start();
     let client = server.client().await; // watchdog: 30 s
     let lock = kind.lock(&client, "l");
-    let kept =
-        |what: &str| assert!(server.pttl(kind.record()) > 3_500_000, "{what}: {} ms", server.pttl(kind.record()));
+    let kept = |what: &str| {
+        assert!(
+            server.pttl(kind.record()) > 3_500_000,
+            "{what}: {} ms",
+            server.pttl(kind.record())
+        );
+    };
     let outer = leased(&lock, Duration::from_secs(3600)).await;
     let inner = lock.lock().await.unwrap();
     kept("re-entry without a lease");
     let innermost = leased(&lock, Duration::from_secs(1)).await;
     kept("re-entry with a shorter lease");
-    assert!(innermost.remaining() > Duration::from_secs(3000), "one record, one end");
+    assert!(
+        innermost.remaining() > Duration::from_secs(3000),
+        "one record, one end"
+    );
     innermost.unlock().await.unwrap();
     kept("partial release");
     inner.unlock().await.unwrap();
     kept("partial release");
     assert!(outer.remaining() > Duration::from_secs(3000));
     let longer = leased(&lock, Duration::from_secs(7200)).await;
-    assert!(server.pttl(kind.record()) > 7_000_000, "a longer lease counts");
+    assert!(
+        server.pttl(kind.record()) > 7_000_000,
+        "a longer lease counts"
+    );
     longer.unlock().await.unwrap();
     outer.unlock().await.unwrap();
     nothing_is_left(&server, &[&client]).await;
@@ -454,11 +601,21 @@ pub async fn r50_the_lease_of_an_earlier_acquire_is_not_used_again(kind: Kind) {
     let client = server.client().await;
     let lock = kind.lock(&client, "l");
     for lease in [3600, 5] {
-        leased(&lock, Duration::from_secs(lease)).await.unlock().await.unwrap();
+        leased(&lock, Duration::from_secs(lease))
+            .await
+            .unlock()
+            .await
+            .unwrap();
         let guard = lock.lock().await.unwrap();
         let pttl = server.pttl(kind.record());
-        assert!(pttl > 20_000 && pttl <= 30_000, "{pttl} ms are not the watchdog's after a lease of {lease} s");
-        assert!(guard.remaining() > Duration::from_secs(20) && guard.remaining() <= Duration::from_secs(30));
+        assert!(
+            pttl > 20_000 && pttl <= 30_000,
+            "{pttl} ms are not the watchdog's after a lease of {lease} s"
+        );
+        assert!(
+            guard.remaining() > Duration::from_secs(20)
+                && guard.remaining() <= Duration::from_secs(30)
+        );
         guard.unlock().await.unwrap();
     }
     nothing_is_left(&server, &[&client]).await;
@@ -466,13 +623,21 @@ pub async fn r50_the_lease_of_an_earlier_acquire_is_not_used_again(kind: Kind) {
 
 pub async fn a_dropped_guard_releases(kind: Kind) {
     let server = Server::start();
-    let (a, b) = (server.client().await, server.client_with(|c| c.poll_cap(Duration::from_secs(3600))).await);
+    let (a, b) = (
+        server.client().await,
+        server
+            .client_with(|c| c.poll_cap(Duration::from_secs(3600)))
+            .await,
+    );
     let (la, rival) = (kind.lock(&a, "l"), kind.rival(&b, "l"));
     let guard = leased(&la, Duration::from_secs(3600)).await;
     let waiter = tokio::spawn(async move { rival.lock().await.unwrap() });
     kind.waiting(&server, &b).await;
     drop(guard);
-    let next = tokio::time::timeout(SOON, waiter).await.expect("woken by the drop").unwrap();
+    let next = tokio::time::timeout(SOON, waiter)
+        .await
+        .expect("woken by the drop")
+        .unwrap();
     next.unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
@@ -496,7 +661,10 @@ pub async fn a_cancelled_waiter_holds_nothing_and_others_are_served(kind: Kind) 
     }
     guard.unlock().await.unwrap();
     for waiter in staying {
-        tokio::time::timeout(SOON, waiter).await.expect("served").unwrap();
+        tokio::time::timeout(SOON, waiter)
+            .await
+            .expect("served")
+            .unwrap();
     }
     nothing_is_left(&server, &[&a, &b]).await;
 }
@@ -506,14 +674,28 @@ pub async fn a_cancelled_acquire_holds_nothing(kind: Kind) {
     let (a, b) = (server.client().await, server.client().await);
     let (la, rival) = (kind.lock(&a, "l"), kind.rival(&b, "l"));
     for round in 0..20 {
-        // the request is under way, its answer is not awaited
+        // The request is in flight, and its reply is not awaited.
         drop(la.lock().now_or_never());
         if round % 2 == 0 {
             a.idle().await;
-            rival.try_lock().await.unwrap().expect("nobody holds it").unlock().await.unwrap();
+            rival
+                .try_lock()
+                .await
+                .unwrap()
+                .expect("nobody holds it")
+                .unlock()
+                .await
+                .unwrap();
         } else {
-            rival.try_lock_for(SOON).await.unwrap().expect("soon nobody holds it").unlock().await.unwrap();
-            // the same owner is not troubled by what it left behind
+            rival
+                .try_lock_for(SOON)
+                .await
+                .unwrap()
+                .expect("soon nobody holds it")
+                .unlock()
+                .await
+                .unwrap();
+            // An abandoned acquire does not hinder its own owner.
             la.lock().await.unwrap().unlock().await.unwrap();
         }
     }
@@ -527,15 +709,39 @@ pub async fn an_ended_lease_is_observed_by_every_means(kind: Kind) {
     let (start, lease) = (Instant::now(), ms(2_000));
     let guard = leased(&lock, lease).await;
     assert!(!guard.is_lost() && guard.remaining() > Duration::ZERO && guard.remaining() < lease);
-    let lost = tokio::time::timeout(SOON, guard.lost()).await.expect("it ends");
+    let lost = tokio::time::timeout(SOON, guard.lost())
+        .await
+        .expect("it ends");
     assert!(start.elapsed() < SOON);
-    let Error::Lost { reason: LossReason::LeaseExpired, lock: named, .. } = &lost else { panic!("{lost}") };
-    assert!(named == guard.name() || !kind.one_record && named == "l", "{lost}");
+    let Error::Lost {
+        reason: LossReason::LeaseExpired,
+        lock: named,
+        ..
+    } = &lost
+    else {
+        panic!("{lost}")
+    };
+    assert!(
+        named == guard.name() || !kind.one_record && named == "l",
+        "{lost}"
+    );
     assert!(guard.is_lost());
     assert_eq!(guard.remaining(), Duration::ZERO);
-    assert!(matches!(guard.extend(Duration::from_secs(1)).await, Err(Error::Lost { .. })));
-    assert!(matches!(guard.run_until_lost(std::future::ready(())).await, Err(Error::Lost { .. })));
-    assert!(matches!(guard.unlock().await, Err(Error::Lost { reason: LossReason::LeaseExpired, .. })));
+    assert!(matches!(
+        guard.extend(Duration::from_secs(1)).await,
+        Err(Error::Lost { .. })
+    ));
+    assert!(matches!(
+        guard.run_until_lost(std::future::ready(())).await,
+        Err(Error::Lost { .. })
+    ));
+    assert!(matches!(
+        guard.unlock().await,
+        Err(Error::Lost {
+            reason: LossReason::LeaseExpired,
+            ..
+        })
+    ));
     nothing_is_left(&server, &[&client]).await;
 }
 
@@ -544,19 +750,32 @@ pub async fn a_deleted_record_is_observed_at_the_next_renewal(kind: Kind) {
         return;
     }
     let server = Server::start();
-    let client = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
+    let client = server
+        .client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG))
+        .await;
     let lock = kind.lock(&client, "l");
     let guard = lock.lock().await.unwrap();
     delete_everything(&server, kind);
-    let lost = tokio::time::timeout(SOON, guard.lost()).await.expect("it is noticed");
+    let lost = tokio::time::timeout(SOON, guard.lost())
+        .await
+        .expect("it is noticed");
     assert!(matches!(lost, Error::Lost { .. }), "{lost}");
     assert!(guard.is_lost());
     assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
-    // N11, F16: without a renewal in between, the release says it
+    // N11, F16: without a renewal in between, the release reports the loss.
     let guard = lock.lock().await.unwrap();
     delete_everything(&server, kind);
     let unlocked = guard.unlock().await;
-    assert!(matches!(unlocked, Err(Error::Lost { reason: LossReason::RecordMissing, .. })), "{unlocked:?}");
+    assert!(
+        matches!(
+            unlocked,
+            Err(Error::Lost {
+                reason: LossReason::RecordMissing,
+                ..
+            })
+        ),
+        "{unlocked:?}"
+    );
     nothing_is_left(&server, &[&client]).await;
 }
 
@@ -575,7 +794,10 @@ pub async fn run_until_lost_cancels_at_the_loss(kind: Kind) {
         let _dropped = Dropped(&dropped);
         std::future::pending::<()>().await;
     };
-    let lost = tokio::time::timeout(SOON, guard.run_until_lost(work)).await.expect("it ends").unwrap_err();
+    let lost = tokio::time::timeout(SOON, guard.run_until_lost(work))
+        .await
+        .expect("it ends")
+        .unwrap_err();
     assert!(matches!(lost, Error::Lost { .. }), "{lost}");
     assert_eq!(dropped.load(Ordering::SeqCst), 1, "the work was dropped");
     drop(guard);
@@ -598,14 +820,16 @@ pub async fn run_until_lost_gives_the_output(kind: Kind) {
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// Whoever was told of the loss, or gave its guard up, starts afresh.
+/// An owner that was notified of the loss, or gave up its guard, starts afresh.
 pub async fn a_lost_hold_does_not_trouble_the_next_acquire(kind: Kind) {
     let server = Server::start();
     let client = server.client().await;
     let lock = kind.lock(&client, "l");
     for round in 0..6 {
         let guard = leased(&lock, ms(200)).await;
-        tokio::time::timeout(SOON, guard.lost()).await.expect("it ends");
+        tokio::time::timeout(SOON, guard.lost())
+            .await
+            .expect("it ends");
         match round % 3 {
             0 => drop(guard),
             1 => assert!(matches!(guard.unlock().await, Err(Error::Lost { .. }))),
@@ -614,14 +838,21 @@ pub async fn a_lost_hold_does_not_trouble_the_next_acquire(kind: Kind) {
                 moved.join().unwrap();
             }
         }
-        lock.lock().await.expect("no trace of the lost hold").unlock().await.unwrap();
+        lock.lock()
+            .await
+            .expect("no trace of the lost hold")
+            .unlock()
+            .await
+            .unwrap();
     }
     nothing_is_left(&server, &[&client]).await;
 }
 
 pub async fn a_forgotten_hold_stays_until_its_owner_is_released(kind: Kind) {
     let server = Server::start();
-    let a = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
+    let a = server
+        .client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG))
+        .await;
     let b = server.client().await;
     let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
     let rival = kind.rival(&b, "l");
@@ -629,37 +860,66 @@ pub async fn a_forgotten_hold_stays_until_its_owner_is_released(kind: Kind) {
     a.idle().await;
     let start = Instant::now();
     while start.elapsed() < 2 * SHORT_WATCHDOG {
-        assert!(rival.try_lock().await.unwrap().is_none(), "a forgotten hold is renewed");
+        assert!(
+            rival.try_lock().await.unwrap().is_none(),
+            "a forgotten hold is renewed"
+        );
         tokio::time::sleep(ms(20)).await;
     }
     la.release(&owner).await.unwrap();
     assert!(!lb.is_locked().await.unwrap());
-    assert!(matches!(la.release(&owner).await, Err(Error::NotHeld { .. })));
-    // with a lease it ends by itself
+    assert!(matches!(
+        la.release(&owner).await,
+        Err(Error::NotHeld { .. })
+    ));
+    // With a lease, the hold ends by itself.
     let _ = leased(&la, ms(200)).await.forget();
-    rival.try_lock_for(SOON).await.unwrap().expect("the lease is over").unlock().await.unwrap();
+    rival
+        .try_lock_for(SOON)
+        .await
+        .unwrap()
+        .expect("the lease is over")
+        .unlock()
+        .await
+        .unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
 pub async fn another_client_extends_and_releases_what_was_handed_over(kind: Kind) {
     let server = Server::start();
-    let a = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
+    let a = server
+        .client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG))
+        .await;
     let b = server.client().await;
     let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
-    let printed = leased(&la, Duration::from_secs(3)).await.forget().to_string();
+    let printed = leased(&la, Duration::from_secs(3))
+        .await
+        .forget()
+        .to_string();
     let owner = printed.parse().unwrap();
     assert_eq!(lb.hold_count(&owner).await.unwrap(), 1);
     lb.extend(&owner, Duration::from_secs(3600)).await.unwrap();
     if kind.one_record {
         assert!(server.pttl(kind.record()) > 3_500_000);
     }
-    let acquire = lb.try_lock_with(AcquireOptions::new().owner(owner.clone())).await;
-    assert!(matches!(acquire, Err(Error::InvalidOwner { .. })), "another client's owner cannot be acquired as");
+    let acquire = lb
+        .try_lock_with(AcquireOptions::new().owner(owner.clone()))
+        .await;
+    assert!(
+        matches!(acquire, Err(Error::InvalidOwner { .. })),
+        "another client's owner cannot be acquired as"
+    );
     lb.release(&owner).await.unwrap();
     assert!(!lb.is_locked().await.unwrap());
-    assert!(matches!(lb.release(&owner).await, Err(Error::NotHeld { .. })));
-    assert!(matches!(lb.extend(&owner, Duration::from_secs(1)).await, Err(Error::NotHeld { .. })));
-    // watched: the client that handed it over notices, and stops renewing
+    assert!(matches!(
+        lb.release(&owner).await,
+        Err(Error::NotHeld { .. })
+    ));
+    assert!(matches!(
+        lb.extend(&owner, Duration::from_secs(1)).await,
+        Err(Error::NotHeld { .. })
+    ));
+    // With a watchdog, the client that handed the hold over notices the release and stops renewing.
     let other = AcquireOptions::new().owner(a.owner("job-2").unwrap());
     let owner = la.try_lock_with(other).await.unwrap().unwrap().forget();
     lb.release(&owner).await.unwrap();
@@ -700,21 +960,32 @@ pub async fn extend_never_shortens(kind: Kind) {
         assert!(server.pttl(kind.record()) > 3_500_000);
     }
     for bad in [Duration::ZERO, ms(9), Duration::MAX] {
-        assert!(matches!(guard.extend(bad).await, Err(Error::InvalidLease { .. })));
-        assert!(matches!(lock.extend(&guard.owner(), bad).await, Err(Error::InvalidLease { .. })));
+        assert!(matches!(
+            guard.extend(bad).await,
+            Err(Error::InvalidLease { .. })
+        ));
+        assert!(matches!(
+            lock.extend(&guard.owner(), bad).await,
+            Err(Error::InvalidLease { .. })
+        ));
     }
     guard.unlock().await.unwrap();
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// An extension that does not reach beyond the lease must not put the renewal off.
+/// An extension that does not reach beyond the lease must not postpone the renewal.
 pub async fn short_extensions_do_not_keep_the_watchdog_away(kind: Kind) {
     let server = Server::start();
-    let client = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
+    let client = server
+        .client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG))
+        .await;
     let guard = kind.lock(&client, "l").lock().await.unwrap();
     let start = Instant::now();
     while start.elapsed() < 2 * SHORT_WATCHDOG {
-        guard.extend(ms(10)).await.unwrap_or_else(|error| panic!("after {:?}: {error}", start.elapsed()));
+        guard
+            .extend(ms(10))
+            .await
+            .unwrap_or_else(|error| panic!("after {:?}: {error}", start.elapsed()));
         tokio::time::sleep(ms(15)).await;
     }
     guard.unlock().await.unwrap();
@@ -726,7 +997,12 @@ pub async fn names_are_independent(kind: Kind) {
     let (a, b) = (server.client().await, server.client().await);
     let guard = kind.lock(&a, "l").lock().await.unwrap();
     for name in ["l2", "L", "l:", "{l}x"] {
-        let other = kind.rival(&b, name).try_lock().await.unwrap().expect("another lock");
+        let other = kind
+            .rival(&b, name)
+            .try_lock()
+            .await
+            .unwrap()
+            .expect("another lock");
         other.unlock().await.unwrap();
     }
     assert!(!guard.is_lost());
@@ -744,24 +1020,42 @@ pub async fn r30_shutdown_releases_everything_and_turns_waiters_away(kind: Kind)
     let waiter = tokio::spawn(async move { lock.lock().await });
     kind.waiting(&server, &a).await;
     a.shutdown().await.unwrap();
-    let turned_away = tokio::time::timeout(SOON, waiter).await.expect("turned away").unwrap();
+    let turned_away = tokio::time::timeout(SOON, waiter)
+        .await
+        .expect("turned away")
+        .unwrap();
     assert!(matches!(turned_away, Err(Error::Closed)), "{turned_away:?}");
     let lost = tokio::time::timeout(SOON, watched).await.expect("told");
-    assert!(matches!(lost, Error::Lost { reason: LossReason::ShutDown, .. }), "{lost}");
+    assert!(
+        matches!(
+            lost,
+            Error::Lost {
+                reason: LossReason::ShutDown,
+                ..
+            }
+        ),
+        "{lost}"
+    );
     assert!(!server.exists(kind.record()));
     let lock = kind.lock(&a, "l");
     assert!(matches!(lock.lock().await, Err(Error::Closed)));
     assert!(matches!(lock.try_lock().await, Err(Error::Closed)));
     assert!(matches!(lock.is_locked().await, Err(Error::Closed)));
     assert!(matches!(lock.force_unlock().await, Err(Error::Closed)));
-    assert!(matches!(held.unlock().await, Err(Error::Lost { reason: LossReason::ShutDown, .. })));
+    assert!(matches!(
+        held.unlock().await,
+        Err(Error::Lost {
+            reason: LossReason::ShutDown,
+            ..
+        })
+    ));
     a.shutdown().await.unwrap();
     assert!(!busy.is_lost());
     busy.unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// Whatever is under way at the shutdown, nothing is held when it returns.
+/// Nothing is held when a shutdown returns, whatever was in flight.
 pub async fn a_shutdown_leaves_nothing_of_acquires_under_way(kind: Kind) {
     let server = Server::start();
     for round in 0..20 {
@@ -779,7 +1073,8 @@ pub async fn a_shutdown_leaves_nothing_of_acquires_under_way(kind: Kind) {
                                 for guard in std::mem::take(&mut guards) {
                                     match guard.unlock().await {
                                         Ok(()) | Err(Error::Lost { .. }) => {}
-                                        // the connection was closed while it waited: settled by the shutdown
+                                        // The connection was closed during the wait, and the
+                                        // shutdown settles the release.
                                         Err(Error::Store { .. } | Error::Unconfirmed { .. }) => {}
                                         Err(error) => panic!("{error}"),
                                     }
@@ -796,9 +1091,16 @@ pub async fn a_shutdown_leaves_nothing_of_acquires_under_way(kind: Kind) {
         eventually("holds", || async { client.stats().holds >= 20 }).await;
         client.shutdown().await.unwrap();
         let left = records(&server);
-        assert!(left.is_empty(), "round {round}: {} locks are held after the shutdown", left.len());
+        assert!(
+            left.is_empty(),
+            "round {round}: {} locks are held after the shutdown",
+            left.len()
+        );
         for task in tasks {
-            let guards = tokio::time::timeout(SOON, task).await.expect("it ends").unwrap();
+            let guards = tokio::time::timeout(SOON, task)
+                .await
+                .expect("it ends")
+                .unwrap();
             assert!(guards.iter().all(LockGuard::is_lost));
         }
         assert_eq!(records(&server), [], "nobody acquires after the shutdown");

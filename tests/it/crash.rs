@@ -18,7 +18,7 @@ fn ms(millis: u64) -> Duration {
 }
 
 const POLL_CAP: Duration = Duration::from_millis(200);
-/// What a loaded machine may add.
+/// Extra time for a loaded machine.
 const SLACK: Duration = Duration::from_secs(3);
 
 fn start(server: &Server, watchdog: Duration) -> Worker {
@@ -48,7 +48,9 @@ fn a_worker_process_does_as_it_is_told() {
 async fn f1_a_killed_holder_frees_the_lock_at_the_end_of_its_lease() {
     let server = Server::start();
     let lease = ms(600);
-    let client = server.client_with(|builder| builder.poll_cap(POLL_CAP)).await;
+    let client = server
+        .client_with(|builder| builder.poll_cap(POLL_CAP))
+        .await;
     let mut late = Vec::new();
     for round in 0..12 {
         let name = format!("l{round}");
@@ -66,23 +68,34 @@ async fn f1_a_killed_holder_frees_the_lock_at_the_end_of_its_lease() {
         let killed = Instant::now();
         let left = server.pttl(&name);
         let ends = Instant::now() + ms(u64::try_from(left).unwrap());
-        let (acquired, guard) =
-            tokio::time::timeout(lease + POLL_CAP + SLACK, waiter).await.expect("its turn").unwrap();
-        // the server rounds what it says to a millisecond
-        assert!(acquired + ms(2) + (ends - killed).saturating_sub(ms(left as u64)) >= killed + ms(left as u64));
+        let (acquired, guard) = tokio::time::timeout(lease + POLL_CAP + SLACK, waiter)
+            .await
+            .expect("its turn")
+            .unwrap();
+        // The server rounds its TTL to a millisecond.
+        assert!(
+            acquired + ms(2) + (ends - killed).saturating_sub(ms(left as u64))
+                >= killed + ms(left as u64)
+        );
         late.push(acquired.saturating_duration_since(ends));
         guard.unlock().await.unwrap();
     }
     late.sort();
-    println!("after SIGKILL, beyond the end of the lease: p50 {:?}, max {:?}", late[6], late[11]);
+    println!(
+        "after SIGKILL, beyond the end of the lease: p50 {:?}, max {:?}",
+        late[6], late[11]
+    );
     assert!(late[11] < POLL_CAP + SLACK, "{late:?}");
 }
 
+/// A paused holder knows of its loss at once when it comes back.
 #[tokio::test]
-async fn f2_a_paused_holder_knows_of_its_loss_at_once_when_it_comes_back() {
+async fn f2_a_paused_holder_knows_of_its_loss_at_once_on_resuming() {
     let server = Server::start();
     let lease = ms(700);
-    let client = server.client_with(|builder| builder.poll_cap(POLL_CAP)).await;
+    let client = server
+        .client_with(|builder| builder.poll_cap(POLL_CAP))
+        .await;
     for round in 0..3 {
         let name = format!("l{round}");
         let mut worker = start(&server, lease);
@@ -93,7 +106,10 @@ async fn f2_a_paused_holder_knows_of_its_loss_at_once_when_it_comes_back() {
         let left = ms(server.pttl(&name) as u64);
         let guard = client.reentrant_lock(&name).unwrap().lock().await.unwrap();
         let waited = paused.elapsed();
-        assert!(waited + ms(5) >= left && waited < lease + POLL_CAP + SLACK, "{waited:?}");
+        assert!(
+            waited + ms(5) >= left && waited < lease + POLL_CAP + SLACK,
+            "{waited:?}"
+        );
         let continued = monotonic_ns();
         worker.cont();
         let told: u64 = worker.answer_to(&format!("lost {name}")).parse().unwrap();
@@ -102,7 +118,7 @@ async fn f2_a_paused_holder_knows_of_its_loss_at_once_when_it_comes_back() {
         assert!(after < SLACK);
         worker.ask(&format!("unlock {name}"));
         assert_eq!(worker.answer(), format!("unlocked {name} Lost"));
-        // it took nothing away from the second holder
+        // The paused process took nothing from the second holder.
         assert!(!guard.is_lost());
         assert_eq!(server.record(&name), [(guard.owner().to_string(), 1)]);
         guard.unlock().await.unwrap();
@@ -125,10 +141,13 @@ async fn a_killed_waiter_leaves_nothing_behind() {
     assert!(server.dump().is_empty());
 }
 
+/// A process that exits without unlocking frees the lock when its lease ends.
 #[tokio::test]
-async fn a_process_that_exits_without_unlocking_frees_the_lock_by_its_lease() {
+async fn a_process_exit_without_unlock_frees_the_lock_by_its_lease() {
     let server = Server::start();
-    let client = server.client_with(|builder| builder.poll_cap(POLL_CAP)).await;
+    let client = server
+        .client_with(|builder| builder.poll_cap(POLL_CAP))
+        .await;
     let mut worker = start(&server, ms(600));
     worker.ask("lock l");
     worker.answer_to("locked");
@@ -147,9 +166,13 @@ async fn r16_a_panic_in_a_task_of_another_process_frees_its_lock() {
     let mut worker = start(&server, Duration::from_secs(60));
     worker.ask("panic l");
     worker.answer_to("panicked");
-    // the guard was dropped: far earlier than the lease ends
+    // The panic dropped the guard, long before the lease ends.
     let lock = client.reentrant_lock("l").unwrap();
-    let guard = lock.try_lock_for(Duration::from_secs(20)).await.unwrap().expect("freed");
+    let guard = lock
+        .try_lock_for(Duration::from_secs(20))
+        .await
+        .unwrap()
+        .expect("freed");
     guard.unlock().await.unwrap();
 }
 
@@ -161,7 +184,11 @@ fn no_two_processes_ever_hold_a_lock_while_others_are_killed() {
     let lease = ms(600);
     let spawn = || {
         let mut worker = start(&server, lease);
-        worker.ask(&format!("work reentrant {} {} 8 3 0 true", rand::rng().random::<u32>(), file.display()));
+        worker.ask(&format!(
+            "work reentrant {} {} 8 3 0 true",
+            rand::rng().random::<u32>(),
+            file.display()
+        ));
         worker.answer_to("working");
         worker
     };
@@ -173,7 +200,7 @@ fn no_two_processes_ever_hold_a_lock_while_others_are_killed() {
         let victim = rand::rng().random_range(0..workers.len());
         let worker = &mut workers[victim];
         if rand::rng().random_range(0..3) == 0 {
-            // or paused beyond the lease, in the middle of whatever it does
+            // Pause the process beyond the lease, in the middle of anything.
             worker.stop();
             std::thread::sleep(lease + ms(200));
             worker.cont();
@@ -186,7 +213,12 @@ fn no_two_processes_ever_hold_a_lock_while_others_are_killed() {
     let now = monotonic_ns();
     drop(workers);
     let history = History::read(&std::fs::read_to_string(&file).unwrap(), &killed, now);
-    println!("{} holds by {} processes, {} of them killed", history.holds.len(), killed.len() + 4, killed.len());
+    println!(
+        "{} holds by {} processes, {} of them killed",
+        history.holds.len(),
+        killed.len() + 4,
+        killed.len()
+    );
     assert!(history.holds.len() > 200, "{}", history.holds.len());
     history.assert_no_clashes();
 }

@@ -1,4 +1,5 @@
-//! Fair locks that a release grants to the next waiter: what that saves, whom it is for, and what becomes of it if nobody takes it.
+//! Fair locks that a release grants to the next waiter: what a grant saves, which waiter gets it,
+//! and what becomes of an unclaimed one.
 
 use std::{future::Future, pin::Pin, time::Duration};
 
@@ -18,17 +19,31 @@ use crate::{
 const LOCK: &str = "fair:l";
 const QUEUE: &str = "redisson_lock_queue:{fair:l}";
 const CHANNEL: &str = "redisson_lock__channel:{fair:l}";
-/// So far beyond each test's patience that nobody looks by itself.
+/// So far beyond each test's patience that no waiter polls by itself.
 const NEVER: Duration = Duration::from_secs(600);
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// A client whose waiters are woken by messages alone.
+/// Connects a client whose waiters are woken by messages alone.
 async fn deaf_to_time(server: &Server) -> LockClient {
-    let client = server.client_with(|c| c.poll_cap(NEVER).watchdog_timeout(9 * NEVER).fair_patience(6 * NEVER)).await;
-    client.fair_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    let client = server
+        .client_with(|c| {
+            c.poll_cap(NEVER)
+                .watchdog_timeout(9 * NEVER)
+                .fair_patience(6 * NEVER)
+        })
+        .await;
+    client
+        .fair_lock("warm")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
     client
 }
 
@@ -37,13 +52,22 @@ fn fair(client: &LockClient) -> Lock {
 }
 
 fn queue(server: &Server) -> Vec<String> {
-    server.call(&["LRANGE", QUEUE, "0", "-1"]).list().iter().map(|owner| owner.text().to_owned()).collect()
+    server
+        .call(&["LRANGE", QUEUE, "0", "-1"])
+        .list()
+        .iter()
+        .map(|owner| owner.text().to_owned())
+        .collect()
 }
 
 type Waiting<'a> = Pin<Box<dyn Future<Output = Result<LockGuard>> + Send + 'a>>;
 
-/// One more in the queue, which listens and has looked; it is polled no more for now.
-async fn waits<'a>(server: &Server, future: impl Future<Output = Result<LockGuard>> + Send + 'a) -> Waiting<'a> {
+/// Adds a waiter to the queue that is subscribed and has polled. The future is not polled again for
+/// now.
+async fn waits<'a>(
+    server: &Server,
+    future: impl Future<Output = Result<LockGuard>> + Send + 'a,
+) -> Waiting<'a> {
     let (mut future, before) = (Box::pin(future), queue(server).len());
     let scripts = server.script_count();
     let listens = async {
@@ -51,7 +75,8 @@ async fn waits<'a>(server: &Server, future: impl Future<Output = Result<LockGuar
             queue(server).len() > before && server.script_count() >= scripts + 2
         })
         .await;
-        // for the answer of that look: a waiter without it would ask
+        // The waiter needs the reply to that poll: without it, it would send a request instead of
+        // taking a grant.
         tokio::time::sleep(ms(50)).await;
     };
     tokio::select! {
@@ -61,7 +86,10 @@ async fn waits<'a>(server: &Server, future: impl Future<Output = Result<LockGuar
 }
 
 async fn soon(waiting: Waiting<'_>) -> LockGuard {
-    tokio::time::timeout(Duration::from_secs(10), waiting).await.expect("the lock, soon").unwrap()
+    tokio::time::timeout(Duration::from_secs(10), waiting)
+        .await
+        .expect("the lock, soon")
+        .unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -90,15 +118,21 @@ async fn whoever_wants_more_than_a_grant_gives_asks() {
     let server = Server::start();
     let (a, b) = (deaf_to_time(&server).await, deaf_to_time(&server).await);
     let (here, there) = (fair(&a), fair(&b));
-    let short = |builder: nestlock::LockClientBuilder| builder.poll_cap(NEVER).fair_patience(6 * NEVER);
-    // its lease is less than what a grant gives
+    let short =
+        |builder: nestlock::LockClientBuilder| builder.poll_cap(NEVER).fair_patience(6 * NEVER);
+    // The lease of this client is shorter than that of a grant.
     let leases_less = server.client_with(short).await;
-    let asks = server.client_with(|c| short(c).watchdog_timeout(9 * NEVER).grants(false)).await;
+    let asks = server
+        .client_with(|c| short(c).watchdog_timeout(9 * NEVER).grants(false))
+        .await;
     let options = |lease| AcquireOptions::new().lease(lease);
     let doors = [fair(&leases_less), fair(&asks)];
     let lease = Duration::from_secs(40);
-    let waiters: [Waiting<'_>; 3] =
-        [Box::pin(there.lock_with(options(lease))), Box::pin(doors[0].lock()), Box::pin(doors[1].lock())];
+    let waiters: [Waiting<'_>; 3] = [
+        Box::pin(there.lock_with(options(lease))),
+        Box::pin(doors[0].lock()),
+        Box::pin(doors[1].lock()),
+    ];
     for (which, waiter) in waiters.into_iter().enumerate() {
         let guard = here.lock().await.unwrap();
         let waiting = waits(&server, waiter).await;
@@ -107,10 +141,13 @@ async fn whoever_wants_more_than_a_grant_gives_asks() {
         let guard = soon(waiting).await;
         assert_eq!(server.script_count() - before, 2, "waiter {which}");
         let remaining = guard.remaining();
-        assert!(which > 0 || (ms(35_000)..lease).contains(&remaining), "{remaining:?}");
+        assert!(
+            which > 0 || (ms(35_000)..lease).contains(&remaining),
+            "{remaining:?}"
+        );
         guard.unlock().await.unwrap();
     }
-    // nor does anybody where the releases say no
+    // A client with grants disabled does not grant the lock either.
     let guard = doors[1].lock().await.unwrap();
     let waiting = waits(&server, there.lock()).await;
     let before = server.script_count();
@@ -120,14 +157,20 @@ async fn whoever_wants_more_than_a_grant_gives_asks() {
     nothing_is_left(&server, &[&a, &b, &leases_less, &asks]).await;
 }
 
-/// The record lives for a patience at first, and then for as long as it was asked to.
+/// The record lives for one patience at first, and then for the requested lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_granted_is_renewed_before_a_patience_is_over() {
     let server = Server::start();
     let settings = |builder: nestlock::LockClientBuilder| {
-        builder.fair_patience(ms(3_000)).watchdog_timeout(ms(30_000)).command_timeout(ms(500))
+        builder
+            .fair_patience(ms(3_000))
+            .watchdog_timeout(ms(30_000))
+            .command_timeout(ms(500))
     };
-    let (a, b) = (server.client_with(settings).await, server.client_with(settings).await);
+    let (a, b) = (
+        server.client_with(settings).await,
+        server.client_with(settings).await,
+    );
     let (here, there) = (fair(&a), fair(&b));
     let guard = here.lock().await.unwrap();
     let waiting = waits(&server, there.lock()).await;
@@ -136,13 +179,16 @@ async fn what_was_granted_is_renewed_before_a_patience_is_over() {
     let (ttl, remaining) = (server.pttl(LOCK), guard.remaining());
     assert!(ttl <= 3_000, "{ttl}");
     assert!(remaining <= ms(3_000), "{remaining:?}");
-    eventually("it is renewed", || async { server.pttl(LOCK) > 20_000 && guard.remaining() > ms(20_000) }).await;
+    eventually("it is renewed", || async {
+        server.pttl(LOCK) > 20_000 && guard.remaining() > ms(20_000)
+    })
+    .await;
     assert!(!guard.is_lost());
     guard.unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// A message that came late, of a wait that is over.
+/// The late message belongs to a wait that is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_about_another_wait_is_not_believed() {
     let server = Server::start();
@@ -150,10 +196,18 @@ async fn a_message_about_another_wait_is_not_believed() {
     let (here, there) = (fair(&a), fair(&b));
     let guard = here.lock().await.unwrap();
     let mut waiting = waits(&server, there.lock()).await;
-    let seen: f64 = server.call(&["ZSCORE", "nestlock_fair_seen:{fair:l}", &queue(&server)[0]]).text().parse().unwrap();
+    let seen: f64 = server
+        .call(&["ZSCORE", "nestlock_fair_seen:{fair:l}", &queue(&server)[0]])
+        .text()
+        .parse()
+        .unwrap();
     for late in [seen - 1.0, seen.floor() + 1023.0 / 1024.0, seen + 1.0] {
         let asked = server.script_count();
-        server.call(&["PUBLISH", &format!("{CHANNEL}:{}", queue(&server)[0]), &format!("{late} 3600000")]);
+        server.call(&[
+            "PUBLISH",
+            &format!("{CHANNEL}:{}", queue(&server)[0]),
+            &format!("{late} 3600000"),
+        ]);
         tokio::select! {
             got = &mut waiting => panic!("somebody else holds it: {got:?}"),
             () = eventually("it asks", || async { server.script_count() > asked }) => {}
@@ -165,10 +219,15 @@ async fn a_message_about_another_wait_is_not_believed() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
+/// A waiter that is dropped with a lock that it was granted leaves it to the next waiter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_is_dropped_with_what_it_was_granted_leaves_it_to_the_next() {
+async fn a_dropped_waiter_leaves_its_granted_lock_to_the_next() {
     let server = Server::start();
-    let (a, b, c) = (deaf_to_time(&server).await, deaf_to_time(&server).await, deaf_to_time(&server).await);
+    let (a, b, c) = (
+        deaf_to_time(&server).await,
+        deaf_to_time(&server).await,
+        deaf_to_time(&server).await,
+    );
     let (here, there, elsewhere) = (fair(&a), fair(&b), fair(&c));
     let guard = here.lock().await.unwrap();
     let first = waits(&server, there.lock()).await;
@@ -181,20 +240,28 @@ async fn a_waiter_that_is_dropped_with_what_it_was_granted_leaves_it_to_the_next
     nothing_is_left(&server, &[&a, &b, &c]).await;
 }
 
-/// Nobody polls it: the lock is free when its patience is over, and it waits like anybody when it is polled again.
+/// The waiter is not polled, so the lock is free when its patience is over. Polled again, it waits
+/// like any other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_is_not_polled_has_what_it_was_granted_for_a_patience() {
+async fn an_unpolled_waiter_keeps_its_granted_lock_for_one_patience() {
     let server = Server::start();
     let patience = ms(1_500);
     let settings = |builder: nestlock::LockClientBuilder| builder.fair_patience(patience);
-    let (a, b) = (server.client_with(settings).await, server.client_with(settings).await);
+    let (a, b) = (
+        server.client_with(settings).await,
+        server.client_with(settings).await,
+    );
     let (here, there) = (fair(&a), fair(&b));
     let guard = here.lock().await.unwrap();
     let mut first = waits(&server, there.lock()).await;
     let owner = queue(&server)[0].clone();
     guard.unlock().await.unwrap();
     assert_eq!(server.record(LOCK), [(owner, 1)]);
-    let guard = here.try_lock_for(Duration::from_secs(10)).await.unwrap().expect("free after a patience");
+    let guard = here
+        .try_lock_for(Duration::from_secs(10))
+        .await
+        .unwrap()
+        .expect("free after a patience");
     let polled = tokio::time::timeout(ms(300), &mut first).await;
     assert!(polled.is_err(), "two guards: {polled:?}");
     guard.unlock().await.unwrap();
@@ -202,49 +269,71 @@ async fn a_waiter_that_is_not_polled_has_what_it_was_granted_for_a_patience() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// The server has forgotten what it granted.
+/// The server has forgotten the grant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_granted_before_a_restart_is_asked_for() {
     let server = Server::start();
-    let (a, b, c) = (deaf_to_time(&server).await, deaf_to_time(&server).await, deaf_to_time(&server).await);
+    let (a, b, c) = (
+        deaf_to_time(&server).await,
+        deaf_to_time(&server).await,
+        deaf_to_time(&server).await,
+    );
     let (here, there, elsewhere) = (fair(&a), fair(&b), fair(&c));
     let guard = here.lock().await.unwrap();
     let mut first = waits(&server, there.lock()).await;
     guard.unlock().await.unwrap();
-    // it is told, and not polled
+    // The message reaches the waiter, which is not polled.
     tokio::time::sleep(ms(200)).await;
     server.kill();
     server.restart();
     let guard = elsewhere.lock().await.unwrap();
-    b.reentrant_lock("other").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    b.reentrant_lock("other")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
     let polled = tokio::time::timeout(ms(500), &mut first).await;
     assert!(polled.is_err(), "two guards: {polled:?}");
     guard.unlock().await.unwrap();
     soon(first).await.unlock().await.unwrap();
 }
 
-/// It is granted the lock and dead: a patience later the lock is free.
+/// The waiter is dead when it is granted the lock. One patience later, the lock is free.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_granted_to_a_dead_process_is_free_after_a_patience() {
     let server = Server::start();
     let patience = ms(1_500);
-    // its own, not that of whoever releases
-    let a = server.client_with(|c| c.fair_patience(Duration::from_secs(20))).await;
+    // The waiter's own patience counts, not that of the releasing client.
+    let a = server
+        .client_with(|c| c.fair_patience(Duration::from_secs(20)))
+        .await;
     let here = fair(&a);
     let guard = here.lock().await.unwrap();
-    let mut worker = Worker::start_with_patience(&server, Duration::from_secs(30), ms(1_000), patience);
+    let mut worker =
+        Worker::start_with_patience(&server, Duration::from_secs(30), ms(1_000), patience);
     worker.ask(&format!("lock {LOCK}"));
     eventually("it waits", || async { queue(&server).len() == 1 }).await;
     let owner = queue(&server)[0].clone();
     worker.kill();
     guard.unlock().await.unwrap();
     assert_eq!(server.record(LOCK), [(owner, 1)], "granted to the dead");
-    within(Duration::from_secs(8), "free after a patience", || async { !server.exists(LOCK) }).await;
-    let guard = here.try_lock_for(Duration::from_secs(8)).await.unwrap().expect("nobody waits");
+    within(Duration::from_secs(8), "free after a patience", || async {
+        !server.exists(LOCK)
+    })
+    .await;
+    let guard = here
+        .try_lock_for(Duration::from_secs(8))
+        .await
+        .unwrap()
+        .expect("nobody waits");
     guard.unlock().await.unwrap();
 }
 
-/// It keeps its turn for as long as it would have kept its place, whatever the patience of whoever releases.
+/// A waiter keeps its turn for as long as it would have kept its place, whatever the patience of
+/// the releasing client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_releaser_of_little_patience_makes_nobody_lose_its_turn() {
     let server = Server::start();
@@ -255,7 +344,7 @@ async fn a_releaser_of_little_patience_makes_nobody_lose_its_turn() {
     let first = waits(&server, there.lock()).await;
     let mut second = waits(&server, elsewhere.lock()).await;
     guard.unlock().await.unwrap();
-    // the first one is not polled meanwhile
+    // The first waiter is not polled during this time.
     let polled = tokio::time::timeout(ms(1_500), &mut second).await;
     assert!(polled.is_err(), "the second was first: {polled:?}");
     soon(first).await.unlock().await.unwrap();
@@ -263,14 +352,19 @@ async fn a_releaser_of_little_patience_makes_nobody_lose_its_turn() {
     nothing_is_left(&server, &[&hurried, &b, &c]).await;
 }
 
-/// A link of 100 ms there and back, the least patience, and a release just after a look: a renewal would come too late.
+/// With a round trip of 100 ms, the least patience, and a release just after a poll, a renewal
+/// would come too late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_could_not_be_renewed_in_time_is_asked_for() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     proxy.rule(|_| Action::Late(ms(100)));
     let near = server.client_with(|c| c.fair_patience(ms(200))).await;
-    let far = LockClient::builder().fair_patience(ms(200)).connect(proxy.url()).await.unwrap();
+    let far = LockClient::builder()
+        .fair_patience(ms(200))
+        .connect(proxy.url())
+        .await
+        .unwrap();
     let (here, there) = (fair(&near), fair(&far));
     there.lock().await.unwrap().unlock().await.unwrap();
     for _ in 0..5 {
@@ -279,7 +373,15 @@ async fn what_could_not_be_renewed_in_time_is_asked_for() {
             let there = there.clone();
             async move { there.lock().await }
         });
-        let seen = || server.call(&["ZRANGE", "nestlock_fair_seen:{fair:l}", "0", "-1", "WITHSCORES"]);
+        let seen = || {
+            server.call(&[
+                "ZRANGE",
+                "nestlock_fair_seen:{fair:l}",
+                "0",
+                "-1",
+                "WITHSCORES",
+            ])
+        };
         eventually("it waits", || async { queue(&server).len() == 1 }).await;
         let before = seen();
         eventually("it looks", || async { seen() != before }).await;
@@ -292,22 +394,27 @@ async fn what_could_not_be_renewed_in_time_is_asked_for() {
     nothing_is_left(&server, &[&near, &far]).await;
 }
 
-/// As with any hold: a renewal may be refused once, and a connection may fall silent.
+/// Like any hold, a granted one survives one refused renewal or a connection that falls silent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_renewal_that_fails_ends_no_hold_that_was_granted() {
-    // patience, and watchdog and command timeouts
+    // Fair patience, watchdog timeout and command timeout.
     let believed = (ms(1_000), Duration::from_secs(30), ms(200));
-    // a command may take as long as all that a grant gives
+    // A command may take as long as the whole grant.
     let asked = (ms(3_000), Duration::from_secs(30), ms(3_000));
     let refuse = Action::Refuse("LOADING Redis is loading the dataset in memory");
     for ((patience, watchdog, command), action) in [(believed, refuse), (asked, Action::Mute)] {
         let server = Server::start();
         let proxy = Proxy::start(&server);
         let settings = |c: nestlock::LockClientBuilder| {
-            c.fair_patience(patience).watchdog_timeout(watchdog).command_timeout(command)
+            c.fair_patience(patience)
+                .watchdog_timeout(watchdog)
+                .command_timeout(command)
         };
         let a = server.client_with(settings).await;
-        let b = settings(LockClient::builder()).connect(proxy.url()).await.unwrap();
+        let b = settings(LockClient::builder())
+            .connect(proxy.url())
+            .await
+            .unwrap();
         let (here, there) = (fair(&a), fair(&b));
         let guard = here.lock().await.unwrap();
         let waiting = waits(&server, there.lock()).await;

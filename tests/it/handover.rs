@@ -1,4 +1,4 @@
-//! Hand-over: whoever gives a hold away has nothing to do with it any more.
+//! A hold that is handed over is no longer any concern of its giver.
 
 use std::time::Duration;
 
@@ -13,12 +13,14 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// Renewals are due every 200 ms.
+/// Connects a client whose renewals are due every 200 ms.
 async fn quick(server: &Server) -> LockClient {
-    server.client_with(|builder| builder.watchdog_timeout(ms(600))).await
+    server
+        .client_with(|builder| builder.watchdog_timeout(ms(600)))
+        .await
 }
 
-/// Lets some renewals and looks of the janitor pass.
+/// Waits for some renewals and janitor polls, for 1.5 s at most.
 async fn several_renewals(server: &Server) {
     let before = server.script_count();
     let start = std::time::Instant::now();
@@ -42,8 +44,11 @@ async fn what_was_handed_over_is_not_re_entered_by_the_giver() {
         let lock = lock.unwrap();
         let given = lock.lock().await.unwrap().forget();
         let mine = lock.try_lock().await.unwrap();
-        assert!(mine.is_none(), "both somebody else ({given}) and this task hold the lock: {mine:?}");
-        // it is free for the giver too, as soon as the other one has released it
+        assert!(
+            mine.is_none(),
+            "both somebody else ({given}) and this task hold the lock: {mine:?}"
+        );
+        // The lock is free for the giver too, as soon as the receiver has released it.
         lock.release(&given).await.unwrap();
         let mine = lock.try_lock().await.unwrap().expect("free");
         assert_ne!(mine.owner(), given);
@@ -51,7 +56,7 @@ async fn what_was_handed_over_is_not_re_entered_by_the_giver() {
     }
 }
 
-/// A text has no other name: the server is asked who holds it.
+/// A value has no second name, so the client queries the server for the holder.
 #[tokio::test]
 async fn a_value_that_was_handed_over_is_not_re_entered_by_the_giver() {
     let server = Server::start();
@@ -62,10 +67,25 @@ async fn a_value_that_was_handed_over_is_not_re_entered_by_the_giver() {
             "string" => client.string_lock("l").unwrap(),
             _ => client.signal_lock("l").unwrap(),
         };
-        let given = lock(&a).try_lock_with(options()).await.unwrap().unwrap().forget();
-        assert!(lock(&a).try_lock_with(options()).await.unwrap().is_none(), "{kind}");
+        let given = lock(&a)
+            .try_lock_with(options())
+            .await
+            .unwrap()
+            .unwrap()
+            .forget();
+        assert!(
+            lock(&a).try_lock_with(options()).await.unwrap().is_none(),
+            "{kind}"
+        );
         lock(&b).release(&given).await.unwrap();
-        lock(&a).try_lock_with(options()).await.unwrap().expect("free").unlock().await.unwrap();
+        lock(&a)
+            .try_lock_with(options())
+            .await
+            .unwrap()
+            .expect("free")
+            .unlock()
+            .await
+            .unwrap();
     }
 }
 
@@ -73,11 +93,20 @@ async fn a_value_that_was_handed_over_is_not_re_entered_by_the_giver() {
 async fn a_shutdown_does_not_release_what_was_handed_over() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let given = a.reentrant_lock("l").unwrap().lock().await.unwrap().forget();
+    let given = a
+        .reentrant_lock("l")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .forget();
     let there = b.reentrant_lock("l").unwrap();
     there.extend(&given, Duration::from_secs(60)).await.unwrap();
     a.shutdown().await.unwrap();
-    assert!(there.is_locked().await.unwrap(), "released by the giver's shutdown");
+    assert!(
+        there.is_locked().await.unwrap(),
+        "released by the giver's shutdown"
+    );
     there.release(&given).await.unwrap();
 }
 
@@ -89,20 +118,27 @@ async fn what_the_receiver_extended_is_not_released_by_the_giver() {
     let options = AcquireOptions::new().value("ticket-4711").lease(ms(400));
     let given = here.try_lock_with(options).await.unwrap().unwrap().forget();
     there.extend(&given, Duration::from_secs(60)).await.unwrap();
-    // as far as the giver knows, the lease is over
+    // As far as the giver knows, the lease is over.
     eventually("the giver forgets it", || async { a.stats().holds == 0 }).await;
     a.idle().await;
     assert!(server.pttl("l") > 50_000);
     there.release(&given).await.unwrap();
 }
 
+/// A lock that was handed over is renewed until it is released, and no longer.
 #[tokio::test]
-async fn what_was_handed_over_is_renewed_until_it_is_released_and_no_longer() {
+async fn a_handed_over_lock_is_renewed_only_until_it_is_released() {
     let server = Server::start();
     let (a, b) = (quick(&server).await, server.client().await);
     let there = b.reentrant_lock("l").unwrap();
-    let given = a.reentrant_lock("l").unwrap().lock().await.unwrap().forget();
-    // longer than the lease
+    let given = a
+        .reentrant_lock("l")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .forget();
+    // Check for longer than the lease.
     let start = std::time::Instant::now();
     while start.elapsed() < ms(1500) {
         assert_eq!(there.hold_count(&given).await.unwrap(), 1);
@@ -115,32 +151,41 @@ async fn what_was_handed_over_is_renewed_until_it_is_released_and_no_longer() {
     next.unlock().await.unwrap();
 }
 
-/// Also while the inner hold, given up a moment ago, is not settled yet.
+/// This holds even if the inner hold, dropped a moment ago, is not settled yet.
 #[tokio::test]
-async fn a_release_elsewhere_ends_what_was_handed_over_right_after_an_inner_hold_was_dropped() {
+async fn a_remote_release_ends_a_hand_over_after_a_dropped_inner_hold() {
     let server = Server::start();
     let (a, b) = (quick(&server).await, server.client().await);
     for round in 0..30 {
         let name = format!("l{round}");
-        let (here, there) = (a.reentrant_lock(&name).unwrap(), b.reentrant_lock(&name).unwrap());
+        let (here, there) = (
+            a.reentrant_lock(&name).unwrap(),
+            b.reentrant_lock(&name).unwrap(),
+        );
         let outer = here.lock().await.unwrap();
         let inner = here.lock().await.unwrap();
         drop(inner);
         let given = outer.forget();
         there.release(&given).await.unwrap();
         a.idle().await;
-        assert!(!there.is_locked().await.unwrap(), "round {round}: nobody has it, and it is held");
+        assert!(
+            !there.is_locked().await.unwrap(),
+            "round {round}: nobody has it, and it is held"
+        );
     }
     eventually("nothing is renewed", || async { a.stats().holds == 0 }).await;
 }
 
-/// One of two nested holds is handed over: both sides count down what the server records.
+/// One of two nested holds is handed over. Both sides decrement the count on the server.
 #[tokio::test]
-async fn a_nested_hold_that_is_handed_over_and_the_outer_one_are_two_releases() {
+async fn a_handed_over_inner_hold_and_the_outer_one_are_two_releases() {
     let server = Server::start();
     let (a, b) = (quick(&server).await, server.client().await);
     for first in ["giver", "receiver", "dropped", "both"] {
-        let (here, there) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+        let (here, there) = (
+            a.reentrant_lock("l").unwrap(),
+            b.reentrant_lock("l").unwrap(),
+        );
         let outer = here.lock().await.unwrap();
         let given = here.lock().await.unwrap().forget();
         match first {
@@ -168,16 +213,23 @@ async fn a_nested_hold_that_is_handed_over_and_the_outer_one_are_two_releases() 
                 y.unwrap();
             }
         }
-        assert!(!there.is_locked().await.unwrap(), "{first}: nobody has it, and it is held");
+        assert!(
+            !there.is_locked().await.unwrap(),
+            "{first}: nobody has it, and it is held"
+        );
         eventually("nothing is renewed", || async { a.stats().holds == 0 }).await;
     }
 }
 
-/// Two processes that release one hold each of an owner with two.
+/// Two processes each release one hold of an owner that has two.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn releases_by_two_processes_both_count() {
     let server = Server::start();
-    let (a, b, c) = (server.client().await, server.client().await, server.client().await);
+    let (a, b, c) = (
+        server.client().await,
+        server.client().await,
+        server.client().await,
+    );
     let kinds: [fn(&LockClient, &str) -> nestlock::Lock; 4] = [
         |client, name| client.reentrant_lock(name).unwrap(),
         |client, name| client.fair_lock(name).unwrap(),
@@ -195,18 +247,27 @@ async fn releases_by_two_processes_both_count() {
             let released = tokio::join!(there.release(&owner), elsewhere.release(&owner));
             released.0.unwrap();
             released.1.unwrap();
-            assert!(!there.is_locked().await.unwrap(), "{name}: both were told that they released a hold");
-            assert!(matches!(there.release(&owner).await, Err(Error::NotHeld { .. })));
+            assert!(
+                !there.is_locked().await.unwrap(),
+                "{name}: both were told that they released a hold"
+            );
+            assert!(matches!(
+                there.release(&owner).await,
+                Err(Error::NotHeld { .. })
+            ));
         }
     }
 }
 
-/// Its inner guard holds the lock on under a name that it does not use any more, whether the outer hold is released or not.
+/// The inner guard keeps the lock under a retired name, whether or not the outer hold is released.
 #[tokio::test]
 async fn who_gave_its_outer_hold_away_does_not_wait_for_itself() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let (here, there) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let (here, there) = (
+        a.reentrant_lock("l").unwrap(),
+        b.reentrant_lock("l").unwrap(),
+    );
     let (outer, inner) = (here.lock().await.unwrap(), here.lock().await.unwrap());
     let given = outer.forget();
     for is_released in [false, true] {
@@ -214,13 +275,21 @@ async fn who_gave_its_outer_hold_away_does_not_wait_for_itself() {
             there.release(&given).await.unwrap();
         }
         let soon = |wait| tokio::time::timeout(Duration::from_secs(20), wait);
-        let waits = soon(here.try_lock_for(Duration::from_secs(600))).await.expect("it does not wait");
-        assert!(matches!(&waits, Err(Error::NotReentrant { owner, .. }) if *owner == given), "{waits:?}");
+        let waits = soon(here.try_lock_for(Duration::from_secs(600)))
+            .await
+            .expect("it does not wait");
+        assert!(
+            matches!(&waits, Err(Error::NotReentrant { owner, .. }) if *owner == given),
+            "{waits:?}"
+        );
         assert!(here.try_lock().await.unwrap().is_none());
         assert!(!inner.is_lost());
-        assert!(there.try_lock().await.unwrap().is_none(), "the inner hold is one");
+        assert!(
+            there.try_lock().await.unwrap().is_none(),
+            "the inner hold is one"
+        );
     }
-    // another task waits as anybody does
+    // Another task waits as usual.
     let other = tokio::spawn({
         let here = here.clone();
         async move { here.lock().await }
@@ -235,73 +304,114 @@ async fn who_gave_its_outer_hold_away_does_not_wait_for_itself() {
 async fn the_owner_of_an_earlier_hold_releases_nothing() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let (here, there) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let (here, there) = (
+        a.reentrant_lock("l").unwrap(),
+        b.reentrant_lock("l").unwrap(),
+    );
     let old = here.lock().await.unwrap().forget();
     there.release(&old).await.unwrap();
     let guard = here.lock().await.unwrap();
     assert_ne!(guard.owner(), old);
     for lock in [&here, &there] {
-        assert!(matches!(lock.release(&old).await, Err(Error::NotHeld { .. })));
-        assert!(matches!(lock.extend(&old, Duration::from_secs(60)).await, Err(Error::NotHeld { .. })));
+        assert!(matches!(
+            lock.release(&old).await,
+            Err(Error::NotHeld { .. })
+        ));
+        assert!(matches!(
+            lock.extend(&old, Duration::from_secs(60)).await,
+            Err(Error::NotHeld { .. })
+        ));
     }
     assert!(!guard.is_lost());
     assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)]);
-    // whoever names the task means what the task holds now
+    // The task's own owner means its current hold.
     here.release(&a.current_owner()).await.unwrap();
     assert!(matches!(guard.unlock().await, Err(Error::NotHeld { .. })));
 }
 
-/// The receiver's request and the giver's late one meet: whatever happens, the lock is free in the end.
+/// The receiver's release meets the giver's late one. Whatever happens, the lock is free in the
+/// end.
 #[tokio::test]
 async fn a_hand_over_while_a_request_is_in_doubt_is_not_renewed() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
-    let a = LockClient::builder().watchdog_timeout(ms(900)).connect(proxy.url()).await.unwrap();
+    let a = LockClient::builder()
+        .watchdog_timeout(ms(900))
+        .connect(proxy.url())
+        .await
+        .unwrap();
     let b = server.client().await;
-    let (here, there) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let (here, there) = (
+        a.reentrant_lock("l").unwrap(),
+        b.reentrant_lock("l").unwrap(),
+    );
     let outer = here.lock().await.unwrap();
     let inner = here.lock().await.unwrap();
     proxy.once(Verb::Release, Action::Mute);
-    // its answer never comes
+    // The reply never comes.
     assert!(tokio::time::timeout(ms(50), inner.unlock()).await.is_err());
     let given = outer.forget();
     let _ = there.release(&given).await;
-    // nobody keeps alive what nobody may know of
+    // A hold in doubt is not renewed.
     eventually("it ends", || async { !there.is_locked().await.unwrap() }).await;
     eventually("and is forgotten", || async { a.stats().holds == 0 }).await;
 }
 
-/// The halves of a read-write lock share one name: what was handed over must not be re-entered through the other half.
+/// The halves of a read-write lock share one name. A hold that was handed over must not be
+/// re-entered through the other half.
 #[tokio::test]
-async fn a_writer_that_reads_and_gives_the_write_lock_away_does_not_write() {
+async fn a_reading_writer_that_gave_its_write_lock_away_cannot_write() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let (here, there) = (a.read_write_lock("l").unwrap(), b.read_write_lock("l").unwrap());
+    let (here, there) = (
+        a.read_write_lock("l").unwrap(),
+        b.read_write_lock("l").unwrap(),
+    );
     let write = here.write_lock().lock().await.unwrap();
     let read = here.read_lock().lock().await.unwrap();
     let given = write.forget();
     let again = [here.write().await.map(Some), here.try_write().await];
-    assert!(matches!(again, [Err(Error::UpgradeRefused { .. }), Ok(None)]), "two writers: {given} and {again:?}");
+    assert!(
+        matches!(again, [Err(Error::UpgradeRefused { .. }), Ok(None)]),
+        "two writers: {given} and {again:?}"
+    );
     there.write_lock().release(&given).await.unwrap();
     read.unlock().await.unwrap();
-    here.write_lock().try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    here.write_lock()
+        .try_lock()
+        .await
+        .unwrap()
+        .expect("free")
+        .unlock()
+        .await
+        .unwrap();
 }
 
-/// Sent as text, as a process would get it.
+/// The owner is sent as text, as another process would get it.
 #[tokio::test]
 async fn an_owner_as_text_is_exact() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let given = a.reentrant_lock("l").unwrap().lock().await.unwrap().forget().to_string();
+    let given = a
+        .reentrant_lock("l")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .forget()
+        .to_string();
     let read: OwnerId = given.parse().unwrap();
-    // the giver's next holds are nothing to whoever has the text
+    // The text gives no access to the giver's next holds.
     let other = a.reentrant_lock("other").unwrap().lock().await.unwrap();
-    assert!(matches!(b.reentrant_lock("other").unwrap().release(&read).await, Err(Error::NotHeld { .. })));
+    assert!(matches!(
+        b.reentrant_lock("other").unwrap().release(&read).await,
+        Err(Error::NotHeld { .. })
+    ));
     b.reentrant_lock("l").unwrap().release(&read).await.unwrap();
     other.unlock().await.unwrap();
 }
 
-/// Who holds anew what it gave away is recorded twice, under two names.
+/// An owner that re-acquires a lock after handing it over is recorded twice, under two names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holds_beside_one_that_was_given_away_are_counted_by_name() {
     let server = Server::start();

@@ -1,4 +1,5 @@
-//! Lost and late answers, doubled and late requests: a hold counts once, and ends when it is given up.
+//! Lost and late replies, doubled and late requests: a hold counts once, and ends when it is
+//! released.
 
 use std::{
     collections::HashMap,
@@ -17,7 +18,7 @@ use crate::support::{
     proxy::{Action, Proxy, Request, Verb, Way, is_over_fred},
 };
 
-/// The command timeout; leases are ten times as long.
+/// Command timeout. Leases are 10 times as long.
 const T: Duration = Duration::from_millis(500);
 const LEASE: Duration = Duration::from_secs(5);
 
@@ -25,7 +26,7 @@ struct Bed {
     server: Server,
     proxy: Proxy,
     client: LockClient,
-    /// Another client, without the proxy.
+    /// Another client, not behind the proxy.
     other: LockClient,
 }
 
@@ -34,15 +35,28 @@ impl Bed {
         Self::with(T).await
     }
 
-    /// A client that waits so long for an answer, a new connection included.
+    /// Starts a bed whose client waits this long for a reply, including a reconnect.
     async fn with(command_timeout: Duration) -> Self {
         let server = Server::start();
         let proxy = Proxy::start(&server);
-        let builder = LockClient::builder().watchdog_timeout(LEASE).command_timeout(command_timeout);
+        let builder = LockClient::builder()
+            .watchdog_timeout(LEASE)
+            .command_timeout(command_timeout);
         let client = builder.connect(proxy.url()).await.unwrap();
-        let bed = Self { other: server.client().await, server, proxy, client };
-        // the scripts are known: no NOSCRIPT
-        bed.lock("warm").lock().await.unwrap().unlock().await.unwrap();
+        let bed = Self {
+            other: server.client().await,
+            server,
+            proxy,
+            client,
+        };
+        // Loads the scripts, so that no request meets NOSCRIPT.
+        bed.lock("warm")
+            .lock()
+            .await
+            .unwrap()
+            .unlock()
+            .await
+            .unwrap();
         bed
     }
 
@@ -54,15 +68,22 @@ impl Bed {
         self.other.reentrant_lock(name).unwrap()
     }
 
-    /// Acquires the fair lock `l` after waiting for it: by a request that comes back as a ghost, and that was made again, under
-    /// the name that it has in the queue.
+    /// Acquires the fair lock `l` after a wait. The connection breaks at the acquire, and the
+    /// server executes that send only after `delay`. The retry uses the same owner id, because that
+    /// one is in the wait queue.
     async fn fair_turn_with_a_ghost(&self, delay: Duration) -> LockGuard {
-        let (lock, other) = (self.client.fair_lock("l").unwrap(), self.other.fair_lock("l").unwrap());
+        let (lock, other) = (
+            self.client.fair_lock("l").unwrap(),
+            self.other.fair_lock("l").unwrap(),
+        );
         lock.lock().await.unwrap().unlock().await.unwrap(); // the scripts are known
         let held = other.lock().await.unwrap();
         let waiter = lock.try_lock_for(Duration::from_secs(20));
         let end = async {
-            eventually("a waiter", || async { self.server.exists("redisson_lock_queue:{l}") }).await;
+            eventually("a waiter", || async {
+                self.server.exists("redisson_lock_queue:{l}")
+            })
+            .await;
             self.proxy.once(Verb::Acquire, Action::Ghost(delay));
             held.unlock().await.unwrap();
         };
@@ -70,13 +91,16 @@ impl Bed {
         guard.unwrap().expect("its turn")
     }
 
-    /// The record says that this guard holds its lock so often.
+    /// Asserts that the guard is valid and that the record counts `holds` for its owner.
     fn assert_held(&self, guard: &LockGuard, holds: i64) {
         assert!(!guard.is_lost());
-        assert_eq!(self.server.record(guard.name()), [(guard.owner().to_string(), holds)]);
+        assert_eq!(
+            self.server.record(guard.name()),
+            [(guard.owner().to_string(), holds)]
+        );
     }
 
-    /// Nothing is left: no record, no hold, no settlement, no channel.
+    /// Asserts that nothing is left: no record, no hold, no settlement, no channel.
     async fn assert_clean(&self) {
         self.client.idle().await;
         eventually("nothing is left in the client", || async {
@@ -87,7 +111,8 @@ impl Bed {
         assert_eq!(self.server.dump(), []);
     }
 
-    /// Watches a record until the answer is true; panics when it ever counts more than `limit`.
+    /// Watches a record on a thread until [`Watch::end`], which panics if the record ever counted
+    /// more than `limit`.
     fn watch(&self, lock: &'static str, limit: i64) -> Watch {
         let (stop, mut wire) = (Arc::new(AtomicBool::new(false)), self.server.wire());
         let stopped = Arc::clone(&stop);
@@ -118,7 +143,10 @@ impl Watch {
 }
 
 fn unconfirmed<T: std::fmt::Debug>(answer: nestlock::Result<T>) {
-    assert!(matches!(answer, Err(Error::Unconfirmed { .. })), "{answer:?}");
+    assert!(
+        matches!(answer, Err(Error::Unconfirmed { .. })),
+        "{answer:?}"
+    );
 }
 
 // --- acquires ---
@@ -128,7 +156,12 @@ async fn r31_r40_an_acquire_answered_too_late_never_counts_twice() {
     let bed = Bed::new().await;
     let watch = bed.watch("l", 1);
     bed.proxy.once(Verb::Acquire, Action::Late(2 * T));
-    let guard = bed.lock("l").try_lock_for(Duration::from_secs(20)).await.unwrap().expect("the lock");
+    let guard = bed
+        .lock("l")
+        .try_lock_for(Duration::from_secs(20))
+        .await
+        .unwrap()
+        .expect("the lock");
     assert!(bed.proxy.count(Verb::Acquire) >= 3, "it was tried again");
     bed.assert_held(&guard, 1);
     guard.unlock().await.unwrap();
@@ -138,7 +171,13 @@ async fn r31_r40_an_acquire_answered_too_late_never_counts_twice() {
 
 #[tokio::test]
 async fn r31_an_acquire_given_up_without_an_answer_leaves_nothing() {
-    for action in [Action::Late(2 * T), Action::Slow(2 * T), Action::Lose, Action::CutBefore, Action::Ghost(T / 2)] {
+    for action in [
+        Action::Late(2 * T),
+        Action::Slow(2 * T),
+        Action::Lose,
+        Action::CutBefore,
+        Action::Ghost(T / 2),
+    ] {
         let bed = Bed::new().await;
         let watch = bed.watch("l", 1);
         bed.proxy.once(Verb::Acquire, action);
@@ -157,12 +196,20 @@ async fn f13_a_nested_acquire_without_an_answer_counts_once() {
         let watch = bed.watch("l", 3);
         let outer = bed.lock("l").lock().await.unwrap();
         bed.proxy.once(Verb::Acquire, action);
-        let inner = bed.lock("l").try_lock_for(Duration::from_secs(20)).await.unwrap().expect("re-entry");
+        let inner = bed
+            .lock("l")
+            .try_lock_for(Duration::from_secs(20))
+            .await
+            .unwrap()
+            .expect("re-entry");
         bed.assert_held(&outer, 2);
         bed.proxy.once(Verb::Acquire, action);
         unconfirmed(bed.lock("l").try_lock().await);
-        eventually("the hold that nobody has is given back", || async { bed.server.record("l")[0].1 == 2 }).await;
-        // the answer is the janitor's, and until then it has the turn
+        eventually("the hold that nobody has is given back", || async {
+            bed.server.record("l")[0].1 == 2
+        })
+        .await;
+        // The janitor awaits the reply, and has the owner lock until then.
         bed.client.idle().await;
         inner.unlock().await.unwrap();
         eventually("one is left", || async { bed.server.record("l")[0].1 == 1 }).await;
@@ -173,43 +220,66 @@ async fn f13_a_nested_acquire_without_an_answer_counts_once() {
     }
 }
 
+/// An acquire that is tried again is not blocked by its own record.
 #[tokio::test]
-async fn n13_an_acquire_that_is_tried_again_is_not_blocked_by_its_own_record() {
+async fn n13_a_retried_acquire_is_not_blocked_by_its_own_record() {
     let bed = Bed::new().await;
-    // a lease far beyond the test: nothing but the second try gets it
-    let (wait, options) = (Duration::from_secs(60), AcquireOptions::new().lease(Duration::from_secs(3600)));
+    // The lease lasts far beyond the test, so only a retry can get the lock.
+    let (wait, options) = (
+        Duration::from_secs(60),
+        AcquireOptions::new().lease(Duration::from_secs(3600)),
+    );
     for action in [Action::Lose, Action::Late(2 * T)] {
         bed.proxy.once(Verb::Acquire, action);
         let start = Instant::now();
-        let guard = bed.lock("l").try_lock_for_with(wait, options.clone()).await.unwrap().expect("the lock");
+        let guard = bed
+            .lock("l")
+            .try_lock_for_with(wait, options.clone())
+            .await
+            .unwrap()
+            .expect("the lock");
         assert!(start.elapsed() < Duration::from_secs(20));
         guard.unlock().await.unwrap();
     }
     bed.assert_clean().await;
 }
 
+/// After an acquire without a reply, the task does not re-enter the ghost hold that it left.
 #[tokio::test]
-async fn r41_after_an_acquire_without_an_answer_the_task_does_not_re_enter_its_ghost() {
+async fn r41_a_task_does_not_re_enter_the_ghost_of_a_lost_acquire() {
     let bed = Bed::new().await;
     bed.proxy.once(Verb::Acquire, Action::Lose);
     let ghost = bed.client.current_owner();
     unconfirmed(bed.lock("l").try_lock().await);
-    let guard = bed.lock("l").try_lock_for(Duration::from_secs(20)).await.unwrap().expect("the lock");
+    let guard = bed
+        .lock("l")
+        .try_lock_for(Duration::from_secs(20))
+        .await
+        .unwrap()
+        .expect("the lock");
     bed.assert_held(&guard, 1);
     assert_ne!(guard.owner(), ghost, "a name that the ghost cannot free");
     guard.unlock().await.unwrap();
-    let other = bed.other_lock("l").try_lock_for(Duration::from_secs(20)).await.unwrap();
+    let other = bed
+        .other_lock("l")
+        .try_lock_for(Duration::from_secs(20))
+        .await
+        .unwrap();
     assert!(other.is_some(), "one release was enough");
 }
 
 // --- releases ---
 
-/// `unlock` waits until the server has released. What this owner asked before, and was not answered, costs it its name: that
-/// nothing is recorded under the next one confirms nothing.
+/// `unlock` waits until the server has released. After an earlier request without a reply, the
+/// owner changes its id, and finding no hold under the new id confirms nothing.
 #[tokio::test]
 async fn an_unlock_behind_an_unanswered_request_fails() {
     for kind in ["reentrant", "fair", "read"] {
-        for way in ["a dropped guard", "a cancelled unlock", "a cancelled acquire"] {
+        for way in [
+            "a dropped guard",
+            "a cancelled unlock",
+            "a cancelled acquire",
+        ] {
             let bed = Bed::new().await;
             let lock = match kind {
                 "fair" => bed.client.fair_lock("l").unwrap(),
@@ -217,7 +287,11 @@ async fn an_unlock_behind_an_unanswered_request_fails() {
                 _ => bed.lock("l"),
             };
             let outer = lock.lock().await.unwrap();
-            let inner = if way == "a cancelled acquire" { None } else { Some(lock.lock().await.unwrap()) };
+            let inner = if way == "a cancelled acquire" {
+                None
+            } else {
+                Some(lock.lock().await.unwrap())
+            };
             bed.proxy.rule(|_| Action::Mute);
             let sent = || bed.proxy.count(Verb::Acquire) + bed.proxy.count(Verb::Release);
             let before = sent();
@@ -252,15 +326,21 @@ async fn r33_a_release_whose_answer_is_lost_succeeds() {
     bed.proxy.once(Verb::Release, Action::Lose);
     guard.unlock().await.unwrap();
     assert!(!bed.server.exists("l"));
-    // R34: the same request again, so that it can be told from another one
+    // R34: the retry is the same request, so that the server can tell it from another release.
     let releases = bed.proxy.seen(Verb::Release).split_off(before);
-    let is_first = |release: &Request| (release.keys(), release.args()) == (releases[0].keys(), releases[0].args());
-    assert!(releases.len() >= 2 && releases.iter().all(is_first), "{releases:?}");
+    let is_first = |release: &Request| {
+        (release.keys(), release.args()) == (releases[0].keys(), releases[0].args())
+    };
+    assert!(
+        releases.len() >= 2 && releases.iter().all(is_first),
+        "{releases:?}"
+    );
     bed.assert_clean().await;
 }
 
+/// A release that is tried again does not free the next hold.
 #[tokio::test]
-async fn r33_r34_a_release_that_is_tried_again_does_not_free_the_next_hold() {
+async fn r33_r34_a_retried_release_does_not_free_the_next_hold() {
     let bed = Bed::new().await;
     let guard = bed.lock("l").lock().await.unwrap();
     let next = bed.other_lock("l");
@@ -273,8 +353,9 @@ async fn r33_r34_a_release_that_is_tried_again_does_not_free_the_next_hold() {
     bed.assert_held(&next, 1);
 }
 
+/// Nested releases whose replies are lost give back one hold each.
 #[tokio::test]
-async fn f13_nested_releases_whose_answers_are_lost_give_back_one_hold_each() {
+async fn f13_nested_releases_with_lost_replies_return_one_hold_each() {
     let bed = Bed::new().await;
     let mut guards = Vec::new();
     for _ in 0..4 {
@@ -291,9 +372,9 @@ async fn f13_nested_releases_whose_answers_are_lost_give_back_one_hold_each() {
     bed.assert_clean().await;
 }
 
-/// Rule 4: a copy of a release that the server executes late meets a name that nobody uses.
+/// Rule 4: a release that the server executes late finds an owner id that is no longer in use.
 #[tokio::test]
-async fn f7_a_release_that_is_executed_late_does_not_free_the_next_hold_of_the_same_task() {
+async fn f7_a_late_release_does_not_free_the_next_hold_of_its_task() {
     for lives in [true, false] {
         let bed = Bed::new().await;
         let guard = bed.lock("l").lock().await.unwrap();
@@ -303,44 +384,68 @@ async fn f7_a_release_that_is_executed_late_does_not_free_the_next_hold_of_the_s
         } else {
             drop(guard);
         }
-        let next = bed.lock("l").try_lock_for(Duration::from_secs(20)).await.unwrap().expect("the lock");
-        eventually("the late release is executed", || async { bed.proxy.ghosts() == 1 }).await;
+        let next = bed
+            .lock("l")
+            .try_lock_for(Duration::from_secs(20))
+            .await
+            .unwrap()
+            .expect("the lock");
+        eventually("the late release is executed", || async {
+            bed.proxy.ghosts() == 1
+        })
+        .await;
         bed.assert_held(&next, 1);
         next.unlock().await.unwrap();
         bed.assert_clean().await;
     }
 }
 
+/// A release by another client that is executed late does not free the next hold of the same owner.
 #[tokio::test]
-async fn f7_a_late_release_by_another_client_does_not_free_the_next_hold_of_the_same_owner() {
+async fn f7_another_clients_late_release_spares_the_owners_next_hold() {
     let bed = Bed::new().await;
     let (here, there) = (bed.other_lock("l"), bed.lock("l"));
     let me = || AcquireOptions::new().owner(bed.other.owner("job").unwrap());
     let owner = here.try_lock_with(me()).await.unwrap().unwrap().forget();
-    // so late that the next one is through, also where the machine is busy
-    bed.proxy.once(Verb::Release, Action::Ghost(Duration::from_secs(8)));
+    // Late enough for the next release to finish first, even on a busy machine.
+    bed.proxy
+        .once(Verb::Release, Action::Ghost(Duration::from_secs(8)));
     unconfirmed(there.release(&owner).await);
-    // the answer may come too late for the one that is executed
+    // The release that ran may have lost its reply to the timeout. The retry then finds no hold.
     let is_free = |released| matches!(released, Ok(()) | Err(Error::NotHeld { .. }));
-    eventually("a release over the next connection", || async { is_free(there.release(&owner).await) }).await;
+    eventually("a release over the next connection", || async {
+        is_free(there.release(&owner).await)
+    })
+    .await;
     assert_eq!(bed.proxy.ghosts(), 0, "the late one came first");
-    // it was not the giver's any more
-    assert!(matches!(here.release(&owner).await, Err(Error::NotHeld { .. })));
-    let next = here.try_lock_with(me()).await.unwrap().expect("a free lock");
+    // The hold is gone for the client that gave it away, too.
+    assert!(matches!(
+        here.release(&owner).await,
+        Err(Error::NotHeld { .. })
+    ));
+    let next = here
+        .try_lock_with(me())
+        .await
+        .unwrap()
+        .expect("a free lock");
     eventually("the late release", || async { bed.proxy.ghosts() == 1 }).await;
     bed.assert_held(&next, 1);
     next.unlock().await.unwrap();
 }
 
+/// A nested release that is executed late does not end the hold.
 #[tokio::test]
-async fn f7_a_nested_release_that_is_executed_late_does_not_end_the_hold() {
+async fn f7_a_late_nested_release_does_not_end_the_hold() {
     let bed = Bed::new().await;
     let outer = bed.lock("l").lock().await.unwrap();
     let inner = bed.lock("l").lock().await.unwrap();
     bed.proxy.once(Verb::Release, Action::Ghost(T));
     inner.unlock().await.unwrap();
     let again = bed.lock("l").lock().await.unwrap();
-    eventually("the late release is executed", || async { bed.proxy.ghosts() == 1 }).await;
+    eventually("the late release is executed", || async {
+        bed.proxy.ghosts() == 1
+    })
+    .await;
     assert_eq!(bed.server.record("l")[0].0, outer.owner().to_string());
     again.unlock().await.unwrap();
     bed.assert_held(&outer, 1);
@@ -348,43 +453,60 @@ async fn f7_a_nested_release_that_is_executed_late_does_not_end_the_hold() {
     bed.assert_clean().await;
 }
 
-/// Whoever waits in a queue keeps its name, so that a late copy of its acquire may come after an inner one: the record goes
-/// on counting both, for whoever the lock is handed over to. Found by the simulator.
+/// A waiter in a queue keeps its owner id, so a late copy of its acquire may run after a nested
+/// one. The record must still count both, for the receiver of a hand-over. Found by the simulator.
 #[tokio::test]
-async fn f7_an_acquire_that_is_executed_late_takes_no_nested_hold_away() {
+async fn f7_a_late_acquire_takes_no_nested_hold_away() {
     let bed = Bed::new().await;
     let outer = bed.fair_turn_with_a_ghost(T).await;
     let inner = bed.client.fair_lock("l").unwrap().lock().await.unwrap();
     bed.assert_held(&outer, 2);
-    eventually("the late acquire is executed", || async { bed.proxy.ghosts() == 1 }).await;
+    eventually("the late acquire is executed", || async {
+        bed.proxy.ghosts() == 1
+    })
+    .await;
     bed.assert_held(&outer, 2);
     inner.unlock().await.unwrap();
     outer.unlock().await.unwrap();
     bed.assert_clean().await;
 }
 
-/// It would be renewed for ever, and nobody could give it back.
+/// Otherwise the record would be renewed for ever, and no guard could release it.
 #[tokio::test]
-async fn f7_what_was_handed_over_and_given_back_is_not_renewed_when_its_acquire_comes_late() {
+async fn f7_a_late_acquire_does_not_renew_a_returned_hand_over() {
     let bed = Bed::new().await;
     let given = bed.fair_turn_with_a_ghost(2 * T).await.forget();
     bed.client.idle().await;
-    bed.other.fair_lock("l").unwrap().release(&given).await.unwrap();
+    bed.other
+        .fair_lock("l")
+        .unwrap()
+        .release(&given)
+        .await
+        .unwrap();
     assert_eq!(bed.server.record("l"), []);
-    eventually("the late acquire is executed", || async { bed.proxy.ghosts() == 1 }).await;
+    eventually("the late acquire is executed", || async {
+        bed.proxy.ghosts() == 1
+    })
+    .await;
     let came = Instant::now();
-    eventually("it dies by its lease", || async { bed.server.record("l").is_empty() }).await;
+    eventually("it dies by its lease", || async {
+        bed.server.record("l").is_empty()
+    })
+    .await;
     assert!(came.elapsed() < LEASE + T, "{:?}", came.elapsed());
     bed.assert_clean().await;
 }
 
-/// What comes late has changed the count: it is set right for whoever the holds are handed over to.
+/// A request that runs late changes the count. The client corrects it for the receiver of the
+/// holds.
 #[tokio::test]
 async fn f7_holds_that_are_handed_over_count_whatever_has_come_late() {
-    // a release that comes back as a ghost is made again over a new connection, which a busy machine makes slowly
+    // A release that runs late is retried over a new connection, and a busy machine connects
+    // slowly.
     let bed = Bed::with(3 * T).await;
     let (lock, other) = (bed.lock("l"), bed.other_lock("l"));
-    // the count that the record says when both holds are handed over: too many by an acquire, too few by a release
+    // The count in the record when both holds are handed over: one too many after a late acquire,
+    // one too few after a late release.
     for (verb, says) in [(Verb::Acquire, 3), (Verb::Release, 1)] {
         let outer = lock.lock().await.unwrap();
         let inner = lock.lock().await.unwrap();
@@ -399,25 +521,34 @@ async fn f7_holds_that_are_handed_over_count_whatever_has_come_late() {
             lock.lock().await.unwrap()
         };
         bed.assert_held(&outer, 2);
-        eventually("it is executed late", || async { bed.proxy.ghosts() == ghosts + 1 }).await;
+        eventually("it is executed late", || async {
+            bed.proxy.ghosts() == ghosts + 1
+        })
+        .await;
         bed.assert_held(&outer, says);
         let (outer, inner) = (outer.forget(), inner.forget());
         bed.client.idle().await;
         other.release(&outer).await.unwrap();
-        assert!(other.try_lock().await.unwrap().is_none(), "the inner hold is still somebody's");
+        assert!(
+            other.try_lock().await.unwrap().is_none(),
+            "the inner hold is still somebody's"
+        );
         other.release(&inner).await.unwrap();
         assert_eq!(bed.server.record("l"), [], "both are given back");
         bed.assert_clean().await;
     }
 }
 
-/// What may come late is waited for as long as its own lease lasts, whatever is nested since; and never at the cost of a guard
-/// that is kept.
+/// The client waits for a request in doubt as long as the lease of that request lasts, whatever is
+/// nested since, and never at the cost of a guard that it keeps.
 #[tokio::test]
-async fn f7_a_connection_that_broke_long_ago_keeps_no_hand_over_from_being_renewed() {
+async fn f7_a_long_dead_connection_does_not_stop_hand_over_renewals() {
     let bed = Bed::new().await;
     let lease = Duration::from_millis(1600);
-    let client = LockClient::builder().watchdog_timeout(lease).command_timeout(T).connect(bed.proxy.url());
+    let client = LockClient::builder()
+        .watchdog_timeout(lease)
+        .command_timeout(T)
+        .connect(bed.proxy.url());
     let lock = client.await.unwrap().reentrant_lock("l").unwrap();
     for long_ago in [true, false] {
         let outer = lock.lock().await.unwrap();
@@ -430,11 +561,19 @@ async fn f7_a_connection_that_broke_long_ago_keeps_no_hand_over_from_being_renew
             lock.lock().await.unwrap().unlock().await.unwrap();
         }
         let given = inner.forget();
-        // if it is long ago, nobody keeps one here
-        let kept = if long_ago { Err(outer.forget()) } else { Ok(outer) };
+        // Long after the break, this client keeps no guard.
+        let kept = if long_ago {
+            Err(outer.forget())
+        } else {
+            Ok(outer)
+        };
         let handed_over = Instant::now();
         while handed_over.elapsed() < 3 * lease {
-            assert!(bed.server.exists("l"), "not renewed after {:?}, {long_ago}", handed_over.elapsed());
+            assert!(
+                bed.server.exists("l"),
+                "not renewed after {:?}, {long_ago}",
+                handed_over.elapsed()
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         bed.other_lock("l").release(&given).await.unwrap();
@@ -449,14 +588,21 @@ async fn f7_a_connection_that_broke_long_ago_keeps_no_hand_over_from_being_renew
 #[tokio::test]
 async fn r19_the_hold_after_a_release_over_a_bad_link_is_renewed() {
     let bed = Bed::new().await;
-    let client =
-        LockClient::builder().watchdog_timeout(Duration::from_millis(900)).connect(bed.proxy.url()).await.unwrap();
+    let client = LockClient::builder()
+        .watchdog_timeout(Duration::from_millis(900))
+        .connect(bed.proxy.url())
+        .await
+        .unwrap();
     let lock = client.reentrant_lock("l").unwrap();
     for action in [Action::Lose, Action::Late(Duration::from_millis(600))] {
         let guard = lock.lock().await.unwrap();
         bed.proxy.once(Verb::Release, action);
         let _ = guard.unlock().await; // Ok or Unconfirmed
-        let guard = lock.try_lock_for(Duration::from_secs(20)).await.unwrap().expect("the lock");
+        let guard = lock
+            .try_lock_for(Duration::from_secs(20))
+            .await
+            .unwrap()
+            .expect("the lock");
         let held = Instant::now();
         eventually("three leases are over", || async {
             assert!(!guard.is_lost(), "lost after {:?}", held.elapsed());
@@ -468,16 +614,23 @@ async fn r19_the_hold_after_a_release_over_a_bad_link_is_renewed() {
     }
 }
 
-/// What an `unlock` has asked for, and was not answered, is the janitor's when the other guard's hold is given away: so is the count.
+/// If the hold of the other guard is given away, the janitor takes over an `unlock` that got no
+/// reply, and the count with it.
 #[tokio::test]
 async fn an_unlock_beside_a_hold_that_is_given_away_is_unconfirmed() {
     for give in [LockGuard::forget, LockGuard::leave_to_lease] {
         let bed = Bed::new().await;
-        let (outer, inner) = (bed.lock("l").lock().await.unwrap(), bed.lock("l").lock().await.unwrap());
+        let (outer, inner) = (
+            bed.lock("l").lock().await.unwrap(),
+            bed.lock("l").lock().await.unwrap(),
+        );
         bed.proxy.rule(|_| Action::Mute);
         let before = bed.proxy.count(Verb::Release);
         let unlocking = tokio::spawn(inner.unlock());
-        eventually("it is sent", || async { bed.proxy.count(Verb::Release) > before }).await;
+        eventually("it is sent", || async {
+            bed.proxy.count(Verb::Release) > before
+        })
+        .await;
         let owner = give(outer);
         bed.proxy.pass();
         bed.proxy.cut();
@@ -488,13 +641,16 @@ async fn an_unlock_beside_a_hold_that_is_given_away_is_unconfirmed() {
     }
 }
 
-/// Beside a hold that was given away a release takes one off what the server records. The first try comes late: while later ones
-/// are refused, or between what the next one sees and does.
+/// Next to a hold that was given away, a release decrements the count in the record. The first try
+/// runs late: while the retries are refused, or between the check and the write of the next try.
 #[tokio::test]
 async fn a_release_that_comes_late_takes_one_hold_only() {
     for is_refused in [true, false] {
         let bed = Bed::new().await;
-        let (outer, inner) = (bed.lock("l").lock().await.unwrap(), bed.lock("l").lock().await.unwrap());
+        let (outer, inner) = (
+            bed.lock("l").lock().await.unwrap(),
+            bed.lock("l").lock().await.unwrap(),
+        );
         let owner = outer.forget();
         bed.client.idle().await;
         let (ghosts, mut is_first) = (bed.proxy.ghosts(), true);
@@ -503,25 +659,41 @@ async fn a_release_that_comes_late_takes_one_hold_only() {
                 is_first = false;
                 Action::Ghost(Duration::from_secs(1))
             }
-            Some(Verb::Release) if is_refused => Action::Refuse("NOREPLICAS Not enough good replicas to write."),
+            Some(Verb::Release) if is_refused => {
+                Action::Refuse("NOREPLICAS Not enough good replicas to write.")
+            }
             Some(Verb::Inspect) if !is_first && !is_refused => Action::Held,
             _ => Action::Pass,
         });
-        let next = if is_refused { Verb::Release } else { Verb::Inspect };
+        let next = if is_refused {
+            Verb::Release
+        } else {
+            Verb::Inspect
+        };
         let before = bed.proxy.count(next);
         unconfirmed(inner.unlock().await);
-        eventually("it is tried again", || async { bed.proxy.count(next) > before + 1 }).await;
-        eventually("the first one has come", || async { bed.proxy.ghosts() > ghosts }).await;
+        eventually("it is tried again", || async {
+            bed.proxy.count(next) > before + 1
+        })
+        .await;
+        eventually("the first one has come", || async {
+            bed.proxy.ghosts() > ghosts
+        })
+        .await;
         bed.proxy.pass();
         bed.proxy.let_go();
         bed.client.idle().await;
-        assert_eq!(bed.server.record("l"), [(owner.to_string(), 1)], "refused: {is_refused}");
+        assert_eq!(
+            bed.server.record("l"),
+            [(owner.to_string(), 1)],
+            "refused: {is_refused}"
+        );
         bed.lock("l").release(&owner).await.unwrap();
         bed.assert_clean().await;
     }
 }
 
-/// One of another kind may fail for a reason of its own.
+/// A release of another kind may fail for a reason of its own.
 #[tokio::test]
 async fn names_of_another_kind_do_not_hold_up_those_of_a_lock() {
     let bed = Bed::new().await;
@@ -531,7 +703,8 @@ async fn names_of_another_kind_do_not_hold_up_those_of_a_lock() {
         Some(Verb::Release) => Action::CutBefore,
         _ => Action::Pass,
     });
-    // first the string's: it meets a hash, and what it asks is refused while that lives
+    // The string lock goes first. Its pending release then finds a hash, and is refused while that
+    // exists.
     let options = || AcquireOptions::new().lease(Duration::from_secs(60));
     for lock in [string, lock] {
         bed.server.call(&["DEL", "l"]);
@@ -540,41 +713,63 @@ async fn names_of_another_kind_do_not_hold_up_those_of_a_lock() {
             locked = lock.lock_with(options()) => panic!("{locked:?}"),
             () = eventually("it is held by nobody", || async { bed.server.exists("l") }) => {}
         }
-        eventually("its release fails", || async { bed.proxy.count(Verb::Release) > failed + 2 }).await;
+        eventually("its release fails", || async {
+            bed.proxy.count(Verb::Release) > failed + 2
+        })
+        .await;
     }
     bed.proxy.pass();
     eventually("it is released", || async { !bed.server.exists("l") }).await;
 }
 
-/// An error that does not say whether the request was executed costs each try its name. The names are asked for one at a time: a
-/// waiter does not ask more and more often.
+/// An error that leaves open whether the request ran costs each try its owner id. The client
+/// releases these ids one at a time, so that the request rate of a waiter does not grow.
 #[tokio::test]
 async fn names_left_by_tries_that_fail_are_asked_for_in_turn() {
     let bed = Bed::new().await;
-    bed.proxy.rule(|request| request.verb().map_or(Action::Pass, |_| Action::Refuse("ERR upstream failure")));
+    bed.proxy.rule(|request| {
+        request
+            .verb()
+            .map_or(Action::Pass, |_| Action::Refuse("ERR upstream failure"))
+    });
     let waited = bed.lock("l").try_lock_for(Duration::from_secs(10)).await;
     assert!(waited.is_err(), "{waited:?}");
-    let (tries, releases) = (bed.proxy.count(Verb::Acquire), bed.proxy.count(Verb::Release));
-    // each try is preceded by a release of what was before, and leaves one name
-    assert!(tries >= 10 && releases < 4 * tries, "{releases} releases, {tries} tries");
+    let (tries, releases) = (
+        bed.proxy.count(Verb::Acquire),
+        bed.proxy.count(Verb::Release),
+    );
+    // Each try first releases what the last one left, and leaves one owner id.
+    assert!(
+        tries >= 10 && releases < 4 * tries,
+        "{releases} releases, {tries} tries"
+    );
     bed.proxy.pass();
     bed.assert_clean().await;
 }
 
 // --- a server that pauses ---
 
+/// An acquire and a release during CLIENT PAUSE leave one hold or none.
 #[tokio::test]
-async fn r23_r40_an_acquire_and_a_release_during_client_pause_leave_one_hold_or_none() {
+async fn r23_r40_calls_during_client_pause_leave_one_hold_or_none() {
     let bed = Bed::new().await;
     let guard = bed.lock("held").lock().await.unwrap();
     let mut wire = bed.server.wire();
     wire.call(&["CLIENT", "PAUSE", "1500", "ALL"]).unwrap();
     unconfirmed(bed.lock("l").try_lock().await);
     unconfirmed(guard.unlock().await);
-    // several attempts of one task meet the pause
+    // Several attempts of one task run into the pause.
     unconfirmed(bed.lock("l").try_lock_for(T / 2).await);
-    let other = bed.other_lock("l").try_lock_for(LEASE).await.unwrap().expect("the lock, within the lease");
-    eventually("the release is executed", || async { !bed.server.exists("held") }).await;
+    let other = bed
+        .other_lock("l")
+        .try_lock_for(LEASE)
+        .await
+        .unwrap()
+        .expect("the lock, within the lease");
+    eventually("the release is executed", || async {
+        !bed.server.exists("held")
+    })
+    .await;
     bed.client.idle().await;
     bed.assert_held(&other, 1);
     other.unlock().await.unwrap();
@@ -588,15 +783,24 @@ async fn r23_r40_an_acquire_and_a_release_during_client_pause_leave_one_hold_or_
 
 // --- callers that vanish between request and answer ---
 
+/// An acquire that is cancelled between its request and its reply holds nothing.
 #[tokio::test]
-async fn r42_an_acquire_cancelled_between_request_and_answer_holds_nothing() {
+async fn r42_an_acquire_cancelled_before_its_reply_holds_nothing() {
     let bed = Bed::new().await;
-    for action in [Action::Late(T / 2), Action::Late(2 * T), Action::Slow(T / 2), Action::Lose] {
+    for action in [
+        Action::Late(T / 2),
+        Action::Late(2 * T),
+        Action::Slow(T / 2),
+        Action::Lose,
+    ] {
         let before = bed.proxy.count(Verb::Acquire);
         bed.proxy.once(Verb::Acquire, action);
         let lock = bed.lock("l");
         let call = tokio::spawn(async move { lock.lock().await.map(drop) });
-        eventually("the request is under way", || async { bed.proxy.count(Verb::Acquire) > before }).await;
+        eventually("the request is under way", || async {
+            bed.proxy.count(Verb::Acquire) > before
+        })
+        .await;
         call.abort();
         let _ = call.await;
         bed.assert_clean().await;
@@ -606,12 +810,21 @@ async fn r42_an_acquire_cancelled_between_request_and_answer_holds_nothing() {
 #[tokio::test]
 async fn s16_a_release_cancelled_between_request_and_answer_goes_on() {
     let bed = Bed::new().await;
-    for action in [Action::Late(T / 2), Action::Late(2 * T), Action::Slow(T / 2), Action::Lose, Action::CutBefore] {
+    for action in [
+        Action::Late(T / 2),
+        Action::Late(2 * T),
+        Action::Slow(T / 2),
+        Action::Lose,
+        Action::CutBefore,
+    ] {
         let guard = bed.lock("l").lock().await.unwrap();
         let before = bed.proxy.count(Verb::Release);
         bed.proxy.once(Verb::Release, action);
         let call = tokio::spawn(guard.unlock());
-        eventually("the request is under way", || async { bed.proxy.count(Verb::Release) > before }).await;
+        eventually("the request is under way", || async {
+            bed.proxy.count(Verb::Release) > before
+        })
+        .await;
         call.abort();
         let _ = call.await;
         bed.assert_clean().await;
@@ -620,14 +833,18 @@ async fn s16_a_release_cancelled_between_request_and_answer_goes_on() {
 
 // --- one way cut ---
 
+/// A connection that is cut one way ends the hold at its deadline, and heals.
 #[tokio::test]
-async fn f12_a_wire_cut_one_way_ends_the_hold_at_its_deadline_and_heals() {
+async fn f12_a_one_way_cut_ends_the_hold_at_its_deadline_and_heals() {
     for way in [Way::ToServer, Way::ToClient, Way::Both] {
         let server = Server::start();
         let proxy = Proxy::start(&server);
         let other = server.client().await;
-        let client =
-            LockClient::builder().watchdog_timeout(Duration::from_millis(900)).connect(proxy.url()).await.unwrap();
+        let client = LockClient::builder()
+            .watchdog_timeout(Duration::from_millis(900))
+            .connect(proxy.url())
+            .await
+            .unwrap();
         let lock = client.reentrant_lock("l").unwrap();
         let guard = Arc::new(lock.lock().await.unwrap());
         let (next, holder) = (other.reentrant_lock("l").unwrap(), Arc::clone(&guard));
@@ -639,15 +856,32 @@ async fn f12_a_wire_cut_one_way_ends_the_hold_at_its_deadline_and_heals() {
         eventually("a waiter", || async { !server.channels().is_empty() }).await;
 
         proxy.black_hole(way);
-        let error = tokio::time::timeout(Duration::from_secs(20), guard.lost()).await.expect("told");
+        let error = tokio::time::timeout(Duration::from_secs(20), guard.lost())
+            .await
+            .expect("told");
         assert!(matches!(error, Error::Lost { .. }), "{way:?}: {error}");
-        assert!(client.reentrant_lock("other").unwrap().try_lock_for(Duration::from_millis(300)).await.is_err());
+        assert!(
+            client
+                .reentrant_lock("other")
+                .unwrap()
+                .try_lock_for(Duration::from_millis(300))
+                .await
+                .is_err()
+        );
         drop(guard);
-        // renewals that still arrive keep the record until the holder gives up
-        let next = tokio::time::timeout(Duration::from_secs(20), next).await.expect("the lock").unwrap();
+        // Renewals that still reach the server keep the record until the holder gives up.
+        let next = tokio::time::timeout(Duration::from_secs(20), next)
+            .await
+            .expect("the lock")
+            .unwrap();
 
         proxy.heal();
-        let again = client.reentrant_lock("other").unwrap().try_lock_for(Duration::from_secs(20)).await.unwrap();
+        let again = client
+            .reentrant_lock("other")
+            .unwrap()
+            .try_lock_for(Duration::from_secs(20))
+            .await
+            .unwrap();
         again.expect("the lock").unlock().await.unwrap();
         client.idle().await;
         assert_eq!(server.record("l"), [(next.owner().to_string(), 1)]);
@@ -660,7 +894,13 @@ async fn f12_a_wire_cut_one_way_ends_the_hold_at_its_deadline_and_heals() {
 #[tokio::test]
 async fn f14_doubled_requests_change_nothing() {
     let bed = Bed::new().await;
-    bed.proxy.rule(|request| if request.verb().is_some() { Action::Twice } else { Action::Pass });
+    bed.proxy.rule(|request| {
+        if request.verb().is_some() {
+            Action::Twice
+        } else {
+            Action::Pass
+        }
+    });
     let lock = bed.lock("l");
     let waiter = bed.other_lock("l");
     for _ in 0..20 {
@@ -688,19 +928,19 @@ async fn f14_doubled_requests_change_nothing() {
 
 // --- all at once ---
 
-/// Operations of the storm: calls of acquire and unlock.
+/// Number of operations in the storm: calls of acquire and unlock.
 const OPERATIONS: usize = 20_000;
-/// So many records must have been looked at while they were held.
+/// The storm must check more records than this while they are held.
 const ENOUGH: usize = OPERATIONS / 10;
 const CLIENTS: usize = 8;
 const TASKS: usize = 8;
 const LOCKS: usize = 20;
-/// The janitor looks for ghosts once more after as long: those that come by four fifths of it come before, also where the machine
-/// stalls.
+/// Command timeout in the storm. The janitor checks for late requests once more after this time.
+/// `Action::Ghost` requests run within 0.8 of it, so before that check even if the machine stalls.
 const STORM_TIMEOUT: Duration = Duration::from_millis(300);
 const SEED: u64 = 0x5eed_2026;
 
-/// What the tasks of the storm share.
+/// The state that the tasks of the storm share.
 struct Storm {
     operations: AtomicUsize,
     acquired: AtomicUsize,
@@ -708,15 +948,16 @@ struct Storm {
     failed: AtomicUsize,
     lost: AtomicUsize,
     checked: AtomicUsize,
-    /// Requests that the server executes late, for each lock: they may leave another count, never another owner.
+    /// Requests that the server executes late, per lock. They may change the count, never the
+    /// owner.
     ghosts: Vec<AtomicUsize>,
-    /// When a lock was held for certain: lock, from, to.
+    /// When each lock was certainly held: lock, from, to.
     held: Mutex<Vec<(usize, Instant, Instant)>>,
 }
 
 impl Storm {
-    /// The number of an operation that is still to do. On a machine that stalls most of them end in a timeout: it takes more
-    /// of them until enough is tested.
+    /// Returns the number of the next operation, or `None` after the last one. If the machine
+    /// stalls, most operations time out, so up to 5 times as many run until enough is tested.
     fn next(&self) -> Option<usize> {
         let number = self.operations.fetch_add(1, Ordering::SeqCst);
         let has_tested_enough = self.checked.load(Ordering::SeqCst) > ENOUGH;
@@ -724,7 +965,7 @@ impl Storm {
     }
 }
 
-/// Every 20th request or so meets something.
+/// Picks an action: a fault for 6 % of the requests.
 fn weather(rng: &mut StdRng) -> Action {
     let t = STORM_TIMEOUT;
     match rng.random_range(0..10_000) {
@@ -739,19 +980,33 @@ fn weather(rng: &mut StdRng) -> Action {
     }
 }
 
-/// R31-R41, F13, F14: the measured row. 20,000 operations of 64 tasks while answers are lost or late and requests are
-/// doubled or executed late: no double count, no early release, no attempt sent twice, and nothing left afterwards.
+/// R31-R41, F13, F14: the measured row. 64 tasks run 20,000 operations while replies are lost or
+/// late and requests are doubled or executed late: no double count, no early release, no attempt
+/// sent twice, and nothing left afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f13_f14_20000_operations_through_a_storm_count_once_and_exclude_each_other() {
+async fn f13_f14_20000_stormy_operations_count_once_and_never_overlap() {
     println!("seed {SEED:#x}");
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
-        let builder = LockClient::builder().watchdog_timeout(Duration::from_secs(1)).command_timeout(STORM_TIMEOUT);
-        clients.push(builder.poll_cap(Duration::from_millis(100)).connect(proxy.url()).await.unwrap());
+        let builder = LockClient::builder()
+            .watchdog_timeout(Duration::from_secs(1))
+            .command_timeout(STORM_TIMEOUT);
+        clients.push(
+            builder
+                .poll_cap(Duration::from_millis(100))
+                .connect(proxy.url())
+                .await
+                .unwrap(),
+        );
     }
-    let warm = clients[0].reentrant_lock("warm").unwrap().lock().await.unwrap();
+    let warm = clients[0]
+        .reentrant_lock("warm")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap();
     warm.extend(Duration::from_secs(10)).await.unwrap();
     warm.unlock().await.unwrap();
 
@@ -766,7 +1021,11 @@ async fn f13_f14_20000_operations_through_a_storm_count_once_and_exclude_each_ot
         held: Mutex::default(),
     });
     let met = Arc::new(Mutex::new(HashMap::<&str, usize>::new()));
-    let (mut rng, told, ghosts) = (StdRng::seed_from_u64(SEED), Arc::clone(&met), Arc::clone(&storm));
+    let (mut rng, told, ghosts) = (
+        StdRng::seed_from_u64(SEED),
+        Arc::clone(&met),
+        Arc::clone(&storm),
+    );
     proxy.rule(move |request| {
         if request.verb().is_none() {
             return Action::Pass;
@@ -796,7 +1055,12 @@ async fn f13_f14_20000_operations_through_a_storm_count_once_and_exclude_each_ot
     for (n, client) in clients.iter().enumerate() {
         for task in 0..TASKS {
             let rng = StdRng::seed_from_u64(SEED + (n * TASKS + task) as u64 + 1);
-            tasks.push(tokio::spawn(storm_task(Arc::clone(&storm), client.clone(), server.wire(), rng)));
+            tasks.push(tokio::spawn(storm_task(
+                Arc::clone(&storm),
+                client.clone(),
+                server.wire(),
+                rng,
+            )));
         }
     }
     for task in tasks {
@@ -805,7 +1069,7 @@ async fn f13_f14_20000_operations_through_a_storm_count_once_and_exclude_each_ot
     let duration = start.elapsed();
     proxy.pass();
 
-    // at quiet
+    // The storm is over: the clients must settle everything.
     let quiet = Instant::now();
     for client in &clients {
         client.idle().await;
@@ -834,31 +1098,53 @@ async fn f13_f14_20000_operations_through_a_storm_count_once_and_exclude_each_ot
     assert_eq!(overlaps, 0, "two owners at once");
     assert!(count(&storm.checked) > ENOUGH, "nothing was tested");
 
-    // leases above 2 s are given to one attempt each
+    // A lease of 2 s or more belongs to one attempt, so the same lease twice is a second send.
     let mut sent = HashMap::<_, usize>::new();
     let requests = proxy.requests();
-    for (_, _, args) in requests.iter().flat_map(Request::parts).filter(|(verb, ..)| *verb == Verb::Acquire) {
+    for (_, _, args) in requests
+        .iter()
+        .flat_map(Request::parts)
+        .filter(|(verb, ..)| *verb == Verb::Acquire)
+    {
         if args[1].parse::<usize>().unwrap() >= 2_000 {
             *sent.entry(args[1].clone()).or_default() += 1;
         }
     }
-    let bundles = requests.iter().filter(|request| request.verb() == Some(Verb::Bundle)).count();
+    let bundles = requests
+        .iter()
+        .filter(|request| request.verb() == Some(Verb::Bundle))
+        .count();
     println!("{bundles} bundles");
-    assert!(is_over_fred() || bundles > ENOUGH / 10, "nothing went together");
+    assert!(
+        is_over_fred() || bundles > ENOUGH / 10,
+        "nothing went together"
+    );
     assert!(sent.len() > ENOUGH);
-    assert_eq!(sent.values().max(), Some(&1), "an attempt was sent more than once");
+    assert_eq!(
+        sent.values().max(),
+        Some(&1),
+        "an attempt was sent more than once"
+    );
     let doubled = met.lock().unwrap()["doubled"];
     assert!(server.script_count() as usize <= proxy.requests().len() + doubled);
 }
 
-async fn storm_task(storm: Arc<Storm>, client: LockClient, mut wire: crate::support::wire::Wire, mut rng: StdRng) {
+async fn storm_task(
+    storm: Arc<Storm>,
+    client: LockClient,
+    mut wire: crate::support::wire::Wire,
+    mut rng: StdRng,
+) {
     while let Some(operation) = storm.next() {
         let number = rng.random_range(0..LOCKS);
         let lock = client.reentrant_lock(number.to_string()).unwrap();
         let acquired = if rng.random_bool(0.5) {
             lock.try_lock_for(Duration::from_millis(300)).await
         } else {
-            lock.try_lock_with(AcquireOptions::new().lease(Duration::from_millis(2_000 + operation as u64))).await
+            lock.try_lock_with(
+                AcquireOptions::new().lease(Duration::from_millis(2_000 + operation as u64)),
+            )
+            .await
         };
         let guard = match acquired {
             Ok(Some(guard)) => guard,
@@ -868,7 +1154,10 @@ async fn storm_task(storm: Arc<Storm>, client: LockClient, mut wire: crate::supp
             }
             Err(error) => {
                 assert!(
-                    matches!(error, Error::Unconfirmed { .. } | Error::Store { .. } | Error::Lost { .. }),
+                    matches!(
+                        error,
+                        Error::Unconfirmed { .. } | Error::Store { .. } | Error::Lost { .. }
+                    ),
                     "{error}"
                 );
                 storm.failed.fetch_add(1, Ordering::SeqCst);
@@ -877,7 +1166,7 @@ async fn storm_task(storm: Arc<Storm>, client: LockClient, mut wire: crate::supp
         };
         storm.acquired.fetch_add(1, Ordering::SeqCst);
         let (from, ghosts) = (Instant::now(), storm.ghosts[number].load(Ordering::SeqCst));
-        // what the record must count at least, and at most
+        // The bounds of the count in the record. An acquire without a reply may or may not count.
         let (mut least, mut most) = (1, 1);
         let mut inner = None;
         if rng.random_bool(0.3) && storm.next().is_some() {
@@ -919,7 +1208,8 @@ async fn storm_task(storm: Arc<Storm>, client: LockClient, mut wire: crate::supp
     }
 }
 
-/// While a hold is valid, the record names its owner and counts what is wanted.
+/// Checks that the record of a valid hold names its owner and counts within `counts`. If a request
+/// may have run late since the acquire, the count is not checked.
 fn check_record(
     storm: &Storm,
     wire: &mut crate::support::wire::Wire,
@@ -932,24 +1222,38 @@ fn check_record(
     if guard.is_lost() {
         return;
     }
-    let [owner, count] = reply.list() else { panic!("{guard:?} is valid, the record is {reply:?}") };
+    let [owner, count] = reply.list() else {
+        panic!("{guard:?} is valid, the record is {reply:?}")
+    };
     assert_eq!(owner.text(), guard.owner().as_str(), "two owners");
     let count: i64 = count.text().parse().unwrap();
     let exact = storm.ghosts[lock].load(Ordering::SeqCst) == ghosts;
-    assert!(!exact || counts.contains(&count), "{guard:?}: the record counts {count}, wanted is {counts:?}");
+    assert!(
+        !exact || counts.contains(&count),
+        "{guard:?}: the record counts {count}, wanted is {counts:?}"
+    );
     storm.checked.fetch_add(1, Ordering::SeqCst);
 }
 
-/// How many pairs of neighbouring intervals of one lock overlap.
+/// Counts the overlapping pairs among neighbouring intervals of one lock.
 fn overlaps(mut held: Vec<(usize, Instant, Instant)>) -> usize {
     held.sort();
-    held.windows(2).filter(|pair| pair[0].0 == pair[1].0 && pair[1].1 < pair[0].2).count()
+    held.windows(2)
+        .filter(|pair| pair[0].0 == pair[1].0 && pair[1].1 < pair[0].2)
+        .count()
 }
 
 #[test]
 fn overlapping_holds_are_found() {
     let now = Instant::now();
     let at = |seconds| now + Duration::from_secs(seconds);
-    assert_eq!(overlaps(vec![(1, at(0), at(2)), (2, at(1), at(3)), (1, at(2), at(4))]), 0);
+    assert_eq!(
+        overlaps(vec![
+            (1, at(0), at(2)),
+            (2, at(1), at(3)),
+            (1, at(2), at(4))
+        ]),
+        0
+    );
     assert_eq!(overlaps(vec![(1, at(2), at(4)), (1, at(0), at(3))]), 1);
 }

@@ -1,4 +1,4 @@
-//! The integration tests: one binary, a server for each test, real or embedded.
+//! The integration tests: one binary, and a server for each test, real or embedded.
 #![allow(missing_docs, unreachable_pub, dead_code)]
 #![allow(
     clippy::cast_possible_wrap,

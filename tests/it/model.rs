@@ -1,4 +1,5 @@
-//! Random histories of each kind against a small model of it, on a real server. A failure shrinks to the shortest one.
+//! Random histories of each lock kind, checked against a small model on a server. A failing history
+//! shrinks to the shortest one.
 
 use std::{
     cell::{Cell, RefCell},
@@ -19,11 +20,11 @@ use crate::{
     },
 };
 
-/// Histories of each kind on a real server; a tenth of them on the embedded one.
+/// Histories per kind on a real server. The embedded server runs a tenth of them.
 const CASES: u32 = 10_000;
 const OWNERS: usize = 3;
 
-/// The sides of a lock: only a read-write lock has both.
+/// The sides of a lock. Only a read-write lock has both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     Write,
@@ -53,12 +54,16 @@ struct Kind {
     door: Door,
     reentrant: bool,
     two_sides: bool,
-    /// The record is a string, which names the owner.
+    /// The record is a string that names the owner.
     string: bool,
 }
 
 fn ops(kind: Kind) -> impl Strategy<Value = Vec<Op>> {
-    let side = if kind.two_sides { prop_oneof![Just(Write), Just(Read)].boxed() } else { Just(Write).boxed() };
+    let side = if kind.two_sides {
+        prop_oneof![Just(Write), Just(Read)].boxed()
+    } else {
+        Just(Write).boxed()
+    };
     let who = || 0..OWNERS;
     let op = prop_oneof![
         6 => (who(), side.clone()).prop_map(|(who, side)| Op::TryLock(who, side)),
@@ -71,26 +76,26 @@ fn ops(kind: Kind) -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 1..14)
 }
 
-/// What one owner has of one side.
+/// The holds of one owner on one side.
 #[derive(Default)]
 struct Holding {
     guards: Vec<LockGuard>,
-    /// What the server records.
+    /// The hold count that the server records.
     recorded: u32,
 }
 
 impl Holding {
-    /// How often its client believes that it holds it.
+    /// Counts the holds that the client believes to be valid.
     fn believed(&self) -> usize {
         self.guards.iter().filter(|guard| !guard.is_lost()).count()
     }
 
-    /// A guard of a hold that was lost, and is known to be, is still there: its owner is inside what it lost.
+    /// Returns true if a guard is known to be lost: its owner is still inside the lost hold.
     fn is_inside_a_loss(&self) -> bool {
         self.guards.iter().any(LockGuard::is_lost)
     }
 
-    /// The record is gone, and its client does not know.
+    /// Returns true if the record is gone and the client does not know it.
     fn is_stale(&self) -> bool {
         self.believed() > 0 && self.recorded == 0
     }
@@ -109,7 +114,7 @@ struct World<'a> {
     owners: Vec<Owner>,
 }
 
-/// What an acquire must come to.
+/// The expected outcome of an acquire.
 #[derive(Debug, PartialEq)]
 enum Expected {
     Acquired,
@@ -127,7 +132,9 @@ impl World<'_> {
     fn expected(&self, who: usize, side: Side) -> Expected {
         let own = &self.owners[who].holdings;
         let (mine, other) = (&own[side as usize], &own[1 - side as usize]);
-        if mine.is_inside_a_loss() || side == Read && mine.believed() == 0 && other.is_inside_a_loss() {
+        if mine.is_inside_a_loss()
+            || side == Read && mine.believed() == 0 && other.is_inside_a_loss()
+        {
             Expected::Lost
         } else if mine.believed() > 0 && !self.kind.reentrant {
             Expected::NotReentrant
@@ -136,15 +143,33 @@ impl World<'_> {
         } else if mine.is_stale() {
             Expected::Lost
         } else {
-            let others = || self.owners.iter().enumerate().filter(|(other, _)| *other != who).map(|(_, owner)| owner);
+            let others = || {
+                self.owners
+                    .iter()
+                    .enumerate()
+                    .filter(|(other, _)| *other != who)
+                    .map(|(_, owner)| owner)
+            };
             let writes = others().any(|owner| owner.holdings[Write as usize].recorded > 0);
-            let reads = self.owners.iter().any(|owner| owner.holdings[Read as usize].recorded > 0);
+            let reads = self
+                .owners
+                .iter()
+                .any(|owner| owner.holdings[Read as usize].recorded > 0);
             let blocked = writes || side == Write && reads && mine.recorded == 0;
-            if blocked { Expected::Busy } else { Expected::Acquired }
+            if blocked {
+                Expected::Busy
+            } else {
+                Expected::Acquired
+            }
         }
     }
 
-    fn take_in(&mut self, who: usize, side: Side, outcome: Result<Option<LockGuard>, Error>) -> Expected {
+    fn take_in(
+        &mut self,
+        who: usize,
+        side: Side,
+        outcome: Result<Option<LockGuard>, Error>,
+    ) -> Expected {
         match outcome {
             Ok(Some(guard)) => {
                 let holding = self.holding(who, side);
@@ -164,7 +189,8 @@ impl World<'_> {
         match op {
             Op::TryLock(who, side) => {
                 let expected = match self.expected(who, side) {
-                    // it says that a wait would never end, and a try does not wait
+                    // These errors say that a wait would never end. A try does not wait, so the
+                    // lock is busy.
                     Expected::NotReentrant | Expected::UpgradeRefused => Expected::Busy,
                     expected => expected,
                 };
@@ -174,7 +200,9 @@ impl World<'_> {
             }
             Op::Unlock(who, side) => {
                 let stale = self.holding(who, side).is_stale();
-                let Some(guard) = self.holding(who, side).guards.pop() else { return Ok(()) };
+                let Some(guard) = self.holding(who, side).guards.pop() else {
+                    return Ok(());
+                };
                 let lost = stale || guard.is_lost();
                 let outcome = guard.unlock().await;
                 let told = matches!(outcome, Err(Error::Lost { .. }));
@@ -184,14 +212,16 @@ impl World<'_> {
             }
             Op::Drop(who, side) => {
                 let stale = self.holding(who, side).is_stale();
-                let Some(guard) = self.holding(who, side).guards.pop() else { return Ok(()) };
+                let Some(guard) = self.holding(who, side).guards.pop() else {
+                    return Ok(());
+                };
                 let lost = stale || guard.is_lost();
                 drop(guard);
                 self.owners[who].client.idle().await;
                 self.holding(who, side).recorded -= u32::from(!lost);
             }
             Op::Cancel(who, side, polls) => {
-                // what is found out about a stale hold depends on how far it came
+                // What the client finds out about a stale hold depends on how far the acquire came.
                 if self.holding(who, side).is_stale() {
                     return Ok(());
                 }
@@ -208,8 +238,13 @@ impl World<'_> {
                 self.owners[who].client.idle().await;
             }
             Op::ForceUnlock(who, side) => {
-                let held = |side: Side| self.owners.iter().any(|owner| owner.holdings[side as usize].recorded > 0);
-                // who writes may read as well: that is not ended by itself
+                let held = |side: Side| {
+                    self.owners
+                        .iter()
+                        .any(|owner| owner.holdings[side as usize].recorded > 0)
+                };
+                // A writer may also read. While the write side is held, `force_unlock` of the read
+                // side frees nothing.
                 let expected = held(side) && (side == Write || !held(Write));
                 let freed = self.owners[who].locks[side as usize].force_unlock().await;
                 proptest::prop_assert_eq!(freed.unwrap(), expected);
@@ -230,10 +265,13 @@ impl World<'_> {
     }
 
     fn forget_records(&mut self) {
-        self.owners.iter_mut().flat_map(|owner| &mut owner.holdings).for_each(|holding| holding.recorded = 0);
+        self.owners
+            .iter_mut()
+            .flat_map(|owner| &mut owner.holdings)
+            .for_each(|holding| holding.recorded = 0);
     }
 
-    /// The server records what the model says, and nothing else.
+    /// Checks that the server records what the model says, and nothing else.
     fn check(&self) -> Result<(), TestCaseError> {
         let reply = if self.kind.string {
             match self.call(&["GET", &format!("lock:{}", self.name)]) {
@@ -244,24 +282,45 @@ impl World<'_> {
             self.call(&["HGETALL", &self.name])
         };
         let mut recorded = Vec::new();
-        for pair in reply.list().chunks(2).filter(|pair| pair[0].text() != "mode") {
+        for pair in reply
+            .list()
+            .chunks(2)
+            .filter(|pair| pair[0].text() != "mode")
+        {
             let field = pair[0].text();
             let (owner, side) = match field.strip_suffix(":write") {
                 Some(owner) => (owner, Write),
                 None if self.kind.two_sides => (field, Read),
                 None => (field, Write),
             };
-            // without the suffix that an unknown outcome adds
+            // Strips the suffix that an unknown outcome adds to the owner id.
             let base = owner.split('.').next().unwrap_or_default();
-            let who = self.owners.iter().position(|owner| owner.client.current_owner().as_str() == base);
-            recorded.push((who.expect("one of ours"), side as usize, pair[1].text().parse::<u32>().unwrap()));
+            let who = self
+                .owners
+                .iter()
+                .position(|owner| owner.client.current_owner().as_str() == base);
+            recorded.push((
+                who.expect("one of ours"),
+                side as usize,
+                pair[1].text().parse::<u32>().unwrap(),
+            ));
         }
         recorded.sort_unstable();
         let mut expected = Vec::new();
         for (who, owner) in self.owners.iter().enumerate() {
-            for (side, holding) in owner.holdings.iter().enumerate().filter(|(_, holding)| holding.recorded > 0) {
+            for (side, holding) in owner
+                .holdings
+                .iter()
+                .enumerate()
+                .filter(|(_, holding)| holding.recorded > 0)
+            {
                 expected.push((who, side, holding.recorded));
-                proptest::prop_assert_eq!(holding.believed(), holding.recorded as usize, "owner {} knows better", who);
+                proptest::prop_assert_eq!(
+                    holding.believed(),
+                    holding.recorded as usize,
+                    "owner {} knows better",
+                    who
+                );
             }
         }
         proptest::prop_assert_eq!(recorded, expected);
@@ -278,20 +337,29 @@ fn check(kind: Kind) {
     let cases = if server.is_real() { CASES } else { CASES / 10 };
     let wire = RefCell::new(server.wire());
     let call = |parts: &[&str]| wire.borrow_mut().call(parts).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let clients: Vec<LockClient> = runtime.block_on(async {
-        // a cancelled waiter is polled a few times: when it looks
+        // A cancelled waiter gets a few polls. With a short cap, it polls the lock within them.
         let client = || server.client_with(|c| c.poll_cap(Duration::from_millis(3)));
         futures::future::join_all((0..OWNERS).map(|_| client())).await
     });
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let config = Config {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters: 2000,
+        ..Config::default()
+    };
+    let mut runner =
+        TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let number = Cell::new(0_u32);
     let outcome = runner.run(&ops(kind), |ops| {
         number.set(number.get() + 1);
         let name = format!("{}:{}", kind.name, number.get());
         runtime.block_on(async {
-            // a history that failed has left something
+            // A failed history leaves holds and keys behind.
             for client in &clients {
                 client.idle().await;
             }
@@ -302,10 +370,16 @@ fn check(kind: Kind) {
                 holdings: Default::default(),
             };
             let owners = clients.iter().map(owner).collect();
-            let mut world = World { kind, wire: &wire, name: name.clone(), owners };
+            let mut world = World {
+                kind,
+                wire: &wire,
+                name: name.clone(),
+                owners,
+            };
             for (at, op) in ops.iter().enumerate() {
                 let played = world.play(*op).await;
-                played.map_err(|error| TestCaseError::fail(format!("step {at}, {op:?}: {error}")))?;
+                played
+                    .map_err(|error| TestCaseError::fail(format!("step {at}, {op:?}: {error}")))?;
             }
             drop(world);
             for client in &clients {
@@ -314,7 +388,7 @@ fn check(kind: Kind) {
             call(&["DEL", &format!("redisson_lock_token:{{{name}}}")]);
             let start = Instant::now();
             while call(&["DBSIZE"]).int() > 0 {
-                // a signal may come late, and ends by itself
+                // A signal may come late. It must have a TTL, so that it expires by itself.
                 let signals = call(&["KEYS", "lock-signal:*"]);
                 for key in signals.list() {
                     proptest::prop_assert_ne!(call(&["PTTL", key.text()]), Reply::Int(-1));

@@ -1,4 +1,4 @@
-//! Several locks as one: all or nothing, in any order, of any kind, on any server.
+//! Multi-locks: all or nothing, in any order, of any kind, on any server.
 
 use std::{
     pin::pin,
@@ -33,7 +33,7 @@ contract_suite! {
     one_record = false,
 }
 
-// members that cannot be taken by one request
+// One request cannot acquire these members together.
 contract_suite! {
     mod contract_of_mixed_members,
     door = |client, name| {
@@ -50,10 +50,13 @@ contract_suite! {
 const SOON: Duration = Duration::from_secs(20);
 
 fn plain(client: &LockClient, names: &[&str]) -> Vec<Lock> {
-    names.iter().map(|name| client.reentrant_lock(name).unwrap()).collect()
+    names
+        .iter()
+        .map(|name| client.reentrant_lock(name).unwrap())
+        .collect()
 }
 
-/// Members that go by themselves: the middle one is fair.
+/// Returns members that need a request each, because the middle one is fair.
 fn mixed(client: &LockClient, names: &[&str; 3]) -> Vec<Lock> {
     let mut members = plain(client, names);
     members[1] = client.fair_lock(names[1]).unwrap();
@@ -69,7 +72,10 @@ async fn a_multi_lock_of_nothing_is_refused() {
     let server = Server::start();
     let client = server.client().await;
     let refused = client.multi_lock([]).map(drop);
-    assert!(matches!(refused, Err(Error::InvalidName { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(Error::InvalidName { .. })),
+        "{refused:?}"
+    );
 }
 
 #[tokio::test]
@@ -82,7 +88,7 @@ async fn one_busy_member_keeps_all_free() {
         let all = a.multi_lock(members).unwrap();
         assert!(all.try_lock().await.unwrap().is_none());
         assert!(all.try_lock_for(ms(150)).await.unwrap().is_none());
-        // the members that were had are given back before the answer
+        // The members that were acquired are released before the call returns.
         assert!(!server.exists("l1") && !server.exists("l2"));
         assert!(all.is_locked().await.unwrap());
         assert_eq!(all.holder().await.unwrap(), None);
@@ -96,7 +102,7 @@ async fn one_busy_member_keeps_all_free() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// R74, R77: the lease is the one asked for, however many rounds it took.
+/// R74, R77: the lease is the requested one, however many attempts the acquire takes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r74_r77_every_member_gets_the_lease_that_was_asked_for() {
     let server = Server::start();
@@ -105,7 +111,11 @@ async fn r74_r77_every_member_gets_the_lease_that_was_asked_for() {
     let rival = b.reentrant_lock("l3").unwrap();
     let all = a.multi_lock(plain(&a, &names)).unwrap();
     for contended in [false, true, true, true] {
-        let busy = if contended { Some(rival.lock().await.unwrap()) } else { None };
+        let busy = if contended {
+            Some(rival.lock().await.unwrap())
+        } else {
+            None
+        };
         let options = AcquireOptions::new().lease(Duration::from_secs(10));
         let acquire = all.try_lock_for_with(SOON, options);
         let (guard, ()) = tokio::join!(acquire, async {
@@ -131,7 +141,7 @@ async fn r75_a_wait_of_zero_tries_once() {
     let (a, b) = (server.client().await, server.client().await);
     let names = ["l1", "l2", "l3"];
     let _busy = b.reentrant_lock("l3").unwrap().lock().await.unwrap();
-    // three tries and two releases, where one request does not do
+    // With a request per member: three tries and two releases.
     for (members, scripts) in [(plain(&a, &names), 1), (mixed(&a, &names), 5)] {
         let all = a.multi_lock(members).unwrap();
         assert!(all.try_lock().await.unwrap().is_none()); // scripts are known from here on
@@ -142,7 +152,8 @@ async fn r75_a_wait_of_zero_tries_once() {
     assert!(server.channels().is_empty(), "nobody listens");
 }
 
-/// R76, R81, S9: tasks that name the same locks in random orders, or one of them only, all get on.
+/// R76, R81, S9: tasks that take the same locks in random orders, or only one of them, all make
+/// progress.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r76_r81_random_orders_do_not_block_each_other() {
     let server = Server::start();
@@ -161,14 +172,22 @@ async fn r76_r81_random_orders_do_not_block_each_other() {
                     let mut order = [0, 1, 2, 3];
                     order.shuffle(&mut rng);
                     let mine = &order[..rng.random_range(1..=3)];
-                    let mut members = plain(&client, &mine.iter().map(|at| names[*at]).collect::<Vec<_>>());
+                    let mut members = plain(
+                        &client,
+                        &mine.iter().map(|at| names[*at]).collect::<Vec<_>>(),
+                    );
                     let all = match members.len() {
                         1 => members.remove(0),
                         _ => client.multi_lock(members).unwrap(),
                     };
                     let guard = all.lock().await.unwrap();
                     for at in mine {
-                        assert_eq!(inside[*at].fetch_add(1, Ordering::SeqCst), 0, "two hold {}", names[*at]);
+                        assert_eq!(
+                            inside[*at].fetch_add(1, Ordering::SeqCst),
+                            0,
+                            "two hold {}",
+                            names[*at]
+                        );
                     }
                     tokio::task::yield_now().await;
                     for at in mine {
@@ -184,10 +203,13 @@ async fn r76_r81_random_orders_do_not_block_each_other() {
     let mut all = pin!(join_all(tasks));
     let ended = loop {
         let before = holds.load(Ordering::SeqCst);
-        // some wait for long where the machine is busy; that nobody gets in is a deadlock
+        // On a busy machine some tasks wait long. No hold at all within 30 s is a deadlock.
         match tokio::time::timeout(Duration::from_secs(30), &mut all).await {
             Ok(ended) => break ended,
-            Err(_) => assert!(holds.load(Ordering::SeqCst) > before, "after {before} holds nobody gets in"),
+            Err(_) => assert!(
+                holds.load(Ordering::SeqCst) > before,
+                "after {before} holds nobody gets in"
+            ),
         }
     };
     for task in ended {
@@ -196,7 +218,7 @@ async fn r76_r81_random_orders_do_not_block_each_other() {
     nothing_is_left(&server, &clients.iter().collect::<Vec<_>>()).await;
 }
 
-/// R78: a wait for a busy member is a wait, not a storm of tries.
+/// R78: a wait for a busy member is a wait, not a storm of retries.
 #[tokio::test]
 async fn r78_waiting_costs_little() {
     let server = Server::start();
@@ -206,48 +228,71 @@ async fn r78_waiting_costs_little() {
     let before = server.script_count();
     assert!(all.try_lock_for(ms(2500)).await.unwrap().is_none());
     let scripts = server.script_count() - before;
-    // one round for all, then a waiter on one lock that looks once a second
+    // One attempt for all members, then a waiter on one lock that polls once a second.
     assert!(scripts <= 12, "{scripts} scripts");
     busy.unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// R79: a member that does not answer is not left behind, nor are the others.
+/// R79: if the server of one member does not reply, no member stays held.
 #[tokio::test]
 async fn r79_a_member_without_an_answer_leaves_nothing_held() {
     let (one, two) = (Server::start(), Server::start());
     let short = |server: &Server| {
         let server = server.url();
-        async move { LockClient::builder().command_timeout(ms(300)).connect(server).await.unwrap() }
+        async move {
+            LockClient::builder()
+                .command_timeout(ms(300))
+                .connect(server)
+                .await
+                .unwrap()
+        }
     };
     let (a, b) = (short(&one).await, short(&two).await);
     let members = [plain(&a, &["l1"]), plain(&b, &["l2"]), plain(&a, &["l3"])].concat();
     let all = a.multi_lock(members).unwrap();
     two.stop();
     let failed = all.try_lock_for(ms(400)).await.map(drop);
-    assert!(matches!(failed, Err(Error::Unconfirmed { .. } | Error::Store { .. })), "{failed:?}");
+    assert!(
+        matches!(failed, Err(Error::Unconfirmed { .. } | Error::Store { .. })),
+        "{failed:?}"
+    );
     assert!(!one.exists("l1") && !one.exists("l3"));
     two.cont();
     nothing_is_left(&two, &[&b]).await;
     nothing_is_left(&one, &[&a]).await;
-    // by clients that bear a late reply
+    // These clients tolerate a late reply.
     let (a, b) = (one.client().await, two.client().await);
     let members = [plain(&a, &["l1"]), plain(&b, &["l2"]), plain(&a, &["l3"])].concat();
     let all = a.multi_lock(members).unwrap();
-    all.try_lock_for(SOON).await.unwrap().expect("all are free").unlock().await.unwrap();
+    all.try_lock_for(SOON)
+        .await
+        .unwrap()
+        .expect("all are free")
+        .unlock()
+        .await
+        .unwrap();
 }
 
-/// R80: cancelled at any point, no member stays held.
+/// R80: an acquire that is cancelled at any point leaves no member held.
 #[tokio::test]
 async fn r80_an_acquire_dropped_at_any_poll_holds_no_member() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let (names, rival) = (["l1", "l2", "l3"], b.reentrant_lock("l3").unwrap());
-    for (members, contended) in [(plain(&a, &names), false), (plain(&a, &names), true), (mixed(&a, &names), true)] {
+    for (members, contended) in [
+        (plain(&a, &names), false),
+        (plain(&a, &names), true),
+        (mixed(&a, &names), true),
+    ] {
         let all = a.multi_lock(members).unwrap();
         let mut ends = 0;
         for k in 1..200 {
-            let busy = if contended { Some(rival.lock().await.unwrap()) } else { None };
+            let busy = if contended {
+                Some(rival.lock().await.unwrap())
+            } else {
+                None
+            };
             let release = async {
                 tokio::task::yield_now().await;
                 drop(busy);
@@ -268,7 +313,7 @@ async fn r80_an_acquire_dropped_at_any_poll_holds_no_member() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// R84: members of every kind, also multi-locks.
+/// R84: members may be of any kind, including multi-locks.
 #[tokio::test]
 async fn r84_members_may_be_of_any_kind() {
     let server = Server::start();
@@ -285,14 +330,20 @@ async fn r84_members_may_be_of_any_kind() {
             client.multi_lock(plain(client, &["n1", "n2"])).unwrap(),
         ]
     };
-    let (la, lb) = (a.multi_lock(members(&a)).unwrap(), b.multi_lock(members(&b)).unwrap());
+    let (la, lb) = (
+        a.multi_lock(members(&a)).unwrap(),
+        b.multi_lock(members(&b)).unwrap(),
+    );
     let guard = la.lock().await.unwrap();
     assert!(lb.try_lock().await.unwrap().is_none());
     assert!(guard.members()[4].fencing_token().is_some());
     let waiter = tokio::spawn(async move { lb.lock().await.unwrap() });
     eventually("it waits", || async { b.stats().channels > 0 }).await;
     guard.unlock().await.unwrap();
-    let next = tokio::time::timeout(SOON, waiter).await.expect("woken").unwrap();
+    let next = tokio::time::timeout(SOON, waiter)
+        .await
+        .expect("woken")
+        .unwrap();
     next.unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
@@ -301,26 +352,34 @@ async fn r84_members_may_be_of_any_kind() {
 async fn the_loss_of_one_member_is_the_loss_of_all() {
     let (one, two) = (Server::start(), Server::start());
     let watchdog = |c: nestlock::LockClientBuilder| c.watchdog_timeout(ms(600));
-    let (a, b) = (one.client_with(watchdog).await, two.client_with(watchdog).await);
+    let (a, b) = (
+        one.client_with(watchdog).await,
+        two.client_with(watchdog).await,
+    );
     for (l2, lives_on) in [(plain(&b, &["l2"]), &two), (plain(&a, &["l2"]), &one)] {
         let all = a.multi_lock([plain(&a, &["l1"]), l2].concat()).unwrap();
         let guard = all.lock().await.unwrap();
         assert!(!guard.is_lost() && guard.remaining() > Duration::ZERO);
         lives_on.call(&["DEL", "l2"]);
-        let loss = tokio::time::timeout(SOON, guard.lost()).await.expect("it is told");
-        assert!(matches!(loss, Error::Lost { ref lock, .. } if lock == "l2"), "{loss}");
+        let loss = tokio::time::timeout(SOON, guard.lost())
+            .await
+            .expect("it is told");
+        assert!(
+            matches!(loss, Error::Lost { ref lock, .. } if lock == "l2"),
+            "{loss}"
+        );
         assert!(guard.is_lost());
         assert_eq!(guard.remaining(), Duration::ZERO);
         let unlocked = guard.unlock().await;
         assert!(matches!(unlocked, Err(Error::Lost { .. })), "{unlocked:?}");
-        // the other member is free all the same
+        // The other member is released all the same.
         assert!(!one.exists("l1"));
     }
     nothing_is_left(&one, &[&a]).await;
     nothing_is_left(&two, &[&b]).await;
 }
 
-/// What nobody has noticed before, the unlock does. It frees the others.
+/// An unlock detects a loss that went unnoticed, and releases the other members.
 #[tokio::test]
 async fn an_unlock_says_which_member_was_lost_and_frees_the_others() {
     let server = Server::start();
@@ -345,7 +404,10 @@ async fn data_at_one_members_name_is_refused_and_named() {
     let server = Server::start();
     let a = server.client().await;
     let all = a.multi_lock(plain(&a, &["l1", "l2", "l3"])).unwrap();
-    for (data, kind) in [(&["SET", "l3", "data"] as &[&str], "string"), (&["HSET", "l3", "name", "Ada"], "hash")] {
+    for (data, kind) in [
+        (&["SET", "l3", "data"] as &[&str], "string"),
+        (&["HSET", "l3", "name", "Ada"], "hash"),
+    ] {
         server.call(data);
         let before = server.dump();
         match all.lock().await.map(drop) {
@@ -365,10 +427,19 @@ async fn the_watchdog_renews_every_member() {
     let watchdog = ms(600);
     let a = server.client_with(|c| c.watchdog_timeout(watchdog)).await;
     let names = ["l1", "l2", "l3"];
-    let guard = a.multi_lock(plain(&a, &names)).unwrap().lock().await.unwrap();
+    let guard = a
+        .multi_lock(plain(&a, &names))
+        .unwrap()
+        .lock()
+        .await
+        .unwrap();
     let start = Instant::now();
     eventually("three timeouts are over", || async {
-        assert!(!guard.is_lost() && names.iter().all(|name| server.exists(name)), "after {:?}", start.elapsed());
+        assert!(
+            !guard.is_lost() && names.iter().all(|name| server.exists(name)),
+            "after {:?}",
+            start.elapsed()
+        );
         start.elapsed() > 3 * watchdog
     })
     .await;
@@ -379,11 +450,20 @@ async fn the_watchdog_renews_every_member() {
 #[tokio::test]
 async fn the_release_of_all_wakes_the_waiters_of_each() {
     let server = Server::start();
-    // nobody looks by itself
-    let (a, b) = (server.client().await, server.client_with(|c| c.poll_cap(Duration::from_secs(3600))).await);
+    // With this poll cap, only a message wakes the waiters.
+    let (a, b) = (
+        server.client().await,
+        server
+            .client_with(|c| c.poll_cap(Duration::from_secs(3600)))
+            .await,
+    );
     let names = ["l1", "l2", "l3"];
     let all = a.multi_lock(plain(&a, &names)).unwrap();
-    let guard = all.try_lock_with(AcquireOptions::new().lease(Duration::from_secs(3600))).await.unwrap().unwrap();
+    let guard = all
+        .try_lock_with(AcquireOptions::new().lease(Duration::from_secs(3600)))
+        .await
+        .unwrap()
+        .unwrap();
     let waiters = names.map(|name| {
         let lock = b.reentrant_lock(name).unwrap();
         tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
@@ -391,23 +471,34 @@ async fn the_release_of_all_wakes_the_waiters_of_each() {
     eventually("all wait", || async { b.stats().channels == 3 }).await;
     guard.unlock().await.unwrap();
     for waiter in waiters {
-        tokio::time::timeout(SOON, waiter).await.expect("woken").unwrap();
+        tokio::time::timeout(SOON, waiter)
+            .await
+            .expect("woken")
+            .unwrap();
     }
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// Branches of one task are one owner: they meet in each other's turns, and enter again.
+/// The branches of one task are one owner: they share the owner lock, and re-enter each other's
+/// holds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn opposite_orders_of_one_owner_and_names_given_twice_are_re_entries() {
+async fn an_owners_opposite_orders_and_repeated_names_are_re_entries() {
     let server = Server::start();
     let a = server.client().await;
     let multi = |names: &[&str]| a.multi_lock(plain(&a, names)).unwrap();
-    let (there, back, twice) = (multi(&["l1", "l2", "l3"]), multi(&["l3", "l2", "l1"]), multi(&["l1", "l1", "l2"]));
+    let (there, back, twice) = (
+        multi(&["l1", "l2", "l3"]),
+        multi(&["l3", "l2", "l1"]),
+        multi(&["l1", "l1", "l2"]),
+    );
     for _ in 0..50 {
         let (one, two, three) = tokio::join!(there.lock(), back.lock(), twice.lock());
         let guards = [one.unwrap(), two.unwrap(), three.unwrap()];
         for (name, holds) in [("l1", 4), ("l2", 3), ("l3", 2)] {
-            assert_eq!(server.record(name), [(guards[0].owner().to_string(), holds)]);
+            assert_eq!(
+                server.record(name),
+                [(guards[0].owner().to_string(), holds)]
+            );
         }
         let [one, two, three] = guards;
         let (one, two, three) = tokio::join!(one.unlock(), two.unlock(), three.unlock());
@@ -417,16 +508,34 @@ async fn opposite_orders_of_one_owner_and_names_given_twice_are_re_entries() {
     nothing_is_left(&server, &[&a]).await;
 }
 
-/// One request for many blocks the server, so there is a limit.
+/// One request for many members blocks the server, so it takes at most 500.
 #[tokio::test]
 async fn more_than_five_hundred_members_go_by_themselves() {
     let server = Server::start();
     let a = server.client_with(|builder| builder.bundle(false)).await;
-    plain(&a, &["warm"])[0].lock().await.unwrap().unlock().await.unwrap();
-    a.multi_lock(plain(&a, &["warm"])).unwrap().lock().await.unwrap().unlock().await.unwrap();
+    plain(&a, &["warm"])[0]
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+    a.multi_lock(plain(&a, &["warm"]))
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
     for (members, scripts) in [(500, 2), (501, 2 * 501)] {
         let names: Vec<String> = (0..members).map(|number| format!("l{number}")).collect();
-        let all = a.multi_lock(plain(&a, &names.iter().map(String::as_str).collect::<Vec<_>>())).unwrap();
+        let all = a
+            .multi_lock(plain(
+                &a,
+                &names.iter().map(String::as_str).collect::<Vec<_>>(),
+            ))
+            .unwrap();
         let before = server.script_count();
         all.lock().await.unwrap().unlock().await.unwrap();
         assert_eq!(server.script_count() - before, scripts, "{members} members");
@@ -434,7 +543,7 @@ async fn more_than_five_hundred_members_go_by_themselves() {
     nothing_is_left(&server, &[&a]).await;
 }
 
-/// R80, F33: dropped at any point, an unlock goes on.
+/// R80, F33: an unlock that is dropped at any point still completes.
 #[tokio::test]
 async fn r80_f33_an_unlock_dropped_at_any_poll_frees_all() {
     let server = Server::start();
@@ -459,35 +568,64 @@ async fn r80_f33_an_unlock_dropped_at_any_poll_frees_all() {
 /// The command timeout.
 const T: Duration = Duration::from_millis(500);
 
-/// A client behind a proxy, and a multi-lock of it; the scripts are known.
+/// Connects a client through a proxy, and returns a multi-lock of it. The scripts are already
+/// loaded.
 async fn behind_a_proxy(server: &Server) -> (Proxy, LockClient, Lock) {
     let proxy = Proxy::start(server);
-    let client = LockClient::builder().command_timeout(T).connect(proxy.url()).await.unwrap();
-    plain(&client, &["l1"])[0].lock().await.unwrap().unlock().await.unwrap();
-    let all = client.multi_lock(plain(&client, &["l1", "l2", "l3"])).unwrap();
+    let client = LockClient::builder()
+        .command_timeout(T)
+        .connect(proxy.url())
+        .await
+        .unwrap();
+    plain(&client, &["l1"])[0]
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+    let all = client
+        .multi_lock(plain(&client, &["l1", "l2", "l3"]))
+        .unwrap();
     all.lock().await.unwrap().unlock().await.unwrap();
     (proxy, client, all)
 }
 
-/// R79, F13: whatever becomes of the request or its answer.
+/// R79, F13: no member stays held, whatever happens to the request or its reply.
 #[tokio::test]
-async fn r79_f13_an_acquire_of_all_without_an_answer_leaves_no_member_held() {
-    for action in [Action::Late(2 * T), Action::Slow(2 * T), Action::Lose, Action::CutBefore, Action::Ghost(T / 2)] {
+async fn r79_f13_a_multi_acquire_without_a_reply_holds_no_member() {
+    for action in [
+        Action::Late(2 * T),
+        Action::Slow(2 * T),
+        Action::Lose,
+        Action::CutBefore,
+        Action::Ghost(T / 2),
+    ] {
         let server = Server::start();
         let (proxy, client, all) = behind_a_proxy(&server).await;
         proxy.once(Verb::Acquire, action);
         let start = Instant::now();
         let refused = all.try_lock().await.map(drop);
-        assert!(matches!(refused, Err(Error::Unconfirmed { .. })), "{action:?}: {refused:?}");
+        assert!(
+            matches!(refused, Err(Error::Unconfirmed { .. })),
+            "{action:?}: {refused:?}"
+        );
         assert!(start.elapsed() < 2 * T, "{action:?}: {:?}", start.elapsed());
-        eventually("the request is over", || async { action != Action::Ghost(T / 2) || proxy.ghosts() == 1 }).await;
+        eventually("the request is over", || async {
+            action != Action::Ghost(T / 2) || proxy.ghosts() == 1
+        })
+        .await;
         nothing_is_left(&server, &[&client]).await;
 
-        // whoever still has time gets all of them, each once
+        // An acquire that still has time gets all members, each with one hold.
         proxy.once(Verb::Acquire, action);
         let guard = all.try_lock_for(SOON).await.unwrap().expect("the locks");
         for member in guard.members() {
-            assert_eq!(server.record(member.name()), [(member.owner().to_string(), 1)], "{action:?}");
+            assert_eq!(
+                server.record(member.name()),
+                [(member.owner().to_string(), 1)],
+                "{action:?}"
+            );
         }
         guard.unlock().await.unwrap();
         nothing_is_left(&server, &[&client]).await;
@@ -496,7 +634,12 @@ async fn r79_f13_an_acquire_of_all_without_an_answer_leaves_no_member_held() {
 
 #[tokio::test]
 async fn f13_a_release_of_all_without_an_answer_frees_all() {
-    for action in [Action::Late(2 * T), Action::Lose, Action::CutBefore, Action::Refuse("LOADING not yet")] {
+    for action in [
+        Action::Late(2 * T),
+        Action::Lose,
+        Action::CutBefore,
+        Action::Refuse("LOADING not yet"),
+    ] {
         let server = Server::start();
         let (proxy, client, all) = behind_a_proxy(&server).await;
         let guard = all.lock().await.unwrap();
@@ -504,7 +647,10 @@ async fn f13_a_release_of_all_without_an_answer_frees_all() {
         let start = Instant::now();
         let unlocked = guard.unlock().await;
         match action {
-            Action::Late(_) => assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{unlocked:?}"),
+            Action::Late(_) => assert!(
+                matches!(unlocked, Err(Error::Unconfirmed { .. })),
+                "{unlocked:?}"
+            ),
             _ => unlocked.unwrap(),
         }
         assert!(start.elapsed() < 2 * T, "{action:?}: {:?}", start.elapsed());
@@ -512,16 +658,25 @@ async fn f13_a_release_of_all_without_an_answer_frees_all() {
     }
 }
 
-/// F14: each request for all may be executed twice.
+/// F14: the server may execute each request for all members twice.
 #[tokio::test]
 async fn f14_requests_for_all_that_arrive_twice_change_nothing() {
     let server = Server::start();
     let (proxy, client, all) = behind_a_proxy(&server).await;
-    proxy.rule(|request| if request.verb().is_some() { Action::Twice } else { Action::Pass });
+    proxy.rule(|request| {
+        if request.verb().is_some() {
+            Action::Twice
+        } else {
+            Action::Pass
+        }
+    });
     for _ in 0..5 {
         let guard = all.lock().await.unwrap();
         for member in guard.members() {
-            assert_eq!(server.record(member.name()), [(member.owner().to_string(), 1)]);
+            assert_eq!(
+                server.record(member.name()),
+                [(member.owner().to_string(), 1)]
+            );
         }
         guard.unlock().await.unwrap();
     }
@@ -538,8 +693,11 @@ async fn a_wait_for_all_is_bounded_where_nobody_answers() {
     let refused = all.try_lock_for(ms(300)).await.map(drop);
     let waited = start.elapsed();
     server.cont();
-    assert!(matches!(refused, Err(Error::Unconfirmed { .. })), "{refused:?}");
-    // the command timeout is 3 s
+    assert!(
+        matches!(refused, Err(Error::Unconfirmed { .. })),
+        "{refused:?}"
+    );
+    // Less than the command timeout of 3 s.
     assert!(waited >= ms(300) && waited < ms(2000), "{waited:?}");
     nothing_is_left(&server, &[&a]).await;
 }
@@ -548,9 +706,17 @@ async fn a_wait_for_all_is_bounded_where_nobody_answers() {
 async fn an_owner_of_one_client_can_not_take_members_of_another() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let all = a.multi_lock([plain(&a, &["l1"]), plain(&b, &["l2"])].concat()).unwrap();
-    let refused = all.try_lock_with(AcquireOptions::new().owner(a.owner("me").unwrap())).await.map(drop);
-    assert!(matches!(refused, Err(Error::InvalidOwner { .. })), "{refused:?}");
+    let all = a
+        .multi_lock([plain(&a, &["l1"]), plain(&b, &["l2"])].concat())
+        .unwrap();
+    let refused = all
+        .try_lock_with(AcquireOptions::new().owner(a.owner("me").unwrap()))
+        .await
+        .map(drop);
+    assert!(
+        matches!(refused, Err(Error::InvalidOwner { .. })),
+        "{refused:?}"
+    );
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
@@ -558,8 +724,10 @@ async fn an_owner_of_one_client_can_not_take_members_of_another() {
 async fn the_whole_wait_is_bounded() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let busy =
-        (b.reentrant_lock("l1").unwrap().lock().await.unwrap(), b.reentrant_lock("l3").unwrap().lock().await.unwrap());
+    let busy = (
+        b.reentrant_lock("l1").unwrap().lock().await.unwrap(),
+        b.reentrant_lock("l3").unwrap().lock().await.unwrap(),
+    );
     let all = a.multi_lock(plain(&a, &["l1", "l2", "l3"])).unwrap();
     let start = Instant::now();
     let (outcome, ()) = tokio::join!(all.try_lock_for(ms(900)), async {
@@ -567,21 +735,32 @@ async fn the_whole_wait_is_bounded() {
         busy.0.unlock().await.unwrap();
     });
     assert!(outcome.unwrap().is_none());
-    assert!(start.elapsed() >= ms(890) && start.elapsed() < SOON, "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() >= ms(890) && start.elapsed() < SOON,
+        "{:?}",
+        start.elapsed()
+    );
     busy.1.unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// Issue 10, C19: a member that hangs costs the wait, not a command timeout on top of it; nor does giving back the others.
+/// Issue 10, C19: a member that hangs costs the wait, and no command timeout on top of it.
+/// Releasing the other members adds none either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_is_bounded_where_one_member_hangs() {
     let (one, two, three) = (Server::start(), Server::start(), Server::start());
     let client = |server: &Server| {
         let server = server.url();
-        async move { LockClient::builder().command_timeout(ms(10_000)).connect(server).await.unwrap() }
+        async move {
+            LockClient::builder()
+                .command_timeout(ms(10_000))
+                .connect(server)
+                .await
+                .unwrap()
+        }
     };
     let (a, b, c) = (client(&one).await, client(&two).await, client(&three).await);
-    // less than the command timeout
+    // Less than the command timeout.
     let most = ms(8000);
     let members = || [plain(&a, &["l1"]), plain(&b, &["l2"]), plain(&c, &["l3"])].concat();
     let all = a.multi_lock(members()).unwrap();
@@ -590,35 +769,53 @@ async fn a_wait_is_bounded_where_one_member_hangs() {
             Some(rival) => Some(rival.reentrant_lock("l3").unwrap().lock().await.unwrap()),
             None => None,
         };
-        // another task: the rival's holder would enter again
+        // In another task, because this one would re-enter the rival's hold.
         let all = all.clone();
         hangs.stop();
         let start = Instant::now();
-        let outcome = tokio::spawn(async move { all.try_lock_for(ms(500)).await.map(|guard| guard.is_some()) });
+        let outcome =
+            tokio::spawn(
+                async move { all.try_lock_for(ms(500)).await.map(|guard| guard.is_some()) },
+            );
         let outcome = outcome.await.unwrap();
         let waited = start.elapsed();
         if hangs.addr() != one.addr() {
-            eventually("the members that answer are given back", || async { !one.exists("l1") }).await;
+            eventually("the members that answer are given back", || async {
+                !one.exists("l1")
+            })
+            .await;
         }
         hangs.cont();
         assert!(waited >= ms(500) && waited < most, "{waited:?}");
         match held {
             Some(guard) => {
-                assert!(matches!(outcome, Ok(false)), "it is busy in any case: {outcome:?}");
+                assert!(
+                    matches!(outcome, Ok(false)),
+                    "it is busy in any case: {outcome:?}"
+                );
                 guard.unlock().await.unwrap();
             }
-            None => assert!(matches!(outcome, Err(Error::Unconfirmed { .. })), "{outcome:?}"),
+            None => assert!(
+                matches!(outcome, Err(Error::Unconfirmed { .. })),
+                "{outcome:?}"
+            ),
         }
         nothing_is_left(&one, &[&a]).await;
         nothing_is_left(&two, &[&b]).await;
         nothing_is_left(&three, &[&c]).await;
     }
-    all.try_lock_for(SOON).await.unwrap().expect("all are free").unlock().await.unwrap();
+    all.try_lock_for(SOON)
+        .await
+        .unwrap()
+        .expect("all are free")
+        .unlock()
+        .await
+        .unwrap();
 }
 
-/// Four processes with eight tasks each; see `support::history`.
+/// Runs four processes with eight tasks each; see `support::history`.
 #[test]
-fn no_two_of_thirty_two_tasks_in_four_processes_ever_hold_a_member_at_once() {
+fn no_two_of_32_tasks_in_four_processes_hold_a_member_at_once() {
     let server = Server::start_real();
     for leases in [false, true] {
         History::play(&server, "multi", 4, 30, leases).assert_no_clashes();

@@ -1,5 +1,5 @@
-//! Whose a guard is: programs that think in guards, on `mutex`, where each acquire is an owner of its own, and on
-//! `reentrant_lock`, where the task that locks is.
+//! Guard ownership: with `mutex` each acquire is an owner of its own; with `reentrant_lock` the
+//! owner is the task that locks.
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ contract_suite! { mod contract, door = |client, name| client.mutex(name).unwrap(
 
 const SOON: Duration = Duration::from_secs(15);
 
-/// How many are inside at once, and how many ever were.
+/// How many workers are inside now, and the most that ever were at once.
 #[derive(Default)]
 struct Inside {
     now: AtomicUsize,
@@ -34,7 +34,8 @@ impl Inside {
         self.work_beside(0).await;
     }
 
-    /// Ends when so many were inside at once, and a moment later: time for one too many.
+    /// Waits until `wanted` workers have been inside at once, and 20 ms more, so that one too many
+    /// shows.
     async fn work_beside(&self, wanted: usize) {
         let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(now, Ordering::SeqCst);
@@ -48,7 +49,7 @@ impl Inside {
     }
 }
 
-/// One task locks, and hands each guard to a task that works.
+/// Locks in one task, and hands each guard to a worker task.
 async fn dispatcher(lock: &Lock, wanted: usize) -> usize {
     let inside = Arc::new(Inside::default());
     let mut workers = Vec::new();
@@ -66,7 +67,7 @@ async fn dispatcher(lock: &Lock, wanted: usize) -> usize {
     inside.most()
 }
 
-/// Futures of one task, four at a time.
+/// Locks in the futures of one task, four at a time.
 async fn for_each_concurrent(lock: &Lock, wanted: usize) -> usize {
     let inside = Inside::default();
     stream::iter(0..8)
@@ -79,7 +80,8 @@ async fn for_each_concurrent(lock: &Lock, wanted: usize) -> usize {
     inside.most()
 }
 
-/// A connection is one task, which answers one request after another; each request hands its work to a task.
+/// Serves a connection in one task, one request after another. Each request hands its work to a
+/// task.
 async fn keep_alive(lock: &Lock, wanted: usize) -> usize {
     let inside = Arc::new(Inside::default());
     let (requests, mut connection) = mpsc::channel(1);
@@ -108,19 +110,35 @@ async fn keep_alive(lock: &Lock, wanted: usize) -> usize {
     inside.most()
 }
 
+/// In three programs the mutex lets one in at a time, and the reentrant lock lets all in at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_programs_let_one_in_by_the_mutex_and_all_by_the_reentrant_lock() {
+async fn a_mutex_admits_one_where_a_reentrant_lock_admits_all() {
     let server = Server::start();
     let client = server.client().await;
-    let (mutex, reentrant) = (client.mutex("m").unwrap(), client.reentrant_lock("r").unwrap());
-    assert_eq!((dispatcher(&mutex, 1).await, dispatcher(&reentrant, 3).await), (1, 3));
-    assert_eq!((for_each_concurrent(&mutex, 1).await, for_each_concurrent(&reentrant, 4).await), (1, 4));
-    assert_eq!((keep_alive(&mutex, 1).await, keep_alive(&reentrant, 2).await), (1, 2));
+    let (mutex, reentrant) = (
+        client.mutex("m").unwrap(),
+        client.reentrant_lock("r").unwrap(),
+    );
+    assert_eq!(
+        (dispatcher(&mutex, 1).await, dispatcher(&reentrant, 3).await),
+        (1, 3)
+    );
+    assert_eq!(
+        (
+            for_each_concurrent(&mutex, 1).await,
+            for_each_concurrent(&reentrant, 4).await
+        ),
+        (1, 4)
+    );
+    assert_eq!(
+        (keep_alive(&mutex, 1).await, keep_alive(&reentrant, 2).await),
+        (1, 2)
+    );
     client.idle().await;
     assert_eq!(server.dump(), []);
 }
 
-/// The task that locked a mutex is not its owner: the guard says who is.
+/// The owner of a mutex is the owner in its guard, not the task that locked it.
 #[tokio::test]
 async fn a_mutex_is_held_by_the_owner_of_its_guard() {
     let server = Server::start();
@@ -128,18 +146,33 @@ async fn a_mutex_is_held_by_the_owner_of_its_guard() {
     let mutex = client.mutex("a").unwrap();
     let guard = mutex.lock().await.unwrap();
     let (task, lock) = (client.current_owner(), &mutex as &dyn RLock);
-    assert_eq!((lock.is_held_by(&guard.owner()).await.unwrap(), lock.is_held_by(&task).await.unwrap()), (true, false));
-    assert_eq!((mutex.hold_count(&guard.owner()).await.unwrap(), mutex.hold_count(&task).await.unwrap()), (1, 0));
+    assert_eq!(
+        (
+            lock.is_held_by(&guard.owner()).await.unwrap(),
+            lock.is_held_by(&task).await.unwrap()
+        ),
+        (true, false)
+    );
+    assert_eq!(
+        (
+            mutex.hold_count(&guard.owner()).await.unwrap(),
+            mutex.hold_count(&task).await.unwrap()
+        ),
+        (1, 0)
+    );
     let owner = guard.owner();
     guard.unlock().await.unwrap();
     assert!(!mutex.is_held_by(&owner).await.unwrap());
     let reentrant = client.reentrant_lock("b").unwrap();
-    let _guards = [reentrant.lock().await.unwrap(), reentrant.lock().await.unwrap()];
+    let _guards = [
+        reentrant.lock().await.unwrap(),
+        reentrant.lock().await.unwrap(),
+    ];
     assert!(reentrant.is_held_by(&task).await.unwrap());
     assert!(!reentrant.is_held_by(&owner).await.unwrap());
 }
 
-/// The dispatcher that only tries.
+/// A dispatcher that only tries, in the task that holds the lock.
 #[tokio::test]
 async fn a_try_of_a_lock_that_the_same_task_holds_is_busy() {
     let server = Server::start();
@@ -150,26 +183,48 @@ async fn a_try_of_a_lock_that_the_same_task_holds_is_busy() {
         client.non_reentrant_fair_lock("c").unwrap(),
         client.signal_lock("d").unwrap(),
         client.string_lock("e").unwrap(),
-        client.read_write_lock("f").unwrap().owner_per_acquire().write_lock(),
-        client.multi_lock([client.mutex("g").unwrap(), client.mutex("h").unwrap()]).unwrap(),
+        client
+            .read_write_lock("f")
+            .unwrap()
+            .owner_per_acquire()
+            .write_lock(),
+        client
+            .multi_lock([client.mutex("g").unwrap(), client.mutex("h").unwrap()])
+            .unwrap(),
         LockClient::red_lock([&client], "i", nestlock::RedLockOptions::new()).unwrap(),
     ];
     for lock in locks {
         let guard = lock.lock().await.unwrap();
         assert!(lock.try_lock().await.unwrap().is_none(), "{}", lock.name());
         let leased = AcquireOptions::new().lease(SOON);
-        assert!(lock.try_lock_with(leased).await.unwrap().is_none(), "{}", lock.name());
+        assert!(
+            lock.try_lock_with(leased).await.unwrap().is_none(),
+            "{}",
+            lock.name()
+        );
         guard.unlock().await.unwrap();
-        lock.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+        lock.try_lock()
+            .await
+            .unwrap()
+            .expect("free")
+            .unlock()
+            .await
+            .unwrap();
     }
     let both = client.read_write_lock("rw").unwrap();
     let reads = both.read().await.unwrap();
-    assert!(both.try_write().await.unwrap().is_none(), "busy: the task itself reads");
-    assert!(matches!(both.write().await, Err(Error::UpgradeRefused { .. })), "a wait would never end");
+    assert!(
+        both.try_write().await.unwrap().is_none(),
+        "busy: the task itself reads"
+    );
+    assert!(
+        matches!(both.write().await, Err(Error::UpgradeRefused { .. })),
+        "a wait would never end"
+    );
     reads.unlock().await.unwrap();
 }
 
-/// One record: a mutex excludes every door of that name.
+/// All these constructors use one record, so a mutex excludes each of them at that name.
 #[tokio::test]
 async fn a_mutex_excludes_the_other_doors_of_its_record() {
     let server = Server::start();
@@ -194,9 +249,9 @@ async fn a_mutex_excludes_the_other_doors_of_its_record() {
     }
 }
 
-/// In its turn, though all are one task's.
+/// The waiters are served in order, although all futures belong to one task.
 #[tokio::test]
-async fn a_fair_lock_of_acquires_serves_the_futures_of_one_task_in_turn() {
+async fn a_fair_lock_of_acquires_serves_one_tasks_futures_in_turn() {
     let server = Server::start();
     let client = server.client().await;
     let lock = client.fair_lock("f").unwrap().owner_per_acquire();
@@ -207,7 +262,10 @@ async fn a_fair_lock_of_acquires_serves_the_futures_of_one_task_in_turn() {
         waiting.push(Box::pin(async move { lock.lock().await.unwrap() }));
         eventually("its place", || {
             for waiter in &mut waiting {
-                assert!(futures::FutureExt::now_or_never(waiter.as_mut()).is_none(), "{n}");
+                assert!(
+                    futures::FutureExt::now_or_never(waiter.as_mut()).is_none(),
+                    "{n}"
+                );
             }
             let joined = server.call(&["LLEN", "redisson_lock_queue:{f}"]).int() == n + 1;
             async move { joined }
@@ -216,7 +274,9 @@ async fn a_fair_lock_of_acquires_serves_the_futures_of_one_task_in_turn() {
     }
     drop(first);
     for (n, next) in waiting.into_iter().enumerate() {
-        let guard = tokio::time::timeout(SOON, next).await.unwrap_or_else(|_| panic!("{n} waits for its turn"));
+        let guard = tokio::time::timeout(SOON, next)
+            .await
+            .unwrap_or_else(|_| panic!("{n} waits for its turn"));
         guard.unlock().await.unwrap();
     }
 }
@@ -227,8 +287,12 @@ async fn readers(lock: &ReadWriteLock) -> usize {
         .for_each_concurrent(4, |n| {
             let inside = &inside;
             async move {
-                let guard = if n % 2 == 0 { lock.read().await } else { lock.write().await };
-                // a reader that became a writer by being the same task would be refused
+                let guard = if n % 2 == 0 {
+                    lock.read().await
+                } else {
+                    lock.write().await
+                };
+                // If the task were the owner, the reader that becomes a writer would be refused.
                 let guard = guard.unwrap();
                 if n % 2 == 1 {
                     inside.work().await;
@@ -244,10 +308,13 @@ async fn readers(lock: &ReadWriteLock) -> usize {
 async fn readers_and_writers_of_one_task_exclude_each_other() {
     let server = Server::start();
     let client = server.client().await;
-    assert_eq!(readers(&client.read_write_lock("rw").unwrap().owner_per_acquire()).await, 1);
+    assert_eq!(
+        readers(&client.read_write_lock("rw").unwrap().owner_per_acquire()).await,
+        1
+    );
 }
 
-/// An owner that is named is that owner, on any door.
+/// A named owner is the same owner with any constructor.
 #[tokio::test]
 async fn a_named_owner_of_a_mutex_re_enters() {
     let server = Server::start();
@@ -255,14 +322,23 @@ async fn a_named_owner_of_a_mutex_re_enters() {
     let lock = client.mutex("l").unwrap();
     let job = || AcquireOptions::new().owner(client.owner("job-7").unwrap());
     let outer = lock.lock_with(job()).await.unwrap();
-    let inner = lock.try_lock_with(job()).await.unwrap().expect("the same owner");
-    assert_eq!(lock.hold_count(&client.owner("job-7").unwrap()).await.unwrap(), 2);
+    let inner = lock
+        .try_lock_with(job())
+        .await
+        .unwrap()
+        .expect("the same owner");
+    assert_eq!(
+        lock.hold_count(&client.owner("job-7").unwrap())
+            .await
+            .unwrap(),
+        2
+    );
     assert!(lock.try_lock().await.unwrap().is_none());
     inner.unlock().await.unwrap();
     outer.unlock().await.unwrap();
 }
 
-/// Each acquire of a multi-lock is one owner of all its members.
+/// Each acquire of a multi-lock is one owner for all members.
 #[tokio::test]
 async fn a_multi_lock_of_acquires_has_one_owner_of_all_members() {
     let server = Server::start();
@@ -278,49 +354,74 @@ async fn a_multi_lock_of_acquires_has_one_owner_of_all_members() {
     assert_eq!(server.dump(), []);
 }
 
-/// A job that must run once in an interval.
+/// The use case is a job that must run once per interval.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_left_to_its_lease_is_held_until_then_and_not_renewed() {
     let server = Server::start();
-    let builder = |builder: nestlock::LockClientBuilder| builder.watchdog_timeout(Duration::from_millis(600));
-    let (a, b) = (server.client_with(builder).await, server.client_with(builder).await);
+    let builder =
+        |builder: nestlock::LockClientBuilder| builder.watchdog_timeout(Duration::from_millis(600));
+    let (a, b) = (
+        server.client_with(builder).await,
+        server.client_with(builder).await,
+    );
     let lock = a.mutex("job").unwrap();
     let start = std::time::Instant::now();
     let once = AcquireOptions::new().lease(Duration::from_millis(1500));
     lock.lock_with(once).await.unwrap().leave_to_lease();
     assert!(b.mutex("job").unwrap().try_lock().await.unwrap().is_none());
     let next = b.mutex("job").unwrap().lock().await.unwrap();
-    assert!(start.elapsed() >= Duration::from_millis(1480), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() >= Duration::from_millis(1480),
+        "{:?}",
+        start.elapsed()
+    );
     next.unlock().await.unwrap();
-    // what the watchdog renewed ends within its timeout, and can be released before
+    // A lease that the watchdog renewed ends within the watchdog timeout, and can be released
+    // earlier.
     let watched = lock.lock().await.unwrap();
     tokio::time::sleep(Duration::from_millis(900)).await;
     let (owner, left) = (watched.leave_to_lease(), std::time::Instant::now());
     assert_eq!(lock.holder().await.unwrap(), Some(owner));
-    b.mutex("job").unwrap().lock().await.unwrap().unlock().await.unwrap();
-    assert!(left.elapsed() < Duration::from_secs(5), "renewed still: {:?}", left.elapsed());
+    b.mutex("job")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+    assert!(
+        left.elapsed() < Duration::from_secs(5),
+        "renewed still: {:?}",
+        left.elapsed()
+    );
     let owner = lock.lock().await.unwrap().leave_to_lease();
     lock.release(&owner).await.unwrap();
     assert_eq!(server.dump(), []);
-    // a lock that an outer guard renews stays as long as that
+    // A hold that is left to its lease stays as long as an outer guard renews the lock.
     let nested = a.reentrant_lock("nested").unwrap();
     let outer = nested.lock().await.unwrap();
     nested.lock().await.unwrap().leave_to_lease();
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert!(!outer.is_lost());
     outer.unlock().await.unwrap();
-    assert!(nested.is_locked().await.unwrap(), "one hold is left to its lease");
+    assert!(
+        nested.is_locked().await.unwrap(),
+        "one hold is left to its lease"
+    );
     eventually("it ends", || async { !server.exists("nested") }).await;
     eventually("nothing is kept", || async { a.stats().holds == 0 }).await;
 }
 
-/// The contract of generic code is the same lock.
+/// A trait object behaves like the lock itself.
 #[tokio::test]
 async fn a_lock_can_be_used_as_an_object() {
     let server = Server::start();
     let client = server.client().await;
-    let locks: [Box<dyn nestlock::RLock>; 2] =
-        [Box::new(client.mutex("a").unwrap()), Box::new(client.multi_lock([client.mutex("b").unwrap()]).unwrap())];
+    let locks: [Box<dyn nestlock::RLock>; 2] = [
+        Box::new(client.mutex("a").unwrap()),
+        Box::new(client.multi_lock([client.mutex("b").unwrap()]).unwrap()),
+    ];
     for lock in locks {
         let guard = lock.lock().await.unwrap();
         let held = lock.inspect().await.unwrap().expect("held");
@@ -329,8 +430,14 @@ async fn a_lock_can_be_used_as_an_object() {
         assert!(lock.try_lock().await.unwrap().is_none() && lock.is_locked().await.unwrap());
         lock.extend(&guard.owner(), 4 * SOON).await.unwrap();
         let stranger = client.owner("nobody").unwrap();
-        assert!(matches!(lock.extend(&stranger, SOON).await, Err(Error::NotHeld { .. })));
-        assert!(matches!(lock.release(&stranger).await, Err(Error::NotHeld { .. })));
+        assert!(matches!(
+            lock.extend(&stranger, SOON).await,
+            Err(Error::NotHeld { .. })
+        ));
+        assert!(matches!(
+            lock.release(&stranger).await,
+            Err(Error::NotHeld { .. })
+        ));
         guard.unlock().await.unwrap();
         assert_eq!(lock.inspect().await.unwrap(), None);
     }

@@ -1,4 +1,4 @@
-//! Non-reentrant locks: the owner who asks again is told at once, and nothing is sent.
+//! Non-reentrant locks: a second acquire by the owner is refused at once, and nothing is sent.
 
 use std::time::{Duration, Instant};
 
@@ -11,41 +11,62 @@ use crate::{
 
 contract_suite! { mod contract, door = |client, name| client.non_reentrant_lock(name).unwrap(), reentrant = false }
 
-/// Every way to wait for it.
+/// Acquires the lock in every way that waits.
 async fn all_ways(lock: &Lock) -> Vec<Result<Option<LockGuard>>> {
     let forever = Duration::MAX;
     vec![
         lock.lock().await.map(Some),
         lock.try_lock_for(Duration::from_secs(3600)).await,
         lock.try_lock_for(forever).await,
-        lock.lock_with(AcquireOptions::new().lease(Duration::from_secs(60))).await.map(Some),
+        lock.lock_with(AcquireOptions::new().lease(Duration::from_secs(60)))
+            .await
+            .map(Some),
     ]
 }
 
 fn doors(client: &LockClient) -> [Lock; 2] {
-    [client.non_reentrant_lock("l").unwrap(), client.non_reentrant_fair_lock("f").unwrap()]
+    [
+        client.non_reentrant_lock("l").unwrap(),
+        client.non_reentrant_fair_lock("f").unwrap(),
+    ]
 }
 
+/// An owner that asks again for a non-reentrant lock is refused at once and without a request.
 #[tokio::test]
-async fn the_owner_who_asks_again_is_refused_at_once_and_without_a_request() {
+async fn a_non_reentrant_lock_refuses_its_owner_without_a_request() {
     let server = Server::start();
     let client = server.client().await;
     for lock in doors(&client) {
         let guard = lock.lock().await.unwrap();
         let (before, requests, start) = (server.dump(), server.script_count(), Instant::now());
         for refused in all_ways(&lock).await {
-            let Err(Error::NotReentrant { lock: name, owner, .. }) = &refused else { panic!("{refused:?}") };
+            let Err(Error::NotReentrant {
+                lock: name, owner, ..
+            }) = &refused
+            else {
+                panic!("{refused:?}")
+            };
             assert_eq!((&**name, owner), (lock.name(), &guard.owner()));
         }
-        assert!(start.elapsed() < Duration::from_secs(5), "it waited: {:?}", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_secs(5),
+            "it waited: {:?}",
+            start.elapsed()
+        );
         assert_eq!(server.script_count(), requests, "nothing is sent");
         assert_eq!(server.dump(), before);
         assert_eq!(server.channels(), [] as [&str; 0]);
         assert_eq!(lock.hold_count(&guard.owner()).await.unwrap(), 1);
         assert!(!guard.is_lost());
         guard.unlock().await.unwrap();
-        // and afterwards it is like any other
-        lock.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+        // After the release, the owner gets the lock again.
+        lock.try_lock()
+            .await
+            .unwrap()
+            .expect("free")
+            .unlock()
+            .await
+            .unwrap();
     }
 }
 
@@ -56,7 +77,10 @@ async fn other_owners_wait_for_a_non_reentrant_lock_as_for_any() {
     for lock in doors(&client) {
         let guard = lock.lock().await.unwrap();
         let other = || AcquireOptions::new().owner(client.owner("other").unwrap());
-        assert!(lock.try_lock_with(other()).await.unwrap().is_none(), "busy, not refused");
+        assert!(
+            lock.try_lock_with(other()).await.unwrap().is_none(),
+            "busy, not refused"
+        );
         let waiter = {
             let (lock, options) = (lock.clone(), other());
             tokio::spawn(async move { lock.lock_with(options).await })
@@ -65,23 +89,39 @@ async fn other_owners_wait_for_a_non_reentrant_lock_as_for_any() {
         assert!(matches!(lock.lock().await, Err(Error::NotReentrant { .. })));
         guard.unlock().await.unwrap();
         let next = waiter.await.unwrap().expect("its turn");
-        assert!(matches!(lock.lock_with(other()).await, Err(Error::NotReentrant { .. })));
-        assert!(lock.try_lock_with(other()).await.unwrap().is_none(), "a try does not wait: it is busy");
-        assert!(lock.try_lock().await.unwrap().is_none(), "the first owner is another one now");
+        assert!(matches!(
+            lock.lock_with(other()).await,
+            Err(Error::NotReentrant { .. })
+        ));
+        assert!(
+            lock.try_lock_with(other()).await.unwrap().is_none(),
+            "a try does not wait: it is busy"
+        );
+        assert!(
+            lock.try_lock().await.unwrap().is_none(),
+            "the first owner is another one now"
+        );
         next.unlock().await.unwrap();
-        crate::support::eventually("nobody listens", || async { server.channels().is_empty() }).await;
+        crate::support::eventually("nobody listens", || async { server.channels().is_empty() })
+            .await;
     }
 }
 
-/// The record is one: the door decides whether its owner may enter again.
+/// There is one record. The constructor decides whether its owner may re-enter.
 #[tokio::test]
 async fn a_hold_through_another_door_counts() {
     let server = Server::start();
     let client = server.client().await;
-    let (once, again) = (client.non_reentrant_lock("l").unwrap(), client.reentrant_lock("l").unwrap());
+    let (once, again) = (
+        client.non_reentrant_lock("l").unwrap(),
+        client.reentrant_lock("l").unwrap(),
+    );
     let outer = again.lock().await.unwrap();
     for refused in all_ways(&once).await {
-        assert!(matches!(refused, Err(Error::NotReentrant { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::NotReentrant { .. })),
+            "{refused:?}"
+        );
     }
     outer.unlock().await.unwrap();
     let outer = once.lock().await.unwrap();
@@ -98,17 +138,23 @@ async fn a_lost_hold_does_not_count_as_held() {
     let server = Server::start();
     let client = server.client().await;
     let lock = client.non_reentrant_lock("l").unwrap();
-    let guard = lock.try_lock_with(AcquireOptions::new().lease(Duration::from_millis(50))).await.unwrap().unwrap();
-    tokio::time::timeout(Duration::from_secs(15), guard.lost()).await.expect("it ends");
+    let guard = lock
+        .try_lock_with(AcquireOptions::new().lease(Duration::from_millis(50)))
+        .await
+        .unwrap()
+        .unwrap();
+    tokio::time::timeout(Duration::from_secs(15), guard.lost())
+        .await
+        .expect("it ends");
     assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
     let next = lock.lock().await.unwrap();
     assert_eq!(lock.hold_count(&next.owner()).await.unwrap(), 1);
     next.unlock().await.unwrap();
 }
 
-/// Four processes with eight tasks each; see `support::history`.
+/// Runs four processes with eight tasks each; see `support::history`.
 #[test]
-fn no_two_of_thirty_two_tasks_in_four_processes_ever_hold_a_non_reentrant_lock_at_once() {
+fn a_non_reentrant_lock_admits_one_of_32_tasks_at_a_time() {
     let server = Server::start_real();
     for leases in [false, true] {
         History::play(&server, "non-reentrant", 3, 30, leases).assert_no_clashes();

@@ -1,4 +1,4 @@
-//! What happens to the process: it sleeps with its machine, it ends in order, its log hangs.
+//! Events of the process: its machine sleeps, it forks, it exits normally, its log hangs.
 
 use std::{
     path::{Path, PathBuf},
@@ -12,7 +12,8 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// Takes off `CLOCK_MONOTONIC` what a file says, as Linux does after a sleep of the machine.
+/// Subtracts the nanoseconds in a file from `CLOCK_MONOTONIC`, which stands still on Linux while
+/// the machine sleeps.
 const SLEEP: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -37,23 +38,31 @@ int clock_gettime(clockid_t id, struct timespec *ts) {
 }
 "#;
 
-/// Forks where its parent's number is asked for, which nothing else here asks for.
+/// Forks at each call of `getppid`, which nothing else here calls.
 const FORK: &str = "
 #include <unistd.h>
 pid_t getppid(void) { return fork(); }
 ";
 
-/// A library in this folder that is loaded before all others.
+/// Compiles a library in this folder, to be loaded before all others.
 fn library(folder: &Path, code: &str) -> PathBuf {
     let (source, library) = (folder.join("library.c"), folder.join("library.so"));
     std::fs::write(&source, code).unwrap();
     let mut compiler = Command::new("cc");
-    let compiler = compiler.args(["-O1", "-shared", "-fPIC", "-o"]).args([&library, &source]).arg("-ldl");
-    assert!(compiler.status().expect("a C compiler, which Rust links with").success());
+    let compiler = compiler
+        .args(["-O1", "-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .arg("-ldl");
+    assert!(
+        compiler
+            .status()
+            .expect("a C compiler, which Rust links with")
+            .success()
+    );
     library
 }
 
-/// A worker that can fork.
+/// Starts a worker that can fork.
 #[cfg(target_os = "linux")]
 fn forks() -> (Server, Worker) {
     let folder = tempfile::tempdir().unwrap();
@@ -63,7 +72,8 @@ fn forks() -> (Server, Worker) {
     (server, worker)
 }
 
-/// The child has the parent's sockets and none of its threads. It sends nothing, and breaks nothing.
+/// A forked child has the sockets of its parent and none of its threads. Its calls are refused:
+/// they send nothing and break nothing.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_fork_is_refused_the_client_of_its_parent() {
@@ -73,7 +83,7 @@ fn a_fork_is_refused_the_client_of_its_parent() {
     let before = server.connections();
     worker.ask("fork free");
     assert_eq!(worker.answer(), "forked Forked Forked Closed");
-    // the parent goes on over the connections that it had
+    // The parent keeps its connections.
     worker.ask("lock other");
     worker.answer_to("locked other");
     worker.ask("unlock held");
@@ -82,7 +92,8 @@ fn a_fork_is_refused_the_client_of_its_parent() {
     assert!(!server.exists("free") && !server.exists("held") && server.exists("other"));
 }
 
-/// With the socket it shares the epoll that tells its parent of it, and had put an address of its own in there.
+/// With the socket, the child shares the epoll instance that notifies its parent. It used to
+/// register an address of its own there.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_fork_that_ends_its_runtime_leaves_its_parent_alone() {
@@ -92,7 +103,8 @@ fn a_fork_that_ends_its_runtime_leaves_its_parent_alone() {
     assert_eq!(worker.answer_to("went on"), "false/true");
 }
 
-/// What another thread has locked in that moment stays locked in the child for ever: it is refused before it would wait for that.
+/// A mutex that another thread holds at the fork stays locked in the child for ever. The call is
+/// refused before it would wait for that mutex.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_fork_beside_calls_of_other_threads_is_refused() {
@@ -101,7 +113,7 @@ fn a_fork_beside_calls_of_other_threads_is_refused() {
     assert_eq!(worker.answer_to("forked beside"), "Forked/0");
 }
 
-/// Nobody would connect there: it is told so, and does not wait for that.
+/// The child has no thread that would connect. Its calls are refused, and do not wait.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_fork_of_a_lazy_client_is_refused_before_its_first_use() {
@@ -110,23 +122,24 @@ fn a_fork_of_a_lazy_client_is_refused_before_its_first_use() {
     worker.answer_to("made");
     worker.ask("fork free");
     assert_eq!(worker.answer(), "forked Forked Forked Closed");
-    // the parent connects when it likes
+    // The parent still connects on first use.
     worker.ask("lock held");
     worker.answer_to("locked held");
     assert!(!server.exists("free") && server.exists("held"));
 }
 
-/// A machine that slept past the lease: its guards are lost when it wakes, though `CLOCK_MONOTONIC` stood still. The process
-/// is stopped for that time, and the clock set back.
+/// The machine sleeps past the lease: the guards are lost when it wakes, although `CLOCK_MONOTONIC`
+/// stood still. The test stops the process for that time, and sets its clock back.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_machine_that_slept_knows_when_it_wakes_that_its_locks_are_lost() {
+fn a_machine_that_slept_knows_on_waking_that_its_locks_are_lost() {
     let folder = tempfile::tempdir().unwrap();
     let (library, slept) = (library(folder.path(), SLEEP), folder.path().join("slept"));
     std::fs::write(&slept, 0_i64.to_ne_bytes()).unwrap();
 
     let server = Server::start();
-    let environment: [(&str, &Path); 2] = [("LD_PRELOAD", &library), ("NESTLOCK_TEST_SLEPT", &slept)];
+    let environment: [(&str, &Path); 2] =
+        [("LD_PRELOAD", &library), ("NESTLOCK_TEST_SLEPT", &slept)];
     let mut worker = Worker::start_in(&server, ms(3000), &environment);
     worker.ask("lock renewed");
     worker.answer_to("locked renewed");
@@ -135,22 +148,26 @@ fn a_machine_that_slept_knows_when_it_wakes_that_its_locks_are_lost() {
     worker.stop();
     let asleep = ms(4000);
     std::thread::sleep(asleep);
-    std::fs::write(&slept, i64::try_from(asleep.as_nanos()).unwrap().to_ne_bytes()).unwrap();
+    std::fs::write(
+        &slept,
+        i64::try_from(asleep.as_nanos()).unwrap().to_ne_bytes(),
+    )
+    .unwrap();
     assert!(!server.exists("renewed") && !server.exists("leased"));
     worker.cont();
     let woken = std::time::Instant::now();
-    // whoever awaits the loss is told, too: no timer has moved
+    // Tasks that await the loss are notified as well, although no timer has advanced.
     worker.answer_to("lost");
     worker.answer_to("lost");
     for name in ["renewed", "leased"] {
         worker.ask(&format!("is_lost {name}"));
         assert_eq!(worker.answer_to("is_lost"), "true", "{name}");
     }
-    // at 3 s of its clock the leased one would have ended anyway
+    // At 3 s of the worker's clock the leased lock would end anyway, so the limit is lower.
     assert!(woken.elapsed() < ms(1500), "{:?}", woken.elapsed());
 }
 
-/// Drop the guard, drop the client, end: what `main` does at its end.
+/// The worker drops the guard, drops the client and exits, as `main` does at its end.
 #[test]
 fn a_process_that_drops_its_guard_and_ends_leaves_the_lock_free() {
     let server = Server::start();
@@ -160,17 +177,24 @@ fn a_process_that_drops_its_guard_and_ends_leaves_the_lock_free() {
         worker.answer_to("locked nightly");
         worker.ask("leave");
         worker.wait();
-        // sent before the process ended, or never
-        assert!(!server.exists("nightly"), "round {round}: the lock of a process that is gone");
+        // The release is sent before the process ends, or never.
+        assert!(
+            !server.exists("nightly"),
+            "round {round}: the lock of a process that is gone"
+        );
     }
 }
 
-/// The same where the last handle is a task's, which the end of the runtime drops.
+/// The same if the last handle is in a task, which the end of the runtime drops.
 #[test]
 fn the_end_of_a_runtime_waits_for_the_releases_of_its_tasks() {
     let server = Server::start();
     for round in 0..40 {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
         runtime.block_on(async {
             let client = server.client().await;
             let guard = client.mutex("nightly").unwrap().lock().await.unwrap();
@@ -181,11 +205,14 @@ fn the_end_of_a_runtime_waits_for_the_releases_of_its_tasks() {
             tokio::time::sleep(ms(5)).await;
         });
         drop(runtime);
-        assert!(!server.exists("nightly"), "round {round}: the lock of a runtime that is gone");
+        assert!(
+            !server.exists("nightly"),
+            "round {round}: the lock of a runtime that is gone"
+        );
     }
 }
 
-/// A subscriber that hangs on its pipe or disk: renewals do not wait for it.
+/// The log subscriber hangs on its pipe or disk. Renewals do not wait for it.
 #[tokio::test]
 async fn a_log_that_hangs_stops_no_renewal() {
     let server = Server::start();
@@ -196,13 +223,24 @@ async fn a_log_that_hangs_stops_no_renewal() {
     }
     worker.ask("deaf");
     worker.answer_to("deaf");
-    // a loss is worth an event
+    // A loss logs an event, and the log hangs there.
     let client = server.client().await;
-    assert!(client.reentrant_lock("lost").unwrap().force_unlock().await.unwrap());
+    assert!(
+        client
+            .reentrant_lock("lost")
+            .unwrap()
+            .force_unlock()
+            .await
+            .unwrap()
+    );
     worker.answer_to("lost lost");
     let start = std::time::Instant::now();
     eventually("several leases pass", || async {
-        assert!(server.exists("kept"), "not renewed after {:?}", start.elapsed());
+        assert!(
+            server.exists("kept"),
+            "not renewed after {:?}",
+            start.elapsed()
+        );
         start.elapsed() > ms(3000)
     })
     .await;

@@ -1,4 +1,4 @@
-//! Wake-ups: what a message does, and what happens when messages are missing.
+//! Wake-ups: what a message does, and what happens if messages are missing.
 
 use std::{
     future::Future,
@@ -21,19 +21,27 @@ use crate::support::{
     within,
 };
 
-/// So far beyond each test's patience that a missed wake-up shows.
+/// Far beyond the limit of each test, so that a missed wake-up shows.
 const NEVER: Duration = Duration::from_secs(60);
-/// A wake-up came if it took less than this.
+/// The longest time that a wake-up may take.
 const PROMPT: Duration = Duration::from_secs(10);
 
 async fn patient_client(server: &Server) -> LockClient {
     let client = server.client_with(|builder| builder.poll_cap(NEVER)).await;
-    // the server knows the scripts from here on: each try counts once
-    client.reentrant_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    // Loads the scripts, so that each try counts once.
+    client
+        .reentrant_lock("warm")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
     client
 }
 
-/// Polls once, so that what can be sent is sent.
+/// Polls once, so that the future sends its request.
 async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Poll<F::Output> {
     std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
 }
@@ -48,27 +56,35 @@ fn waiters(client: &LockClient, lock: &str, count: usize) -> Vec<tokio::task::Jo
         .collect()
 }
 
-/// All tasks end in time, and none fails.
+/// Asserts that all tasks end within `limit` and that none fails.
 async fn all_end(what: &str, limit: Duration, tasks: Vec<tokio::task::JoinHandle<()>>) {
     let all = async {
         for task in tasks {
             task.await.expect("a task that does not fail");
         }
     };
-    tokio::time::timeout(limit, all).await.unwrap_or_else(|_| panic!("not within {limit:?}: {what}"));
+    tokio::time::timeout(limit, all)
+        .await
+        .unwrap_or_else(|_| panic!("not within {limit:?}: {what}"));
 }
 
 async fn subscribed(server: &Server, lock: &str) {
     let channel = channel(lock);
-    eventually("a subscription", || async { server.channels().contains(&channel) }).await;
+    eventually("a subscription", || async {
+        server.channels().contains(&channel)
+    })
+    .await;
 }
 
 /// Waits until `count` scripts were run since `before`.
 async fn tries(server: &Server, before: u64, count: u64) {
-    eventually(&format!("{count} tries"), || async { server.script_count() >= before + count }).await;
+    eventually(&format!("{count} tries"), || async {
+        server.script_count() >= before + count
+    })
+    .await;
 }
 
-/// Kills every subscriber's connection, again and again, until dropped.
+/// Kills the connections of all subscribers, again and again, until dropped.
 struct Killer(Arc<AtomicBool>, Option<std::thread::JoinHandle<u64>>);
 
 impl Killer {
@@ -78,7 +94,10 @@ impl Killer {
         let thread = std::thread::spawn(move || {
             let mut killed = 0;
             while !stopped.load(Ordering::Acquire) {
-                killed += wire.call(&["CLIENT", "KILL", "TYPE", "pubsub"]).unwrap().int() as u64;
+                killed += wire
+                    .call(&["CLIENT", "KILL", "TYPE", "pubsub"])
+                    .unwrap()
+                    .int() as u64;
                 std::thread::sleep(pause);
             }
             killed
@@ -98,8 +117,9 @@ impl Drop for Killer {
     }
 }
 
+/// A release between the try and the subscription is not missed.
 #[tokio::test]
-async fn r85_a_release_between_the_try_and_the_subscription_is_not_missed() {
+async fn r85_a_release_between_try_and_subscription_is_not_missed() {
     let server = Server::start();
     let client = patient_client(&server).await;
     for round in 0..30 {
@@ -110,14 +130,21 @@ async fn r85_a_release_between_the_try_and_the_subscription_is_not_missed() {
         let before = server.script_count();
         assert!(poll_once(acquire.as_mut()).await.is_pending());
         tries(&server, before, 1).await;
-        // the try was executed, its answer not yet looked at: nobody is subscribed
+        // The try ran, but the client has not read the reply, so it is not subscribed.
         other.release();
-        tokio::time::timeout(PROMPT, acquire).await.expect("a wake-up").unwrap().unlock().await.unwrap();
+        tokio::time::timeout(PROMPT, acquire)
+            .await
+            .expect("a wake-up")
+            .unwrap()
+            .unlock()
+            .await
+            .unwrap();
     }
 }
 
+/// A release between the try and joining an old subscription is not missed.
 #[tokio::test]
-async fn r85_a_release_between_the_try_and_joining_an_old_subscription_is_not_missed() {
+async fn r85_a_release_before_joining_a_subscription_is_not_missed() {
     let server = Server::start();
     let client = patient_client(&server).await;
     for round in 0..30 {
@@ -128,15 +155,30 @@ async fn r85_a_release_between_the_try_and_joining_an_old_subscription_is_not_mi
         let before = server.script_count();
         assert!(poll_once(acquire.as_mut()).await.is_pending());
         tries(&server, before, 1).await;
-        // another task subscribes meanwhile, and gives up; the subscription outlives it a little
+        // Another task subscribes, and gives up. The subscription outlives it a little.
         let brief = client.reentrant_lock(&name).unwrap();
-        let brief = tokio::spawn(async move { brief.try_lock_for(Duration::from_millis(30)).await });
-        // on a slow machine the time may be over before the answer is there
+        let brief =
+            tokio::spawn(async move { brief.try_lock_for(Duration::from_millis(30)).await });
+        // On a slow machine the time may be over before the reply arrives.
         assert!(!matches!(brief.await.unwrap(), Ok(Some(_))));
         other.release();
-        // the message has been read by whoever reads it
-        client.reentrant_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
-        tokio::time::timeout(PROMPT, acquire).await.expect("a wake-up").unwrap().unlock().await.unwrap();
+        // After this round trip, the client has read the message.
+        client
+            .reentrant_lock("warm")
+            .unwrap()
+            .lock()
+            .await
+            .unwrap()
+            .unlock()
+            .await
+            .unwrap();
+        tokio::time::timeout(PROMPT, acquire)
+            .await
+            .expect("a wake-up")
+            .unwrap()
+            .unlock()
+            .await
+            .unwrap();
     }
 }
 
@@ -144,23 +186,43 @@ async fn r85_a_release_between_the_try_and_joining_an_old_subscription_is_not_mi
 async fn r86_a_refused_subscription_costs_time_and_spoils_nothing() {
     let server = Server::start_real();
     let user = |channels: &str| {
-        let reply = server.call(&["ACL", "SETUSER", "u", "on", ">p", "~*", "+@all", "resetchannels", channels]);
+        let reply = server.call(&[
+            "ACL",
+            "SETUSER",
+            "u",
+            "on",
+            ">p",
+            "~*",
+            "+@all",
+            "resetchannels",
+            channels,
+        ]);
         assert!(!reply.is_error(), "{reply:?}");
     };
     user("&nothing");
     let url = format!("redis://u:p@{}", server.addr());
-    let client = LockClient::builder().poll_cap(Duration::from_secs(2)).connect(url).await.unwrap();
+    let client = LockClient::builder()
+        .poll_cap(Duration::from_secs(2))
+        .connect(url)
+        .await
+        .unwrap();
     let other = ByHand::hold(&server, "l", NEVER);
     let lock = client.reentrant_lock("l").unwrap();
     let before = server.script_count();
     let waiter = tokio::spawn(async move { lock.lock().await.unwrap() });
     tries(&server, before, 1).await;
     other.release();
-    // nobody can tell it: it polls
-    let guard = tokio::time::timeout(PROMPT, waiter).await.expect("a poll").unwrap();
+    // No message arrives, so the waiter polls.
+    let guard = tokio::time::timeout(PROMPT, waiter)
+        .await
+        .expect("a poll")
+        .unwrap();
     user("allchannels");
     guard.unlock().await.unwrap();
-    eventually("the gate is gone", || async { client.stats().channels == 0 }).await;
+    eventually("the gate is gone", || async {
+        client.stats().channels == 0
+    })
+    .await;
 
     let other = ByHand::hold(&server, "l", NEVER);
     let tasks = waiters(&client, "l", 1);
@@ -171,19 +233,28 @@ async fn r86_a_refused_subscription_costs_time_and_spoils_nothing() {
 
 #[tokio::test]
 async fn r89_waiters_survive_a_server_restart() {
-    // with its records kept, so that the waiters go on waiting
+    // The server keeps its records, so that the waiters keep waiting.
     let server = Server::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let client = patient_client(&server).await;
     let names: Vec<String> = (0..10).map(|n| format!("l{n}")).collect();
-    let holds: Vec<ByHand> = names.iter().map(|name| ByHand::hold(&server, name, 10 * NEVER)).collect();
+    let holds: Vec<ByHand> = names
+        .iter()
+        .map(|name| ByHand::hold(&server, name, 10 * NEVER))
+        .collect();
     let before = server.script_count();
-    let tasks: Vec<_> = names.iter().flat_map(|name| waiters(&client, name, 10)).collect();
+    let tasks: Vec<_> = names
+        .iter()
+        .flat_map(|name| waiters(&client, name, 10))
+        .collect();
     tries(&server, before, 100).await;
     eventually("all channels", || async { server.channels().len() == 10 }).await;
 
     server.kill();
     server.restart();
-    eventually("all channels again", || async { server.channels().len() == 10 }).await;
+    eventually("all channels again", || async {
+        server.channels().len() == 10
+    })
+    .await;
     assert!(names.iter().all(|name| server.exists(name)));
     holds.iter().for_each(ByHand::release);
     all_end("100 waiters", PROMPT, tasks).await;
@@ -204,14 +275,17 @@ async fn r89_waiters_of_a_lock_that_a_restart_forgot_acquire_it() {
 
 #[tokio::test]
 async fn r91_an_idle_subscription_stays_alive() {
-    // the server ends connections that are idle for a second
+    // The server closes connections that are idle for 1 s.
     let server = Server::start_with(&["--timeout", "1"]);
     let client = patient_client(&server).await;
     let other = ByHand::hold(&server, "l", NEVER);
     let tasks = waiters(&client, "l", 3);
     subscribed(&server, "l").await;
     let idle = Instant::now();
-    eventually("three idle seconds", || async { idle.elapsed() > Duration::from_secs(3) }).await;
+    eventually("three idle seconds", || async {
+        idle.elapsed() > Duration::from_secs(3)
+    })
+    .await;
     other.release();
     all_end("waiters after an idle time", PROMPT, tasks).await;
 }
@@ -236,14 +310,19 @@ async fn r88_r94_no_channel_stays_subscribed_at_rest() {
     }
 }
 
+/// No channel stays subscribed after a storm of lost connections.
 #[tokio::test]
-async fn r94_no_channel_stays_subscribed_after_a_storm_of_lost_connections() {
+async fn r94_a_storm_of_lost_connections_leaves_no_channel_subscribed() {
     let server = Server::start();
-    let client = server.client_with(|builder| builder.poll_cap(Duration::from_millis(100))).await;
+    let client = server
+        .client_with(|builder| builder.poll_cap(Duration::from_millis(100)))
+        .await;
     let killer = Killer::start(&server, Duration::from_millis(7));
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(3) {
-        let tasks: Vec<_> = (0..20).flat_map(|n| waiters(&client, &format!("l{n}"), 3)).collect();
+        let tasks: Vec<_> = (0..20)
+            .flat_map(|n| waiters(&client, &format!("l{n}"), 3))
+            .collect();
         all_end("a round", 2 * PROMPT, tasks).await;
     }
     assert!(killer.end() > 0, "nothing was killed");
@@ -251,9 +330,9 @@ async fn r94_no_channel_stays_subscribed_after_a_storm_of_lost_connections() {
     eventually("no channels", || async { server.channels().is_empty() }).await;
 }
 
-/// Found by the soak: a server that runs a long script refuses UNSUBSCRIBE, too.
+/// Found by the soak: a server that runs a long script refuses UNSUBSCRIBE as well.
 #[tokio::test]
-async fn r94_no_channel_stays_subscribed_where_unsubscribe_was_refused() {
+async fn r94_a_refused_unsubscribe_leaves_no_channel_subscribed() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let client = LockClient::connect(proxy.url()).await.unwrap();
@@ -270,9 +349,17 @@ async fn r94_no_channel_stays_subscribed_where_unsubscribe_was_refused() {
         eventually("it listens", || async { !server.channels().is_empty() }).await;
         other.release();
         all_end("the waiter", PROMPT, tasks).await;
-        eventually("no channels", || async { client.stats().channels == 0 && server.channels().is_empty() }).await;
+        eventually("no channels", || async {
+            client.stats().channels == 0 && server.channels().is_empty()
+        })
+        .await;
     }
-    assert!(proxy.requests().iter().any(|request| request.is("UNSUBSCRIBE")));
+    assert!(
+        proxy
+            .requests()
+            .iter()
+            .any(|request| request.is("UNSUBSCRIBE"))
+    );
 }
 
 #[tokio::test]
@@ -281,8 +368,13 @@ async fn r95_connections_last_while_locks_are_contended() {
     let client = patient_client(&server).await;
     let connections = || {
         let list = server.call(&["CLIENT", "LIST"]);
-        let ids = list.text().lines().filter(|line| line.contains("name=nestlock:"));
-        let mut ids: Vec<String> = ids.map(|line| line.split(' ').next().unwrap().to_owned()).collect();
+        let ids = list
+            .text()
+            .lines()
+            .filter(|line| line.contains("name=nestlock:"));
+        let mut ids: Vec<String> = ids
+            .map(|line| line.split(' ').next().unwrap().to_owned())
+            .collect();
         ids.sort();
         ids
     };
@@ -305,7 +397,10 @@ async fn f19_waiters_hand_over_while_subscriptions_break() {
     let start = Instant::now();
     let tasks: Vec<_> = (0..20)
         .map(|n| {
-            let (lock, releases) = (clients[n % 2].reentrant_lock("l").unwrap(), Arc::clone(&releases));
+            let (lock, releases) = (
+                clients[n % 2].reentrant_lock("l").unwrap(),
+                Arc::clone(&releases),
+            );
             tokio::spawn(async move {
                 while start.elapsed() < Duration::from_secs(5) {
                     let guard = lock.lock().await.unwrap();
@@ -325,18 +420,35 @@ async fn f19_waiters_hand_over_while_subscriptions_break() {
     let mut gaps = std::mem::take(&mut releases.lock().unwrap().1);
     gaps.sort();
     let (median, worst) = (gaps[gaps.len() / 2], gaps[gaps.len() - 1]);
-    println!("{} hand-overs, {killed} connections killed: median {median:?}, worst {worst:?}", gaps.len());
+    println!(
+        "{} hand-overs, {killed} connections killed: median {median:?}, worst {worst:?}",
+        gaps.len()
+    );
     assert!(killed >= 10 && gaps.len() >= 20);
     assert!(worst < poll_cap + Duration::from_secs(2), "{worst:?}");
 }
 
+/// Without any messages, a lock changes hands within the poll cap.
 #[tokio::test]
-async fn f18_without_any_messages_a_lock_changes_hands_within_the_poll_cap() {
+async fn f18_a_lock_without_messages_moves_on_within_the_poll_cap() {
     let server = Server::start_real();
-    server.call(&["ACL", "SETUSER", "u", "on", ">p", "~*", "+@all", "resetchannels"]);
+    server.call(&[
+        "ACL",
+        "SETUSER",
+        "u",
+        "on",
+        ">p",
+        "~*",
+        "+@all",
+        "resetchannels",
+    ]);
     let url = format!("redis://u:p@{}", server.addr());
     let poll_cap = Duration::from_millis(300);
-    let client = LockClient::builder().poll_cap(poll_cap).connect(url).await.unwrap();
+    let client = LockClient::builder()
+        .poll_cap(poll_cap)
+        .connect(url)
+        .await
+        .unwrap();
     let mut times = Vec::new();
     for round in 0..10 {
         let name = format!("l{round}");
@@ -350,28 +462,55 @@ async fn f18_without_any_messages_a_lock_changes_hands_within_the_poll_cap() {
         tries(&server, before, 1).await;
         let released = Instant::now();
         other.release();
-        let (acquired, _owner) = tokio::time::timeout(PROMPT, waiter).await.expect("a poll").unwrap();
+        let (acquired, _owner) = tokio::time::timeout(PROMPT, waiter)
+            .await
+            .expect("a poll")
+            .unwrap();
         times.push(acquired - released);
     }
     times.sort();
-    println!("hand-over without pub/sub, poll cap {poll_cap:?}: median {:?}, worst {:?}", times[5], times[9]);
-    assert!(times[9] < 2 * poll_cap + Duration::from_secs(1), "{times:?}");
+    println!(
+        "hand-over without pub/sub, poll cap {poll_cap:?}: median {:?}, worst {:?}",
+        times[5], times[9]
+    );
+    assert!(
+        times[9] < 2 * poll_cap + Duration::from_secs(1),
+        "{times:?}"
+    );
 }
 
+/// A refused subscription does not make the client connect again and again.
 #[tokio::test]
-async fn r86_a_refused_subscription_does_not_make_connections_again_and_again() {
+async fn r86_a_refused_subscription_causes_no_repeated_connections() {
     let server = Server::start_real();
-    server.call(&["ACL", "SETUSER", "u", "on", ">p", "~*", "+@all", "resetchannels", "&*{good}"]);
+    server.call(&[
+        "ACL",
+        "SETUSER",
+        "u",
+        "on",
+        ">p",
+        "~*",
+        "+@all",
+        "resetchannels",
+        "&*{good}",
+    ]);
     let proxy = Proxy::start(&server);
     let url = proxy.url().replace("redis://", "redis://u:p@");
-    let client = LockClient::builder().poll_cap(Duration::from_millis(100)).connect(url).await.unwrap();
+    let client = LockClient::builder()
+        .poll_cap(Duration::from_millis(100))
+        .connect(url)
+        .await
+        .unwrap();
     let others = ["bad", "good"].map(|name| ByHand::hold(&server, name, NEVER));
-    let tasks: Vec<_> = ["bad", "good"].iter().flat_map(|name| waiters(&client, name, 1)).collect();
+    let tasks: Vec<_> = ["bad", "good"]
+        .iter()
+        .flat_map(|name| waiters(&client, name, 1))
+        .collect();
     subscribed(&server, "good").await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let connections = proxy.connections();
     assert!(connections <= 5, "{connections} connections");
-    // a release publishes
+    // The waiters publish when they release.
     server.call(&["ACL", "SETUSER", "u", "allchannels"]);
     others.iter().for_each(ByHand::release);
     all_end("both waiters", PROMPT, tasks).await;
@@ -381,7 +520,9 @@ async fn r86_a_refused_subscription_does_not_make_connections_again_and_again() 
 async fn f18_a_subscriber_that_is_always_killed_hands_over_by_polling() {
     let server = Server::start();
     let poll_cap = Duration::from_millis(300);
-    let client = server.client_with(|builder| builder.poll_cap(poll_cap)).await;
+    let client = server
+        .client_with(|builder| builder.poll_cap(poll_cap))
+        .await;
     let killer = Killer::start(&server, Duration::from_millis(1));
     for _ in 0..10 {
         let other = ByHand::hold(&server, "l", NEVER);
@@ -402,7 +543,7 @@ async fn f20_a_flood_of_messages_loses_no_waiter() {
     let tasks = waiters(&client, "l", 10);
     subscribed(&server, "l").await;
     let (channel, mut wire) = (channel("l"), server.wire());
-    // far more than what fred keeps for a slow reader, in one piece each
+    // Each script publishes far more in one piece than fred keeps for a slow reader.
     let flood = format!("for n = 1, 10000 do redis.call('publish', '{channel}', 'x') end");
     for _ in 0..5 {
         wire.call(&["EVAL", &flood, "0"]).unwrap();
@@ -411,9 +552,16 @@ async fn f20_a_flood_of_messages_loses_no_waiter() {
     all_end("10 waiters", PROMPT, tasks).await;
 }
 
+/// A subscriber that is cut off for reading too slowly loses no waiter.
 #[tokio::test]
-async fn f20_a_subscriber_cut_off_for_reading_too_slowly_loses_no_waiter() {
-    let server = Server::start_with(&["--client-output-buffer-limit", "pubsub", "64kb", "64kb", "1"]);
+async fn f20_a_subscriber_cut_off_as_too_slow_loses_no_waiter() {
+    let server = Server::start_with(&[
+        "--client-output-buffer-limit",
+        "pubsub",
+        "64kb",
+        "64kb",
+        "1",
+    ]);
     let client = patient_client(&server).await;
     let other = ByHand::hold(&server, "l", NEVER);
     let tasks = waiters(&client, "l", 10);
@@ -424,15 +572,16 @@ async fn f20_a_subscriber_cut_off_for_reading_too_slowly_loses_no_waiter() {
     };
     let before = subscriber();
     let (channel, mut wire) = (channel("l"), server.wire());
-    // one script: the server writes nothing to the subscriber before it ends
-    let flood = format!("for n = 1, 2000 do redis.call('publish', '{channel}', string.rep('x', 1000)) end");
+    // One script, because the server writes nothing to the subscriber before it ends.
+    let flood =
+        format!("for n = 1, 2000 do redis.call('publish', '{channel}', string.rep('x', 1000)) end");
     within(PROMPT, "the server cuts it off", || {
         wire.call(&["EVAL", &flood, "0"]).unwrap();
         let cut = subscriber() != before;
         async move { cut }
     })
     .await;
-    // the release may fall into the gap: the reconnect makes up for it
+    // The release may fall into the gap. The reconnect makes up for the lost message.
     other.release();
     all_end("10 waiters", PROMPT, tasks).await;
 }
@@ -440,9 +589,19 @@ async fn f20_a_subscriber_cut_off_for_reading_too_slowly_loses_no_waiter() {
 #[tokio::test]
 async fn messages_that_mean_nothing_are_ignored() {
     let server = Server::start();
-    let client = server.client_with(|builder| builder.poll_cap(NEVER).bundle(false)).await;
-    // the server knows the scripts, and each try is one
-    client.reentrant_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    let client = server
+        .client_with(|builder| builder.poll_cap(NEVER).bundle(false))
+        .await;
+    // Loads the scripts, so that each try counts once.
+    client
+        .reentrant_lock("warm")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
     let other = ByHand::hold(&server, "l", NEVER);
     let another = ByHand::hold(&server, "other", NEVER);
     let before = server.script_count();
@@ -450,17 +609,31 @@ async fn messages_that_mean_nothing_are_ignored() {
     let parked = waiters(&client, "other", 1);
     subscribed(&server, "l").await;
     subscribed(&server, "other").await;
-    // six tries, and one more at each gate when its subscription has arrived
+    // Six tries, and one more per channel when its subscription is confirmed.
     tries(&server, before, 8).await;
     let before = server.script_count();
     let long = "0".repeat(100_000);
-    for payload in ["", "2", "-1", "00", " 0", "{\"a\":0}", "\u{1}\u{0}\u{7f}", "null", &long] {
+    for payload in [
+        "",
+        "2",
+        "-1",
+        "00",
+        " 0",
+        "{\"a\":0}",
+        "\u{1}\u{0}\u{7f}",
+        "null",
+        &long,
+    ] {
         server.call(&["PUBLISH", &channel("l"), payload]);
     }
-    // messages come in order: after this one the others have been read
+    // Messages arrive in order, so after this one the client has read the others.
     server.call(&["PUBLISH", &channel("other"), "0"]);
     tries(&server, before, 1).await;
-    assert_eq!(server.script_count(), before + 1, "a message of no meaning, or of another lock, cost a try");
+    assert_eq!(
+        server.script_count(),
+        before + 1,
+        "a message of no meaning, or of another lock, cost a try"
+    );
     another.release();
     all_end("the other lock's waiter", PROMPT, parked).await;
     other.release();
@@ -477,12 +650,18 @@ async fn zero_wakes_one_waiter_of_each_client_and_one_wakes_all() {
     for client in &clients {
         tasks.extend(waiters(client, "l", 10));
     }
-    // each tries once, and one of each client once more when the subscription has arrived
+    // Each waiter tries once, and one of each client once more when its subscription is confirmed.
     tries(&server, before, 22).await;
     let mut expected = server.script_count();
     let mut wire = server.wire();
     for (payload, woken) in [("0", 2), ("0", 2), ("1", 20), ("0", 2), ("1", 20)] {
-        assert_eq!(wire.call(&["PUBLISH", &channel("l"), payload]).unwrap().int(), 2, "two subscribers");
+        assert_eq!(
+            wire.call(&["PUBLISH", &channel("l"), payload])
+                .unwrap()
+                .int(),
+            2,
+            "two subscribers"
+        );
         expected += woken;
         tries(&server, 0, expected).await;
     }
@@ -491,8 +670,9 @@ async fn zero_wakes_one_waiter_of_each_client_and_one_wakes_all() {
     all_end("20 waiters", PROMPT, tasks).await;
 }
 
+/// Fake wake-ups cost one try each, and never lead to a wrong acquire.
 #[tokio::test]
-async fn f20_fake_wake_ups_cost_one_try_each_and_never_a_wrong_acquire() {
+async fn f20_a_fake_wake_up_costs_one_try_and_never_a_wrong_acquire() {
     let server = Server::start();
     let client = patient_client(&server).await;
     let other = ByHand::hold(&server, "l", NEVER);
@@ -506,9 +686,16 @@ async fn f20_fake_wake_ups_cost_one_try_each_and_never_a_wrong_acquire() {
     }
     let record = server.record("l");
     assert_eq!(record.len(), 1);
-    assert!(record[0].0.starts_with("00000000-"), "taken by somebody: {record:?}");
+    assert!(
+        record[0].0.starts_with("00000000-"),
+        "taken by somebody: {record:?}"
+    );
     assert!(tasks.iter().all(|task| !task.is_finished()));
-    assert!(server.script_count() <= before + 500, "{}", server.script_count() - before);
+    assert!(
+        server.script_count() <= before + 500,
+        "{}",
+        server.script_count() - before
+    );
     other.release();
     all_end("5 waiters", PROMPT, tasks).await;
 }
@@ -538,7 +725,10 @@ async fn p13_a_storm_of_wake_ups_does_not_prolong_a_wait() {
         .collect();
     for wait in waits {
         let (took, busy) = wait.await.unwrap();
-        assert!(busy && took >= Duration::from_secs(1) && took < Duration::from_secs(4), "{busy} {took:?}");
+        assert!(
+            busy && took >= Duration::from_secs(1) && took < Duration::from_secs(4),
+            "{busy} {took:?}"
+        );
     }
     stop.store(true, Ordering::Release);
     storm.join().unwrap();

@@ -1,4 +1,4 @@
-//! The read-write lock: what is special about its two sides.
+//! The read-write lock: the behaviour of its two sides.
 
 use std::{
     net::TcpListener,
@@ -48,10 +48,10 @@ contract_suite! {
 const INTENT: &str = "nestlock_rwlock_intent:{l}";
 const READERS: &str = "nestlock_rwlock_readers:{l}";
 const CHANNEL: &str = "redisson_rwlock:{l}";
-/// How long a mark holds the other side back.
+/// How long a waiter's mark holds back the other side.
 const MARK_TIME: Duration = Duration::from_secs(2);
 const SHORT_WATCHDOG: Duration = Duration::from_secs(2);
-/// What a loaded machine may add.
+/// The most that a loaded machine may add.
 const SLACK: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_secs(15);
 const NEVER: Duration = Duration::from_secs(3600);
@@ -69,14 +69,19 @@ fn write(client: &LockClient) -> Lock {
 }
 
 async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(SOON, future).await.expect("it ends soon")
+    tokio::time::timeout(SOON, future)
+        .await
+        .expect("it ends soon")
 }
 
 async fn leased(lock: &Lock, lease: Duration) -> LockGuard {
-    lock.try_lock_with(AcquireOptions::new().lease(lease)).await.unwrap().expect("free")
+    lock.try_lock_with(AcquireOptions::new().lease(lease))
+        .await
+        .unwrap()
+        .expect("free")
 }
 
-/// A hold of an owner of its own.
+/// Acquires the lock for a named owner.
 async fn named(client: &LockClient, lock: &Lock, owner: &str) -> LockGuard {
     let options = AcquireOptions::new().owner(client.owner(owner).unwrap());
     lock.lock_with(options).await.unwrap()
@@ -86,7 +91,7 @@ fn waiter(lock: Lock) -> JoinHandle<LockGuard> {
     tokio::spawn(async move { lock.lock().await.unwrap() })
 }
 
-/// The client never looks by itself within a test: what wakes it is a message.
+/// Connects a client that never polls a lock within a test, so that only a message wakes it.
 async fn deaf_to_time(server: &Server) -> LockClient {
     server.client_with(|c| c.poll_cap(NEVER)).await
 }
@@ -105,7 +110,8 @@ fn hold_key(owner: &OwnerId, n: u32) -> String {
 
 fn hold_keys(server: &Server) -> Vec<String> {
     let keys = server.dump().into_iter().map(|(key, ..)| key);
-    keys.filter(|key| key.contains(":rwlock_timeout:")).collect()
+    keys.filter(|key| key.contains(":rwlock_timeout:"))
+        .collect()
 }
 
 fn mode(server: &Server) -> Reply {
@@ -114,7 +120,8 @@ fn mode(server: &Server) -> Reply {
 
 // --- who is with whom ---
 
-/// R67: `is_locked` and the counts of both sides, for each number of holds of one owner.
+/// R67: each side reports its own holds in `is_locked` and in the counts, for every number of holds
+/// of one owner.
 #[tokio::test]
 async fn r67_each_side_answers_for_its_own_holds() {
     let server = Server::start();
@@ -129,17 +136,27 @@ async fn r67_each_side_answers_for_its_own_holds() {
             }
             for client in [&a, &b] {
                 for (side, holds) in [(write(client), writes), (read(client), reads)] {
-                    assert_eq!(side.is_locked().await.unwrap(), holds > 0, "{writes} writes, {reads} reads");
+                    assert_eq!(
+                        side.is_locked().await.unwrap(),
+                        holds > 0,
+                        "{writes} writes, {reads} reads"
+                    );
                     assert_eq!(side.hold_count(&me).await.unwrap(), holds);
-                    assert_eq!(side.holder().await.unwrap(), (holds > 0).then(|| me.clone()));
+                    assert_eq!(
+                        side.holder().await.unwrap(),
+                        (holds > 0).then(|| me.clone())
+                    );
                     assert_eq!(side.remaining_lease().await.unwrap().is_some(), holds > 0);
                 }
             }
             assert_eq!(read(&b).try_lock().await.unwrap().is_some(), writes == 0);
             b.idle().await;
-            assert_eq!(write(&b).try_lock().await.unwrap().is_some(), writes + reads == 0);
+            assert_eq!(
+                write(&b).try_lock().await.unwrap().is_some(),
+                writes + reads == 0
+            );
             b.idle().await;
-            // the writes first
+            // The writes are released first.
             for guard in guards {
                 guard.unlock().await.unwrap();
             }
@@ -160,11 +177,21 @@ async fn fifty_readers_are_in_together() {
     }
     assert_eq!(server.call(&["HLEN", "l"]).int(), 51);
     assert!(write(&a).try_lock().await.unwrap().is_none());
-    assert!(!server.exists(INTENT), "who does not wait holds nobody back");
+    assert!(
+        !server.exists(INTENT),
+        "who does not wait holds nobody back"
+    );
     for guard in guards {
         guard.unlock().await.unwrap();
     }
-    write(&a).try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    write(&a)
+        .try_lock()
+        .await
+        .unwrap()
+        .expect("free")
+        .unlock()
+        .await
+        .unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
@@ -176,15 +203,25 @@ async fn whoever_reads_is_refused_to_write_before_anything_is_sent() {
     let scripts = server.script_count();
     for wait in [Duration::ZERO, ms(50), NEVER] {
         let refused = soon(write(&a).try_lock_for(wait)).await;
-        assert!(matches!(refused, Err(Error::UpgradeRefused { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::UpgradeRefused { .. })),
+            "{refused:?}"
+        );
     }
     assert_eq!(server.script_count(), scripts);
     guard.unlock().await.unwrap();
-    write(&a).try_lock().await.unwrap().expect("reads no more").unlock().await.unwrap();
+    write(&a)
+        .try_lock()
+        .await
+        .unwrap()
+        .expect("reads no more")
+        .unlock()
+        .await
+        .unwrap();
     nothing_is_left(&server, &[&a]).await;
 }
 
-/// A read hold whose lease is over is no reason to refuse.
+/// A read hold whose lease has ended does not block a write of the same owner.
 #[tokio::test]
 async fn whoever_has_read_may_write_when_the_lease_is_over() {
     let server = Server::start();
@@ -192,7 +229,12 @@ async fn whoever_has_read_may_write_when_the_lease_is_over() {
     for _ in 0..3 {
         let guard = leased(&read(&a), ms(600)).await;
         soon(guard.lost()).await;
-        soon(write(&a).lock()).await.unwrap().unlock().await.unwrap();
+        soon(write(&a).lock())
+            .await
+            .unwrap()
+            .unlock()
+            .await
+            .unwrap();
         drop(guard);
     }
     nothing_is_left(&server, &[&a]).await;
@@ -202,7 +244,11 @@ async fn whoever_has_read_may_write_when_the_lease_is_over() {
 async fn a_forced_end_of_a_write_ends_the_reads_inside() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let guards = [leased(&write(&a), NEVER).await, leased(&read(&a), NEVER).await, leased(&read(&a), NEVER).await];
+    let guards = [
+        leased(&write(&a), NEVER).await,
+        leased(&read(&a), NEVER).await,
+        leased(&read(&a), NEVER).await,
+    ];
     assert!(!read(&a).force_unlock().await.unwrap(), "somebody writes");
     assert!(write(&a).force_unlock().await.unwrap());
     assert!(guards.iter().all(LockGuard::is_lost));
@@ -215,45 +261,66 @@ async fn a_forced_end_of_a_write_ends_the_reads_inside() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// R71: reads and writes of one owner, nested and released in any order.
+/// R71: one owner nests reads and writes, and releases them in any order.
 #[test]
 fn r71_any_order_of_nested_holds_agrees_with_the_model() {
     #[derive(Debug, Clone, Copy)]
     enum Op {
         Read,
         Write,
-        /// Gives up the n-th hold.
+        /// Releases the n-th hold.
         Release(usize),
     }
     let op = prop_oneof![3 => Just(Op::Read), 3 => Just(Op::Write), 4 => (0..4_usize).prop_map(Op::Release)];
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
     let server = Server::start();
     let (a, b) = runtime.block_on(async { (server.client().await, server.client().await) });
-    let config = Config { cases: 150, failure_persistence: None, ..Config::default() };
+    let config = Config {
+        cases: 150,
+        failure_persistence: None,
+        ..Config::default()
+    };
     let one_case = |ops: Vec<Op>| {
         runtime.block_on(async {
             let mut held: Vec<(bool, LockGuard)> = Vec::new();
             for op in ops {
-                let count =
-                    |held: &[(bool, LockGuard)], writes| held.iter().filter(|(write, _)| *write == writes).count();
+                let count = |held: &[(bool, LockGuard)], writes| {
+                    held.iter().filter(|(write, _)| *write == writes).count()
+                };
                 let (reads, writes) = (count(&held, false), count(&held, true));
                 match op {
                     Op::Release(n) if n < held.len() => held.remove(n).1.unlock().await.unwrap(),
                     Op::Release(_) => {}
                     _ if held.len() == 4 => {}
-                    Op::Read => held.push((false, read(&a).try_lock().await.unwrap().expect("its own"))),
+                    Op::Read => {
+                        held.push((false, read(&a).try_lock().await.unwrap().expect("its own")));
+                    }
                     Op::Write if reads > 0 && writes == 0 => {
-                        let refused = [write(&a).lock().await.map(Some), write(&a).try_lock().await];
-                        let refused = matches!(refused, [Err(Error::UpgradeRefused { .. }), Ok(None)]);
+                        let refused =
+                            [write(&a).lock().await.map(Some), write(&a).try_lock().await];
+                        let refused =
+                            matches!(refused, [Err(Error::UpgradeRefused { .. }), Ok(None)]);
                         prop_assert!(refused);
                     }
-                    Op::Write => held.push((true, write(&a).try_lock().await.unwrap().expect("its own"))),
+                    Op::Write => {
+                        held.push((true, write(&a).try_lock().await.unwrap().expect("its own")));
+                    }
                 }
                 let (reads, writes) = (count(&held, false), count(&held, true));
                 prop_assert!(held.iter().all(|(_, guard)| !guard.is_lost()));
                 let owner = a.current_owner();
-                prop_assert_eq!(read(&b).hold_count(&owner).await.unwrap(), u32::try_from(reads).unwrap());
-                prop_assert_eq!(write(&b).hold_count(&owner).await.unwrap(), u32::try_from(writes).unwrap());
+                prop_assert_eq!(
+                    read(&b).hold_count(&owner).await.unwrap(),
+                    u32::try_from(reads).unwrap()
+                );
+                prop_assert_eq!(
+                    write(&b).hold_count(&owner).await.unwrap(),
+                    u32::try_from(writes).unwrap()
+                );
                 prop_assert_eq!(hold_keys(&server).len(), reads);
                 let wanted = match (reads, writes) {
                     (0, 0) => Reply::Nil,
@@ -276,16 +343,23 @@ fn r71_any_order_of_nested_holds_agrees_with_the_model() {
             Ok(())
         })
     };
-    TestRunner::new(config).run(&vec(op, 1..14), one_case).unwrap_or_else(|failure| panic!("{failure}"));
+    TestRunner::new(config)
+        .run(&vec(op, 1..14), one_case)
+        .unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 // --- leases ---
 
-/// R68, R72: the record lives as long as the longest read that is left, no shorter and no longer.
+/// R68, R72: the TTL of the record is the longest lease of the reads that are left, no shorter and
+/// no longer.
 #[tokio::test]
-async fn r68_r72_a_short_read_cuts_no_long_one_and_a_long_one_leaves_no_trace() {
+async fn r68_r72_a_short_read_cuts_no_long_one_which_leaves_no_trace() {
     let server = Server::start();
-    let (a, b, c) = (server.client().await, server.client().await, server.client().await);
+    let (a, b, c) = (
+        server.client().await,
+        server.client().await,
+        server.client().await,
+    );
     let long = leased(&read(&a), Duration::from_secs(50)).await;
     let short = leased(&read(&b), Duration::from_secs(10)).await;
     let record = || server.pttl("l");
@@ -298,15 +372,19 @@ async fn r68_r72_a_short_read_cuts_no_long_one_and_a_long_one_leaves_no_trace() 
     intent_is_there(&server).await;
     long.unlock().await.unwrap();
     assert!(record() <= 700, "{}", record());
-    // nobody releases: the writer comes when the lease is over
+    // No holder releases: the writer gets in when the lease ends.
     soon(writer).await.unwrap().unlock().await.unwrap();
-    assert!(start.elapsed() > ms(650) && start.elapsed() < ms(700) + SLACK, "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() > ms(650) && start.elapsed() < ms(700) + SLACK,
+        "{:?}",
+        start.elapsed()
+    );
     assert!(short.is_lost());
     drop(short);
     nothing_is_left(&server, &[&a, &b, &c]).await;
 }
 
-/// R72: when the writes are given up, the record lives as long as the reads that go on.
+/// R72: once the writes are released, the record lives as long as the remaining reads.
 #[tokio::test]
 async fn r72_a_downgrade_leaves_the_lease_of_the_reads() {
     let server = Server::start();
@@ -317,21 +395,37 @@ async fn r72_a_downgrade_leaves_the_lease_of_the_reads() {
     writing.unlock().await.unwrap();
     let left = server.pttl("l");
     assert!(left <= 700, "the record outlives its holds: {left} ms");
-    soon(write(&b).lock()).await.unwrap().unlock().await.unwrap();
+    soon(write(&b).lock())
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
     assert!(reading.is_lost());
     drop(reading);
-    // the read was over already: nothing is left to downgrade to
+    // The read has already ended, so there is nothing to downgrade to.
     let writing = leased(&write(&a), NEVER).await;
     let reading = leased(&read(&a), ms(600)).await;
     soon(reading.lost()).await;
-    eventually("its key is gone", || async { hold_keys(&server).is_empty() }).await;
+    eventually("its key is gone", || async {
+        hold_keys(&server).is_empty()
+    })
+    .await;
     writing.unlock().await.unwrap();
-    write(&b).try_lock().await.unwrap().expect("nobody holds it").unlock().await.unwrap();
+    write(&b)
+        .try_lock()
+        .await
+        .unwrap()
+        .expect("nobody holds it")
+        .unlock()
+        .await
+        .unwrap();
     drop(reading);
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// R69: a re-entered write lives for the longest of its leases, not for their sum, nor for the last.
+/// R69: a re-entered write lives for the longest of its leases, not for their sum, and not for the
+/// last one.
 #[tokio::test]
 async fn r69_nested_writes_neither_add_up_nor_shorten_their_leases() {
     let server = Server::start();
@@ -367,10 +461,13 @@ async fn each_read_hold_has_a_key_with_its_own_lease() {
         assert!(left > lease - 5_000 && left <= lease, "hold {n}: {left} ms");
     }
     assert!(server.pttl("l") > 55_000);
-    // whichever guard goes, what is kept lives as long as the longest that was promised
+    // Whichever guard is released, the record lives as long as the longest lease that was promised.
     for left in [2, 1] {
         guards.remove(0).unlock().await.unwrap();
-        assert_eq!(hold_keys(&server), (1..=left).map(|n| hold_key(&me, n)).collect::<Vec<_>>());
+        assert_eq!(
+            hold_keys(&server),
+            (1..=left).map(|n| hold_key(&me, n)).collect::<Vec<_>>()
+        );
         assert!(server.pttl("l") > 55_000, "{}", server.pttl("l"));
     }
     assert!(guards[0].remaining() > Duration::from_secs(50));
@@ -381,13 +478,17 @@ async fn each_read_hold_has_a_key_with_its_own_lease() {
 
 // --- the watchdog ---
 
-/// R24: a hundred readers of two clients, over three leases.
+/// R24: the watchdog renews a hundred readers of two clients over three leases.
 #[tokio::test]
 async fn r24_a_hundred_readers_are_renewed() {
     let server = Server::start();
     let (a, b, c) = (
-        server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await,
-        server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await,
+        server
+            .client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG))
+            .await,
+        server
+            .client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG))
+            .await,
         server.client().await,
     );
     let mut guards = Vec::new();
@@ -397,7 +498,11 @@ async fn r24_a_hundred_readers_are_renewed() {
     }
     let start = Instant::now();
     while start.elapsed() < 3 * SHORT_WATCHDOG {
-        assert!(guards.iter().all(|guard| !guard.is_lost()), "after {:?}", start.elapsed());
+        assert!(
+            guards.iter().all(|guard| !guard.is_lost()),
+            "after {:?}",
+            start.elapsed()
+        );
         assert!(write(&c).try_lock().await.unwrap().is_none());
         assert_eq!(hold_keys(&server).len(), 100);
         tokio::time::sleep(ms(50)).await;
@@ -408,15 +513,24 @@ async fn r24_a_hundred_readers_are_renewed() {
     nothing_is_left(&server, &[&a, &b, &c]).await;
 }
 
-/// R07: five locks with three read holds each, in one renewal.
+/// R07: one renewal covers five locks with three read holds each.
 #[tokio::test]
 async fn r07_each_hold_of_each_lock_is_renewed() {
     let server = Server::start();
-    let a = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
+    let a = server
+        .client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG))
+        .await;
     let mut guards = Vec::new();
     for lock in 0..5 {
         for _ in 0..3 {
-            guards.push(a.read_write_lock(format!("many{lock}")).unwrap().read_lock().lock().await.unwrap());
+            guards.push(
+                a.read_write_lock(format!("many{lock}"))
+                    .unwrap()
+                    .read_lock()
+                    .lock()
+                    .await
+                    .unwrap(),
+            );
         }
     }
     let keys = hold_keys(&server);
@@ -425,7 +539,10 @@ async fn r07_each_hold_of_each_lock_is_renewed() {
     for _ in 0..3 {
         let before: Vec<i64> = keys.iter().map(expiry).collect();
         eventually("all live longer", || async {
-            keys.iter().zip(&before).all(|(key, before)| expiry(key) > *before) && hold_keys(&server).len() == 15
+            keys.iter()
+                .zip(&before)
+                .all(|(key, before)| expiry(key) > *before)
+                && hold_keys(&server).len() == 15
         })
         .await;
     }
@@ -436,11 +553,16 @@ async fn r07_each_hold_of_each_lock_is_renewed() {
     nothing_is_left(&server, &[&a]).await;
 }
 
-/// R02: reads of the same client that come and go take nothing from one that stays.
+/// R02: reads of the same client that come and go do not shorten the one that stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r02_a_held_read_is_renewed_whatever_comes_and_goes_beside_it() {
     let server = Server::start();
-    let (a, b) = (server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await, server.client().await);
+    let (a, b) = (
+        server
+            .client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG))
+            .await,
+        server.client().await,
+    );
     let guard = read(&a).lock().await.unwrap();
     let over = Arc::new(AtomicBool::new(false));
     let passers: Vec<_> = (0..4)
@@ -474,11 +596,11 @@ async fn r02_a_held_read_is_renewed_whatever_comes_and_goes_beside_it() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// R03: nested reads leave no entry behind, and nothing is sent for them any more.
+/// R03: nested reads leave no entry behind, and no more requests are sent for them.
 #[tokio::test]
 async fn r03_nested_reads_leave_no_entry_and_no_renewal() {
     let server = Server::start();
-    // an answer has a third of it: longer than this process is held up where the machine is busy
+    // A reply may take a third of it: longer than a busy machine holds this process up.
     let watchdog = ms(4_500);
     let a = server.client_with(|c| c.watchdog_timeout(watchdog)).await;
     for round in 0..200 {
@@ -493,16 +615,19 @@ async fn r03_nested_reads_leave_no_entry_and_no_renewal() {
     }
     nothing_is_left(&server, &[&a]).await;
     let scripts = server.script_count();
-    // two leases pass: that is the scenario
+    // The test waits for two leases: no renewal may be sent.
     tokio::time::sleep(2 * watchdog).await;
     assert_eq!(server.script_count(), scripts);
 }
 
-/// R14: writes given up, the read goes on: renewed, and no writer gets in; other readers do, at once.
+/// R14: after the writes are released, the read is still renewed and keeps writers out. Other
+/// readers get in at once.
 #[tokio::test]
 async fn r14_a_downgrade_lets_readers_in_and_is_renewed() {
     let server = Server::start();
-    let a = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
+    let a = server
+        .client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG))
+        .await;
     let (b, c) = (deaf_to_time(&server).await, server.client().await);
     let writing = write(&a).lock().await.unwrap();
     let reading = read(&a).lock().await.unwrap();
@@ -515,22 +640,35 @@ async fn r14_a_downgrade_lets_readers_in_and_is_renewed() {
     }
     let start = Instant::now();
     while start.elapsed() < 3 * SHORT_WATCHDOG {
-        assert!(!reading.is_lost() && write(&c).try_lock().await.unwrap().is_none(), "after {:?}", start.elapsed());
+        assert!(
+            !reading.is_lost() && write(&c).try_lock().await.unwrap().is_none(),
+            "after {:?}",
+            start.elapsed()
+        );
         tokio::time::sleep(ms(20)).await;
     }
     reading.unlock().await.unwrap();
-    write(&c).try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    write(&c)
+        .try_lock()
+        .await
+        .unwrap()
+        .expect("free")
+        .unlock()
+        .await
+        .unwrap();
     nothing_is_left(&server, &[&a, &b, &c]).await;
 }
 
 // --- the dead ---
 
-/// R04, R72: one reader is killed, another lives and is renewed: the dead one's keys end within its lease, and when the
-/// other is done the writer gets in.
+/// R04, R72: one reader is killed, another lives and is renewed. The keys of the killed reader end
+/// within its lease. The writer gets in when the other one releases.
 #[tokio::test]
 async fn r04_r72_a_dead_reader_is_not_kept_alive_by_a_living_one() {
     let server = Server::start();
-    let a = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
+    let a = server
+        .client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG))
+        .await;
     let c = deaf_to_time(&server).await;
     let mut dead = Worker::start(&server, SHORT_WATCHDOG, ms(200));
     for _ in 0..3 {
@@ -542,8 +680,16 @@ async fn r04_r72_a_dead_reader_is_not_kept_alive_by_a_living_one() {
     dead.kill();
     let killed = Instant::now();
     let own = [hold_key(&a.current_owner(), 1)];
-    within(SHORT_WATCHDOG + SLACK, "only the living one's key is left", || async { hold_keys(&server) == own }).await;
-    println!("the dead reader's keys were gone {:?} after its SIGKILL", killed.elapsed());
+    within(
+        SHORT_WATCHDOG + SLACK,
+        "only the living one's key is left",
+        || async { hold_keys(&server) == own },
+    )
+    .await;
+    println!(
+        "the dead reader's keys were gone {:?} after its SIGKILL",
+        killed.elapsed()
+    );
     while killed.elapsed() < 3 * SHORT_WATCHDOG {
         assert_eq!(hold_keys(&server), own);
         tokio::time::sleep(ms(20)).await;
@@ -554,11 +700,14 @@ async fn r04_r72_a_dead_reader_is_not_kept_alive_by_a_living_one() {
     let released = Instant::now();
     living.unlock().await.unwrap();
     soon(writer).await.unwrap().unlock().await.unwrap();
-    println!("the writer was in {:?} after the living reader's release", released.elapsed());
+    println!(
+        "the writer was in {:?} after the living reader's release",
+        released.elapsed()
+    );
     nothing_is_left(&server, &[&a, &c]).await;
 }
 
-/// R72: a dead reader with many holds costs the writer one lease.
+/// R72: a killed reader with many holds costs the writer one lease.
 #[tokio::test]
 async fn r72_a_writer_gets_in_when_the_dead_readers_lease_is_over() {
     let server = Server::start();
@@ -574,12 +723,15 @@ async fn r72_a_writer_gets_in_when_the_dead_readers_lease_is_over() {
     let killed = Instant::now();
     soon(writer).await.unwrap().unlock().await.unwrap();
     let waited = killed.elapsed();
-    println!("the writer was in {waited:?} after the SIGKILL of the last reader, whose lease is {SHORT_WATCHDOG:?}");
+    println!(
+        "the writer was in {waited:?} after the SIGKILL of the last reader, whose lease is {SHORT_WATCHDOG:?}"
+    );
     assert!(waited < SHORT_WATCHDOG + SLACK);
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// The record of a dead writer ends by itself: nobody is told, and yet all readers of a client come together.
+/// The record of a killed writer expires without a message, and all readers of a client still get
+/// in together.
 #[tokio::test]
 async fn all_readers_get_in_when_a_dead_writers_lease_is_over() {
     let server = Server::start();
@@ -595,7 +747,10 @@ async fn all_readers_get_in_when_a_dead_writers_lease_is_over() {
     for reader in readers {
         guards.push(soon(reader).await.unwrap());
     }
-    println!("20 readers were in {:?} after the SIGKILL of a writer", killed.elapsed());
+    println!(
+        "20 readers were in {:?} after the SIGKILL of a writer",
+        killed.elapsed()
+    );
     assert!(killed.elapsed() < SHORT_WATCHDOG + SLACK);
     for guard in guards {
         guard.unlock().await.unwrap();
@@ -603,7 +758,7 @@ async fn all_readers_get_in_when_a_dead_writers_lease_is_over() {
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// A writer that waited and was killed holds readers back for as long as its intent lives.
+/// A waiting writer that is killed holds readers back until its intent expires.
 #[tokio::test]
 async fn all_readers_get_in_when_a_waiting_writer_was_killed() {
     let server = Server::start();
@@ -614,7 +769,10 @@ async fn all_readers_get_in_when_a_waiting_writer_was_killed() {
     intent_is_there(&server).await;
     let readers: Vec<_> = (0..20).map(|_| waiter(read(&b))).collect();
     listens(&b).await;
-    assert!(read(&a).try_lock().await.unwrap().is_some(), "who reads already may read on");
+    assert!(
+        read(&a).try_lock().await.unwrap().is_some(),
+        "who reads already may read on"
+    );
     dead.kill();
     let killed = Instant::now();
     let mut guards = Vec::new();
@@ -633,11 +791,15 @@ async fn all_readers_get_in_when_a_waiting_writer_was_killed() {
 
 // --- turns ---
 
-/// R70: nobody looks, so the message must wake all fifty.
+/// R70: the clients do not poll, so the message must wake all fifty readers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r70_fifty_readers_are_woken_together_by_a_writers_release() {
     let server = Server::start();
-    let (a, b, c) = (server.client().await, deaf_to_time(&server).await, deaf_to_time(&server).await);
+    let (a, b, c) = (
+        server.client().await,
+        deaf_to_time(&server).await,
+        deaf_to_time(&server).await,
+    );
     let writing = write(&a).lock().await.unwrap();
     let inside = Arc::new(AtomicUsize::new(0));
     let readers: Vec<_> = (0..50)
@@ -646,8 +808,11 @@ async fn r70_fifty_readers_are_woken_together_by_a_writers_release() {
             tokio::spawn(async move {
                 let guard = lock.lock().await.unwrap();
                 inside.fetch_add(1, Ordering::SeqCst);
-                // each stays until all are in: one after the other would never end
-                eventually("all are in", || async { inside.load(Ordering::SeqCst) == 50 }).await;
+                // Each reader stays until all are in, so one reader after another would never end.
+                eventually("all are in", || async {
+                    inside.load(Ordering::SeqCst) == 50
+                })
+                .await;
                 guard.unlock().await.unwrap();
             })
         })
@@ -662,12 +827,13 @@ async fn r70_fifty_readers_are_woken_together_by_a_writers_release() {
     nothing_is_left(&server, &[&a, &b, &c]).await;
 }
 
-/// It has tried before anybody listened, and does not know the answer yet, when all who wait are told.
+/// The waiter tried before the client was subscribed, and has not read the reply when all waiters
+/// are woken.
 #[tokio::test]
 async fn who_has_tried_and_not_yet_come_to_wait_is_told_too() {
     let server = Server::start();
     let client = deaf_to_time(&server).await;
-    // the server has the script: else a try is two requests
+    // Loads the scripts, because a try would be two requests otherwise.
     read(&client).lock().await.unwrap().unlock().await.unwrap();
     let writer = format!("{}:1:write", uuid::Uuid::new_v4());
     server.call(&["HSET", "l", "mode", "write", &writer, "1"]);
@@ -679,8 +845,11 @@ async fn who_has_tried_and_not_yet_come_to_wait_is_told_too() {
     eventually("it has tried", || async { server.script_count() > before }).await;
     let listens_already = waiter(read(&client));
     listens(&client).await;
-    eventually("it has tried again since", || async { server.script_count() >= before + 3 }).await;
-    // it sleeps by then; from here on only the client's own thread runs, which is told
+    eventually("it has tried again since", || async {
+        server.script_count() >= before + 3
+    })
+    .await;
+    // It sleeps by then. From here on only the client's own thread runs, which gets the message.
     tokio::time::sleep(ms(100)).await;
     server.call(&["DEL", "l"]);
     server.call(&["PUBLISH", CHANNEL, "1"]);
@@ -690,7 +859,7 @@ async fn who_has_tried_and_not_yet_come_to_wait_is_told_too() {
     guard.unlock().await.unwrap();
 }
 
-/// R70: a writer that waits is woken by the last reader, not by the end of a lease.
+/// R70: the last reader wakes the waiting writer, which does not wait for the end of a lease.
 #[tokio::test]
 async fn r70_a_waiting_writer_is_woken_by_the_last_reader() {
     let server = Server::start();
@@ -706,12 +875,15 @@ async fn r70_a_waiting_writer_is_woken_by_the_last_reader() {
         let released = Instant::now();
         reading.unlock().await.unwrap();
         soon(writer).await.unwrap().unlock().await.unwrap();
-        println!("the writer was in {:?} after the last reader's release", released.elapsed());
+        println!(
+            "the writer was in {:?} after the last reader's release",
+            released.elapsed()
+        );
         nothing_is_left(&server, &[&a, &b]).await;
     }
 }
 
-/// Tasks that hold a lock for so long, and ask again at once.
+/// Tasks that hold a lock for a fixed time and acquire it again at once.
 struct AtIt {
     tasks: Vec<JoinHandle<()>>,
     over: Arc<AtomicBool>,
@@ -720,7 +892,10 @@ struct AtIt {
 
 impl AtIt {
     fn start(locks: impl IntoIterator<Item = Lock>, hold: Duration) -> Self {
-        let (over, holds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (over, holds) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicUsize::new(0)),
+        );
         let start = |lock: Lock| {
             let (over, holds) = (Arc::clone(&over), Arc::clone(&holds));
             tokio::spawn(async move {
@@ -736,7 +911,7 @@ impl AtIt {
         Self { tasks, over, holds }
     }
 
-    /// How often it was held.
+    /// Returns how often the lock was acquired.
     fn holds(&self) -> usize {
         self.holds.load(Ordering::SeqCst)
     }
@@ -749,15 +924,18 @@ impl AtIt {
     }
 }
 
-/// Readers who always overlap would keep a writer out for ever.
+/// Otherwise readers that always overlap would keep a writer out for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_is_not_starved_by_overlapping_readers() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let (over, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (over, rounds) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicUsize::new(0)),
+    );
     let readers: Vec<_> = (0..12)
         .map(|n| {
-            // of the writer's client, too
+            // Half of the readers use the writer's client.
             let lock = read(if n % 2 == 0 { &a } else { &b });
             let (over, rounds) = (Arc::clone(&over), Arc::clone(&rounds));
             tokio::spawn(async move {
@@ -770,14 +948,20 @@ async fn a_writer_is_not_starved_by_overlapping_readers() {
             })
         })
         .collect();
-    eventually("readers overlap", || async { server.call(&["HLEN", "l"]).int() > 8 }).await;
+    eventually("readers overlap", || async {
+        server.call(&["HLEN", "l"]).int() > 8
+    })
+    .await;
     let (lock, mut longest) = (write(&a), Duration::ZERO);
     for round in 0..5 {
         let (start, before) = (Instant::now(), rounds.load(Ordering::SeqCst));
         let guard = soon(lock.lock()).await.unwrap();
         longest = longest.max(start.elapsed());
         guard.unlock().await.unwrap();
-        eventually("readers get in again", || async { rounds.load(Ordering::SeqCst) > before + 12 }).await;
+        eventually("readers get in again", || async {
+            rounds.load(Ordering::SeqCst) > before + 12
+        })
+        .await;
         println!("round {round}: the writer waited {:?}", start.elapsed());
     }
     println!("the longest wait of a writer: {longest:?}");
@@ -789,12 +973,19 @@ async fn a_writer_is_not_starved_by_overlapping_readers() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// Writers, one after the other without a pause, let readers in between.
+/// Writers that follow each other without a pause let readers in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_are_not_starved_by_writers() {
     let server = Server::start();
-    let (a, b, c) = (server.client().await, server.client().await, server.client().await);
-    let writers = AtIt::start((0..6).map(|n| write(if n % 2 == 0 { &a } else { &b })), ms(5));
+    let (a, b, c) = (
+        server.client().await,
+        server.client().await,
+        server.client().await,
+    );
+    let writers = AtIt::start(
+        (0..6).map(|n| write(if n % 2 == 0 { &a } else { &b })),
+        ms(5),
+    );
     eventually("writers are busy", || async { writers.holds() > 10 }).await;
     let mut longest = Duration::ZERO;
     for round in 0..20 {
@@ -803,17 +994,21 @@ async fn readers_are_not_starved_by_writers() {
         soon(lock.lock()).await.unwrap().unlock().await.unwrap();
         longest = longest.max(start.elapsed());
     }
-    println!("the longest wait of a reader: {longest:?}, beside {} writes", writers.holds());
+    println!(
+        "the longest wait of a reader: {longest:?}, beside {} writes",
+        writers.holds()
+    );
     writers.stop().await;
     nothing_is_left(&server, &[&a, &b, &c]).await;
 }
 
-/// However far it is: when it hears of a release, the next writer is there already.
+/// This holds for any round-trip time, although the next writer is waiting when the reader's client
+/// learns of a release.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_is_in_after_two_more_writes_at_most() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    // writers of two clients, and readers that are always there first
+    // Writers of two clients, and readers that always come first.
     let writers = AtIt::start([write(&a), write(&a), write(&b)], ms(150));
     let readers = AtIt::start([read(&a), read(&b)], ms(10));
     for round_trip in [0, 20, 120] {
@@ -825,7 +1020,7 @@ async fn a_reader_is_in_after_two_more_writes_at_most() {
             let guard = soon(read(&far).lock()).await.unwrap();
             let passed = writers.holds() - before;
             println!("{round_trip} ms, round {round}: {passed} writes");
-            // one may have begun while the request was on its way
+            // One write may have started while the request was in flight.
             assert!(passed <= 3, "{passed} writes, {round_trip} ms");
             guard.unlock().await.unwrap();
         }
@@ -836,14 +1031,14 @@ async fn a_reader_is_in_after_two_more_writes_at_most() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// The notes of those who live do not end with the turn of one that was killed.
+/// The marks of live readers do not expire with the turn of a killed one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_reader_costs_a_far_one_no_turn() {
     let server = Server::start();
     let (a, proxy) = (server.client().await, Proxy::start(&server));
     proxy.rule(move |_| Action::Late(ms(120)));
     let far = LockClient::connect(proxy.url()).await.unwrap();
-    // it knows the scripts, and the server does
+    // Loads the scripts in the client and in the server.
     read(&far).lock().await.unwrap().unlock().await.unwrap();
     for late in [ms(0), ms(800), ms(1_900)] {
         let writing = write(&a).lock().await.unwrap();
@@ -858,7 +1053,7 @@ async fn a_dead_reader_costs_a_far_one_no_turn() {
         let guard = soon(read(&far).lock()).await.unwrap();
         let passed = writers.holds() - before;
         println!("{late:?} after the release: {passed} writes");
-        // one may have begun while the request was on its way
+        // One write may have started while the request was in flight.
         assert!(passed <= 3, "{passed} writes, {late:?}");
         guard.unlock().await.unwrap();
         writers.stop().await;
@@ -866,7 +1061,8 @@ async fn a_dead_reader_costs_a_far_one_no_turn() {
     nothing_is_left(&server, &[&a, &far]).await;
 }
 
-/// Killed while it waited for a writer: it holds the next one back for as long as a mark does.
+/// A reader that is killed while it waits for a writer holds the next writer back until its mark
+/// expires.
 #[tokio::test]
 async fn a_writer_is_in_when_a_waiting_reader_was_killed() {
     let server = Server::start();
@@ -887,7 +1083,7 @@ async fn a_writer_is_in_when_a_waiting_reader_was_killed() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// A reader whose wait has ended holds no writer back.
+/// A reader that stopped waiting holds no writer back.
 #[tokio::test]
 async fn a_reader_that_gives_up_takes_its_mark_back() {
     let server = Server::start();
@@ -900,14 +1096,17 @@ async fn a_reader_that_gives_up_takes_its_mark_back() {
     reader.abort();
     eventually("its mark is gone", || async { !server.exists(READERS) }).await;
     assert!(read(&b).try_lock().await.unwrap().is_none());
-    assert!(!server.exists(READERS), "who does not wait holds nobody back");
+    assert!(
+        !server.exists(READERS),
+        "who does not wait holds nobody back"
+    );
     writing.unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// The intent is renewed by the writer's looks, whoever else of its client waits at the same channel.
+/// The writer's polls renew the intent, even if readers of its client wait at the same channel.
 #[tokio::test]
-async fn a_writers_turn_does_not_lapse_while_readers_of_its_client_wait_too() {
+async fn a_writers_turn_lasts_while_readers_of_its_client_wait_too() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let reading = read(&b).lock().await.unwrap();
@@ -917,7 +1116,11 @@ async fn a_writers_turn_does_not_lapse_while_readers_of_its_client_wait_too() {
     let start = Instant::now();
     while start.elapsed() < 4 * MARK_TIME {
         assert!(server.exists(INTENT), "lapsed after {:?}", start.elapsed());
-        assert_eq!(server.call(&["HLEN", "l"]).int(), 2, "a reader went before the writer");
+        assert_eq!(
+            server.call(&["HLEN", "l"]).int(),
+            2,
+            "a reader went before the writer"
+        );
         tokio::time::sleep(ms(10)).await;
     }
     reading.unlock().await.unwrap();
@@ -928,7 +1131,7 @@ async fn a_writers_turn_does_not_lapse_while_readers_of_its_client_wait_too() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// Those who wait at the same channel do not wake each other.
+/// Waiters at the same channel do not wake each other.
 #[tokio::test]
 async fn many_waiting_writers_cost_a_few_looks() {
     let server = Server::start();
@@ -937,7 +1140,9 @@ async fn many_waiting_writers_cost_a_few_looks() {
     let mut writers = Vec::new();
     for _ in 0..5 {
         for lock in [write(&a), write(&b)] {
-            writers.push(tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() }));
+            writers.push(tokio::spawn(async move {
+                lock.lock().await.unwrap().unlock().await.unwrap();
+            }));
         }
         intent_is_there(&server).await;
     }
@@ -958,19 +1163,37 @@ async fn many_waiting_writers_cost_a_few_looks() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// However a writer stops waiting, readers that it held back are told at once.
+/// However a writer stops waiting, the readers that it held back are notified at once.
 #[tokio::test]
 async fn a_writer_that_gives_up_lets_readers_in() {
     let server = Server::start();
-    let (a, b, c) = (server.client().await, server.client().await, deaf_to_time(&server).await);
+    let (a, b, c) = (
+        server.client().await,
+        server.client().await,
+        deaf_to_time(&server).await,
+    );
     let reading = read(&a).lock().await.unwrap();
-    for how in ["its wait is over", "aborted", "dropped unpolled", "shut down"] {
-        let b = if how == "shut down" { server.client().await } else { b.clone() };
+    for how in [
+        "its wait is over",
+        "aborted",
+        "dropped unpolled",
+        "shut down",
+    ] {
+        let b = if how == "shut down" {
+            server.client().await
+        } else {
+            b.clone()
+        };
         let lock = write(&b);
-        let wait = if how == "its wait is over" { ms(700) } else { NEVER };
+        let wait = if how == "its wait is over" {
+            ms(700)
+        } else {
+            NEVER
+        };
         let writer = tokio::spawn(async move { lock.try_lock_for(wait).await });
         intent_is_there(&server).await;
-        // until the writer looks again, it would hold them back for ever
+        // Without the notification, this intent would hold the readers back until the writer's next
+        // poll.
         server.call(&["PEXPIRE", INTENT, "3600000"]);
         let readers: Vec<_> = (0..5).map(|_| waiter(read(&c))).collect();
         listens(&c).await;
@@ -983,7 +1206,7 @@ async fn a_writer_that_gives_up_lets_readers_in() {
             }
             _ => {
                 if how == "dropped unpolled" {
-                    // the request is under way, its answer is not awaited
+                    // The request is in flight, and no caller awaits its reply.
                     drop(write(&b).lock().now_or_never());
                 }
                 writer.abort();
@@ -1000,7 +1223,7 @@ async fn a_writer_that_gives_up_lets_readers_in() {
     nothing_is_left(&server, &[&a, &b, &c]).await;
 }
 
-/// Scripts for each hold, when many tasks take a lock again and again.
+/// Returns the number of scripts per hold while many tasks take the lock again and again.
 async fn scripts_per_hold(server: &Server, lock: Lock) -> f64 {
     const TASKS: usize = 200;
     const ROUNDS: usize = 5;
@@ -1016,32 +1239,40 @@ async fn scripts_per_hold(server: &Server, lock: Lock) -> f64 {
         })
         .collect();
     for task in tasks {
-        tokio::time::timeout(4 * SOON, task).await.expect("all have their turns").unwrap();
+        tokio::time::timeout(4 * SOON, task)
+            .await
+            .expect("all have their turns")
+            .unwrap();
     }
     #[allow(clippy::cast_precision_loss, reason = "a few thousand")]
     let scripts = (server.script_count() - before) as f64 / (TASKS * ROUNDS) as f64;
     scripts
 }
 
-/// A writer that is told gets the lock, or finds somebody whose release tells the next: the others need not try.
+/// A writer that is woken gets the lock, or finds a holder whose release wakes the next one. The
+/// other writers need not try.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_wakes_one_of_many_writers() {
     let server = Server::start();
-    // plain holds are not to be handed on: writers' are not
+    // Without the relay, which hands on plain holds but not write holds.
     let client = server.client_with(|builder| builder.relay(false)).await;
     let plain = scripts_per_hold(&server, client.reentrant_lock("plain").unwrap()).await;
     let write = scripts_per_hold(&server, write(&client)).await;
     println!("200 tasks: {plain:.1} scripts for a hold of a plain lock, {write:.1} for a write");
-    assert!(write < 1.5 * plain + 1.0, "{write:.1} scripts for a write, {plain:.1} for a plain hold");
+    assert!(
+        write < 1.5 * plain + 1.0,
+        "{write:.1} scripts for a write, {plain:.1} for a plain hold"
+    );
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// Redisson's last reader sends `0`, its writer `1`: both wake all readers, who may be in together, and one writer.
+/// Redisson's last reader sends `0`, its writer `1`. Both wake all readers, which can be in
+/// together, and one writer.
 #[tokio::test]
 async fn a_message_wakes_all_readers_and_one_writer_of_each_client() {
     let server = Server::start();
     let clients = [deaf_to_time(&server).await, deaf_to_time(&server).await];
-    // the server knows the scripts from here on: each try counts once
+    // Loads the scripts, so that each try counts once.
     for lock in [read(&clients[0]), write(&clients[0])] {
         lock.lock().await.unwrap().unlock().await.unwrap();
     }
@@ -1052,15 +1283,23 @@ async fn a_message_wakes_all_readers_and_one_writer_of_each_client() {
     for client in &clients {
         for _ in 0..10 {
             for lock in [read(client), write(client)] {
-                waiters.push(tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() }));
+                waiters.push(tokio::spawn(async move {
+                    lock.lock().await.unwrap().unlock().await.unwrap();
+                }));
             }
         }
     }
-    // each tries once, and one of each side of each client once more when the subscription has arrived
+    // Each waiter tries once, and one per side and client once more when its subscription is
+    // confirmed.
     let mut expected = before + 44;
     let tried = |count| {
         let server = &server;
-        async move { eventually("all have tried", || async { server.script_count() >= count }).await }
+        async move {
+            eventually("all have tried", || async {
+                server.script_count() >= count
+            })
+            .await;
+        }
     };
     tried(expected).await;
     assert_eq!(server.command_count("subscribe"), 2, "one for both sides");
@@ -1069,7 +1308,8 @@ async fn a_message_wakes_all_readers_and_one_writer_of_each_client() {
         expected += 22;
         tried(expected).await;
     }
-    // a waiter whose last answer is still on its way when all are told may be told twice; all writers would be 40 each
+    // A waiter whose last reply is in flight at a message may be woken twice. Waking all writers
+    // would cost 40 tries per message.
     let tries = server.script_count() - before;
     assert!(tries < 44 + 4 * 30, "{tries} tries");
     assert_eq!(peer.unlock_write(), Reply::Int(1));
@@ -1077,24 +1317,35 @@ async fn a_message_wakes_all_readers_and_one_writer_of_each_client() {
         soon(waiter).await.unwrap();
     }
     nothing_is_left(&server, &[&clients[0], &clients[1]]).await;
-    eventually("nobody is subscribed", || async { server.channels().is_empty() }).await;
+    eventually("nobody is subscribed", || async {
+        server.channels().is_empty()
+    })
+    .await;
 }
 
-/// R87: whoever is told and does not try passes it on. Nobody looks by itself.
+/// R87: a waiter that is woken and does not try passes the wake-up on. No client polls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r87_writers_and_readers_that_give_up_never_take_a_wake_up_along() {
+async fn r87_a_writer_or_reader_giving_up_takes_no_wake_up_along() {
     let server = Server::start();
     let (a, b) = (deaf_to_time(&server).await, deaf_to_time(&server).await);
     let over = Arc::new(AtomicBool::new(false));
     let fickle: Vec<_> = (0..16_u64)
         .map(|n| {
             let client = if n % 2 == 0 { &a } else { &b };
-            let (lock, over) = (if n % 4 < 2 { write(client) } else { read(client) }, Arc::clone(&over));
+            let (lock, over) = (
+                if n % 4 < 2 {
+                    write(client)
+                } else {
+                    read(client)
+                },
+                Arc::clone(&over),
+            );
             tokio::spawn(async move {
                 let mut round = n;
                 while !over.load(Ordering::SeqCst) {
                     round += 1;
-                    // anywhere: while it waits, with a message in its hands, with a request under way
+                    // The acquire is dropped anywhere: while it waits, after it was woken, with a
+                    // request in flight.
                     let brief = Duration::from_micros(100 + 379 * (round % 23));
                     if let Ok(Ok(guard)) = tokio::time::timeout(brief, lock.lock()).await {
                         guard.unlock().await.unwrap();
@@ -1106,7 +1357,11 @@ async fn r87_writers_and_readers_that_give_up_never_take_a_wake_up_along() {
     let steady: Vec<_> = (0..8)
         .map(|n| {
             let client = if n % 2 == 0 { &a } else { &b };
-            let lock = if n % 4 < 2 { write(client) } else { read(client) };
+            let lock = if n % 4 < 2 {
+                write(client)
+            } else {
+                read(client)
+            };
             tokio::spawn(async move {
                 for _ in 0..40 {
                     lock.lock().await.unwrap().unlock().await.unwrap();
@@ -1115,7 +1370,10 @@ async fn r87_writers_and_readers_that_give_up_never_take_a_wake_up_along() {
         })
         .collect();
     for task in steady {
-        tokio::time::timeout(20 * SOON, task).await.expect("woken by messages alone").unwrap();
+        tokio::time::timeout(20 * SOON, task)
+            .await
+            .expect("woken by messages alone")
+            .unwrap();
     }
     over.store(true, Ordering::SeqCst);
     for task in fickle {
@@ -1124,7 +1382,8 @@ async fn r87_writers_and_readers_that_give_up_never_take_a_wake_up_along() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// As many readers as writers of one client, each at it again at once, on one thread, where who is woken first comes first.
+/// As many readers as writers of one client, each acquiring again at once, on one thread, where the
+/// waiter that is woken first comes first.
 #[tokio::test]
 async fn neither_readers_nor_writers_starve_where_both_wait() {
     let server = Server::start();
@@ -1146,21 +1405,35 @@ async fn neither_readers_nor_writers_starve_where_both_wait() {
             }));
         }
     }
-    let least = |side: usize| holds[side].iter().map(|count| count.load(Ordering::SeqCst)).min().unwrap();
-    within(20 * SOON, "each of them had ten turns", || async { least(0) >= 10 && least(1) >= 10 }).await;
+    let least = |side: usize| {
+        holds[side]
+            .iter()
+            .map(|count| count.load(Ordering::SeqCst))
+            .min()
+            .unwrap()
+    };
+    within(20 * SOON, "each of them had ten turns", || async {
+        least(0) >= 10 && least(1) >= 10
+    })
+    .await;
     over.store(true, Ordering::SeqCst);
     for task in tasks {
         soon(task).await.unwrap();
     }
-    let [reads, writes] =
-        [0, 1].map(|side| holds[side].iter().map(|count| count.load(Ordering::SeqCst)).sum::<usize>());
+    let [reads, writes] = [0, 1].map(|side| {
+        holds[side]
+            .iter()
+            .map(|count| count.load(Ordering::SeqCst))
+            .sum::<usize>()
+    });
     println!("{reads} reads beside {writes} writes");
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// The guide's rule (`src/guide/choosing.md`) for readers inside readers: one owner may always read on, and a limit ends the wait of another.
+/// The rule of the guide (`src/guide/choosing.md`) for readers inside readers: the same owner may
+/// always read again, and a limit ends the wait of another owner.
 #[tokio::test]
-async fn a_reader_inside_a_reader_gets_in_as_the_same_owner_and_waits_as_another() {
+async fn a_nested_reader_enters_as_the_same_owner_or_waits_as_another() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let outer = named(&a, &read(&a), "request").await;
@@ -1170,7 +1443,10 @@ async fn a_reader_inside_a_reader_gets_in_as_the_same_owner_and_waits_as_another
     let other = tokio::spawn(async move { other.try_lock_for(ms(300)).await.unwrap() });
     let same = tokio::spawn(async move { named(&same, &read(&same), "request").await });
     soon(same).await.unwrap().unlock().await.unwrap();
-    assert!(soon(other).await.unwrap().is_none(), "the writer comes first");
+    assert!(
+        soon(other).await.unwrap().is_none(),
+        "the writer comes first"
+    );
     assert!(!writer.is_finished());
     outer.unlock().await.unwrap();
     soon(writer).await.unwrap().unlock().await.unwrap();
@@ -1186,16 +1462,24 @@ const PLAIN: [(&str, Door); 5] = [
     ("fenced", |client| client.fenced_lock("l").unwrap()),
     ("fair", |client| client.fair_lock("l").unwrap()),
     ("spin", |client| client.spin_lock("l").unwrap()),
-    ("non-reentrant", |client| client.non_reentrant_lock("l").unwrap()),
+    ("non-reentrant", |client| {
+        client.non_reentrant_lock("l").unwrap()
+    }),
 ];
-const SIDES: [(&str, Door); 2] = [("read", |client| read(client)), ("write", |client| write(client))];
+const SIDES: [(&str, Door); 2] = [
+    ("read", |client| read(client)),
+    ("write", |client| write(client)),
+];
 
-/// R52: whoever comes with another kind is refused, also the holder itself, and what is held stays as it is.
+/// R52: an acquire of another kind is refused, even to the holder itself, and the hold stays
+/// unchanged.
 #[tokio::test]
-async fn r52_a_plain_lock_and_a_read_write_lock_of_one_name_are_never_both_held() {
+async fn r52_no_plain_and_read_write_lock_of_a_name_are_held_at_once() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let plain_first = PLAIN.iter().flat_map(|plain| SIDES.iter().map(move |side| (plain, side)));
+    let plain_first = PLAIN
+        .iter()
+        .flat_map(|plain| SIDES.iter().map(move |side| (plain, side)));
     let pairs = plain_first.flat_map(|(plain, side)| [(plain, side), (side, plain)]);
     for ((held, door), (other, intruder)) in pairs {
         let what = format!("{other} beside {held}");
@@ -1204,23 +1488,34 @@ async fn r52_a_plain_lock_and_a_read_write_lock_of_one_name_are_never_both_held(
         let record = server.record_of_any_kind("l");
         for client in [&a, &b] {
             let intruder = intruder(client);
-            let refused = |error: Error| assert!(matches!(error, Error::WrongLockKind { .. }), "{what}: {error}");
+            let refused = |error: Error| {
+                assert!(
+                    matches!(error, Error::WrongLockKind { .. }),
+                    "{what}: {error}"
+                );
+            };
             refused(intruder.try_lock().await.expect_err(&what));
             refused(soon(intruder.lock()).await.expect_err(&what));
             refused(intruder.is_locked().await.expect_err(&what));
             refused(intruder.force_unlock().await.expect_err(&what));
-            // cancelled with the request under way: what is undone is not the other kind's hold
+            // Cancelled with the request in flight: the clean-up must not undo the hold of the
+            // other kind.
             drop(intruder.lock().now_or_never());
             client.idle().await;
             assert_eq!(server.record_of_any_kind("l"), record, "{what}");
         }
-        lock.extend(&guard.owner(), Duration::from_secs(60)).await.unwrap();
+        lock.extend(&guard.owner(), Duration::from_secs(60))
+            .await
+            .unwrap();
         assert!(!guard.is_lost(), "{what}");
         guard.unlock().await.expect(&what);
         for client in [&a, &b] {
             client.idle().await;
         }
-        let left = server.dump().into_iter().filter(|(key, ..)| !key.starts_with("redisson_lock_token:"));
+        let left = server
+            .dump()
+            .into_iter()
+            .filter(|(key, ..)| !key.starts_with("redisson_lock_token:"));
         assert_eq!(left.count(), 0, "{what}");
     }
     nothing_is_left(&server, &[&a, &b]).await;
@@ -1228,9 +1523,10 @@ async fn r52_a_plain_lock_and_a_read_write_lock_of_one_name_are_never_both_held(
 
 // --- lost answers ---
 
-/// A read inside a write uses the writer's name. While an earlier request under that name may still come, there is none.
+/// A read inside a write uses the writer's owner id. It is refused while an earlier request under
+/// that id may still run.
 #[tokio::test]
-async fn a_read_inside_a_write_is_refused_while_an_earlier_one_is_in_doubt() {
+async fn a_read_in_a_write_is_refused_while_a_prior_one_is_in_doubt() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let a = LockClient::builder()
@@ -1239,14 +1535,20 @@ async fn a_read_inside_a_write_is_refused_while_an_earlier_one_is_in_doubt() {
         .connect(proxy.url())
         .await
         .unwrap();
-    // the scripts are known: no NOSCRIPT
+    // Loads the scripts, so that no request meets NOSCRIPT.
     read(&a).lock().await.unwrap().unlock().await.unwrap();
     let b = server.client().await;
     let writing = leased(&write(&a), NEVER).await;
     let name = writing.owner();
     proxy.once(Verb::Acquire, Action::Ghost(ms(1500)));
     let unanswered = read(&a).try_lock().await;
-    assert!(matches!(unanswered, Err(Error::Unconfirmed { .. } | Error::Store { .. })), "{unanswered:?}");
+    assert!(
+        matches!(
+            unanswered,
+            Err(Error::Unconfirmed { .. } | Error::Store { .. })
+        ),
+        "{unanswered:?}"
+    );
     eventually("refused", || async {
         match read(&a).try_lock().await {
             Err(Error::Unconfirmed { .. }) => true,
@@ -1255,37 +1557,70 @@ async fn a_read_inside_a_write_is_refused_while_an_earlier_one_is_in_doubt() {
         }
     })
     .await;
-    eventually("the ghost comes", || async { proxy.ghosts() == 1 && hold_keys(&server) == [hold_key(&name, 1)] }).await;
-    assert!(matches!(read(&a).try_lock().await, Err(Error::Unconfirmed { .. })));
+    eventually("the ghost comes", || async {
+        proxy.ghosts() == 1 && hold_keys(&server) == [hold_key(&name, 1)]
+    })
+    .await;
+    assert!(matches!(
+        read(&a).try_lock().await,
+        Err(Error::Unconfirmed { .. })
+    ));
     assert!(!writing.is_lost());
-    assert!(read(&b).try_lock().await.unwrap().is_none(), "the write is held all the time");
-    // the write itself is in no doubt
-    write(&a).try_lock().await.unwrap().expect("its own").unlock().await.unwrap();
+    assert!(
+        read(&b).try_lock().await.unwrap().is_none(),
+        "the write is held all the time"
+    );
+    // The write itself is not in doubt.
+    write(&a)
+        .try_lock()
+        .await
+        .unwrap()
+        .expect("its own")
+        .unlock()
+        .await
+        .unwrap();
     writing.unlock().await.unwrap();
     let reading = soon(read(&a).lock()).await.unwrap();
-    assert_ne!(reading.owner(), name, "a late request meets a name that nobody uses");
+    assert_ne!(
+        reading.owner(),
+        name,
+        "a late request meets a name that nobody uses"
+    );
     reading.unlock().await.unwrap();
-    // what came late dies by its lease
+    // The hold of the late request ends with its lease.
     eventually("nothing is held", || async { server.dump().is_empty() }).await;
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// Lost answers of nested reads, of a downgrade, of the last release: the counts stay true.
+/// The replies to nested reads, to a downgrade and to the last release are lost. The counts stay
+/// correct.
 #[tokio::test]
 async fn lost_answers_leave_the_counts_true() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
-    let a = LockClient::builder().command_timeout(ms(300)).connect(proxy.url()).await.unwrap();
+    let a = LockClient::builder()
+        .command_timeout(ms(300))
+        .connect(proxy.url())
+        .await
+        .unwrap();
     let b = server.client().await;
     for action in [Action::Twice, Action::Lose, Action::CutBefore] {
         let reading = leased(&read(&a), NEVER).await;
         proxy.once(Verb::Acquire, action);
         let nested = soon(read(&a).lock()).await.unwrap();
-        assert_eq!(read(&b).hold_count(&reading.owner()).await.unwrap(), 2, "{action:?}");
+        assert_eq!(
+            read(&b).hold_count(&reading.owner()).await.unwrap(),
+            2,
+            "{action:?}"
+        );
         proxy.once(Verb::Release, action);
         let _ = nested.unlock().await;
         a.idle().await;
-        assert_eq!(read(&b).hold_count(&reading.owner()).await.unwrap(), 1, "{action:?}");
+        assert_eq!(
+            read(&b).hold_count(&reading.owner()).await.unwrap(),
+            1,
+            "{action:?}"
+        );
         assert!(!reading.is_lost(), "{action:?}");
         reading.unlock().await.unwrap();
 
@@ -1294,8 +1629,18 @@ async fn lost_answers_leave_the_counts_true() {
         proxy.once(Verb::Release, action);
         let _ = writing.unlock().await;
         a.idle().await;
-        eventually("downgraded", || async { mode(&server) == Reply::Text("read".into()) }).await;
-        read(&b).try_lock().await.unwrap().expect("readers are in").unlock().await.unwrap();
+        eventually("downgraded", || async {
+            mode(&server) == Reply::Text("read".into())
+        })
+        .await;
+        read(&b)
+            .try_lock()
+            .await
+            .unwrap()
+            .expect("readers are in")
+            .unlock()
+            .await
+            .unwrap();
         assert!(!reading.is_lost(), "{action:?}");
         reading.unlock().await.unwrap();
         nothing_is_left(&server, &[&a, &b]).await;
@@ -1304,25 +1649,31 @@ async fn lost_answers_leave_the_counts_true() {
 
 // --- Redisson at the same lock ---
 
-/// Another process with Redisson: the rows of its tables, as scripts of our own.
+/// Another process that uses Redisson: the rows of its tables, in scripts of our own.
 struct Redisson {
     wire: Wire,
     field: &'static str,
 }
 
 impl Redisson {
-    const KEYS: &str = "local field, holds = ARGV[1], '{' .. KEYS[1] .. '}:' .. ARGV[1] .. ':rwlock_timeout:' ";
+    const KEYS: &str =
+        "local field, holds = ARGV[1], '{' .. KEYS[1] .. '}:' .. ARGV[1] .. ':rwlock_timeout:' ";
 
     fn new(server: &Server) -> Self {
-        Self { wire: server.wire(), field: "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:71" }
+        Self {
+            wire: server.wire(),
+            field: "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:71",
+        }
     }
 
     fn run(&mut self, script: &str, lease: &str) -> Reply {
         let script = format!("{}{script}", Self::KEYS);
-        self.wire.call(&["EVAL", &script, "1", "l", self.field, lease, CHANNEL]).unwrap()
+        self.wire
+            .call(&["EVAL", &script, "1", "l", self.field, lease, CHANNEL])
+            .unwrap()
     }
 
-    /// `Nil`: acquired; else the PTTL.
+    /// Returns `Nil` if the lock was acquired, otherwise its PTTL in milliseconds.
     fn read(&mut self, lease: &str) -> Reply {
         self.run(
             "local mode = redis.call('hget', KEYS[1], 'mode')
@@ -1405,7 +1756,10 @@ async fn redissons_writer_and_ours_exclude_each_other_and_all_readers() {
     assert_eq!(peer.write("60000"), Reply::Nil);
     assert!(read(&a).try_lock().await.unwrap().is_none());
     assert!(write(&a).try_lock().await.unwrap().is_none());
-    assert_eq!(write(&a).holder().await.unwrap().unwrap().as_str(), peer.field);
+    assert_eq!(
+        write(&a).holder().await.unwrap().unwrap().as_str(),
+        peer.field
+    );
     let readers: Vec<_> = (0..10).map(|_| waiter(read(&a))).collect();
     listens(&a).await;
     assert_eq!(peer.unlock_write(), Reply::Int(1));
@@ -1438,18 +1792,30 @@ async fn redissons_readers_and_ours_keep_each_others_holds() {
         assert_eq!(peer.read(lease), Reply::Nil);
     }
     assert!(write(&b).try_lock().await.unwrap().is_none());
-    // ours ends: its two holds stay, and the record lives as long as the longer one
+    // Our hold ends. The two holds of the peer stay, and the record lives as long as the longer
+    // one.
     ours.unlock().await.unwrap();
     assert_eq!(hold_keys(&server), [peer.holds(1), peer.holds(2)]);
-    assert!(server.pttl("l") > 25_000 && server.pttl("l") <= 30_000, "{}", server.pttl("l"));
-    // its ends: the record lives as long as ours
+    assert!(
+        server.pttl("l") > 25_000 && server.pttl("l") <= 30_000,
+        "{}",
+        server.pttl("l")
+    );
+    // The holds of the peer end. The record lives as long as ours.
     let ours = leased(&read(&a), Duration::from_secs(10)).await;
     assert_eq!(peer.unlock_read(), Reply::Int(0));
-    assert!(server.pttl("l") > 15_000 && server.pttl("l") <= 20_000, "{}", server.pttl("l"));
+    assert!(
+        server.pttl("l") > 15_000 && server.pttl("l") <= 20_000,
+        "{}",
+        server.pttl("l")
+    );
     assert_eq!(peer.unlock_read(), Reply::Int(0));
-    assert!(server.pttl("l") > 5_000 && server.pttl("l") <= 10_000, "it counts our hold key");
+    assert!(
+        server.pttl("l") > 5_000 && server.pttl("l") <= 10_000,
+        "it counts our hold key"
+    );
     assert_eq!(hold_keys(&server), [hold_key(&ours.owner(), 1)]);
-    // its last release wakes our writer
+    // The last release of the peer wakes our writer.
     assert_eq!(peer.read("60000"), Reply::Nil);
     ours.unlock().await.unwrap();
     let writer = waiter(write(&b));
@@ -1462,7 +1828,8 @@ async fn redissons_readers_and_ours_keep_each_others_holds() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// Redisson's last reader tells one waiter. If that is a reader of ours, the others come along.
+/// Redisson's last reader wakes one waiter. If that is one of our readers, the other readers
+/// follow.
 #[tokio::test]
 async fn a_message_for_one_wakes_all_readers() {
     let server = Server::start();
@@ -1483,48 +1850,84 @@ async fn a_message_for_one_wakes_all_readers() {
     nothing_is_left(&server, &[&a]).await;
 }
 
-/// R73: all keys of a lock are in its slot, with braces in its name and without.
+/// R73: all keys of a lock are in its slot, with and without braces in the name.
 #[tokio::test]
 async fn r73_the_keys_of_a_lock_are_in_one_slot() {
-    let bus = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let bus = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+        .to_string();
     let server = Server::start_with(&["--cluster-enabled", "yes", "--cluster-port", &bus]);
-    assert!(!server.call(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).is_error());
-    eventually("the cluster is up", || async { server.call(&["CLUSTER", "INFO"]).text().contains("state:ok") }).await;
-    let (a, b) = (server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await, server.client().await);
+    assert!(
+        !server
+            .call(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"])
+            .is_error()
+    );
+    eventually("the cluster is up", || async {
+        server
+            .call(&["CLUSTER", "INFO"])
+            .text()
+            .contains("state:ok")
+    })
+    .await;
+    let (a, b) = (
+        server
+            .client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG))
+            .await,
+        server.client().await,
+    );
     for name in ["l", "orders:7", "{shop}:orders", "a{b}c"] {
-        let (lock, other) = (a.read_write_lock(name).unwrap(), b.read_write_lock(name).unwrap());
+        let (lock, other) = (
+            a.read_write_lock(name).unwrap(),
+            b.read_write_lock(name).unwrap(),
+        );
         let writing = lock.write_lock().lock().await.unwrap();
         let reading = lock.read_lock().lock().await.unwrap();
         let nested = lock.read_lock().lock().await.unwrap();
         writing.unlock().await.unwrap();
         let also = other.read_lock().lock().await.unwrap();
         let writer = waiter(other.write_lock());
-        // reads of the task's own keep the writer out, and leave an intent
+        // The reads that are held keep the writer out, so it leaves an intent.
         let slots: Vec<i64> = {
             eventually("an intent", || async { server.dump().len() == 5 }).await;
-            server.dump().iter().map(|(key, ..)| server.call(&["CLUSTER", "KEYSLOT", key]).int()).collect()
+            server
+                .dump()
+                .iter()
+                .map(|(key, ..)| server.call(&["CLUSTER", "KEYSLOT", key]).int())
+                .collect()
         };
-        assert!(slots.iter().all(|slot| *slot == slots[0]), "{name}: {slots:?}");
-        // a lease passes: that is the scenario
+        assert!(
+            slots.iter().all(|slot| *slot == slots[0]),
+            "{name}: {slots:?}"
+        );
+        // The test waits for one lease, which renewals must outlive.
         tokio::time::sleep(SHORT_WATCHDOG).await;
         assert!(!reading.is_lost() && !nested.is_lost(), "renewed");
         for guard in [reading, nested, also] {
             guard.unlock().await.unwrap();
         }
         soon(writer).await.unwrap().unlock().await.unwrap();
-        assert!(!lock.read_lock().force_unlock().await.unwrap() && !lock.write_lock().force_unlock().await.unwrap());
+        assert!(
+            !lock.read_lock().force_unlock().await.unwrap()
+                && !lock.write_lock().force_unlock().await.unwrap()
+        );
         nothing_is_left(&server, &[&a, &b]).await;
     }
 }
 
-/// Four processes with eight tasks each; see `support::history`.
+/// Runs four processes with eight tasks each; see `support::history`.
 #[test]
-fn thirty_two_tasks_in_four_processes_read_together_and_write_alone() {
+fn tasks_in_four_processes_read_together_and_write_alone() {
     let server = Server::start_real();
     for leases in [false, true] {
         let history = History::play(&server, "read-write", 2, 30, leases);
         history.assert_no_clashes();
-        let (readers, together) = (history.holds.iter().filter(|hold| hold.shared).count(), history.companies().len());
+        let (readers, together) = (
+            history.holds.iter().filter(|hold| hold.shared).count(),
+            history.companies().len(),
+        );
         println!("{readers} reads, {together} of them beside another one");
         assert!(together > readers / 10, "{together} of {readers}");
     }

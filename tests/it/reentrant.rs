@@ -1,4 +1,4 @@
-//! The reentrant lock: what nests, how it counts, and in which order it ends.
+//! The reentrant lock: how holds nest, how they count, and in which order they end.
 
 use std::{
     sync::{
@@ -21,14 +21,20 @@ const SOON: Duration = Duration::from_secs(15);
 const LONG: Duration = Duration::from_secs(3600);
 
 async fn leased(lock: &Lock, lease: Duration) -> LockGuard {
-    lock.try_lock_with(AcquireOptions::new().lease(lease)).await.unwrap().expect("a free lock")
+    lock.try_lock_with(AcquireOptions::new().lease(lease))
+        .await
+        .unwrap()
+        .expect("a free lock")
 }
 
 #[tokio::test]
 async fn two_clients_exclude_each_other() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let (la, lb) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let (la, lb) = (
+        a.reentrant_lock("l").unwrap(),
+        b.reentrant_lock("l").unwrap(),
+    );
     let guard = la.lock().await.unwrap();
     assert!(lb.try_lock().await.unwrap().is_none());
     assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)]);
@@ -39,7 +45,7 @@ async fn two_clients_exclude_each_other() {
     assert!(!server.exists("l"));
 }
 
-/// A server before Redis 7.2 refuses CLIENT SETINFO: no request costs it more for that.
+/// Redis before 7.2 refuses CLIENT SETINFO. That costs no extra request.
 #[tokio::test]
 async fn a_pair_is_two_requests_from_the_first_on() {
     let server = Server::start();
@@ -52,11 +58,11 @@ async fn a_pair_is_two_requests_from_the_first_on() {
     }
     let after = count();
     assert_eq!(after.0 - before.0, 40);
-    // a heartbeat may come between
+    // A heartbeat may come in between.
     assert!(after.1 - before.1 < 10, "{} PINGs", after.1 - before.1);
 }
 
-/// Functions that each take the lock call each other: the server counts the levels.
+/// Functions that each take the lock call each other. The server counts the levels.
 #[tokio::test]
 async fn sections_nest_over_calls_to_a_depth_of_fifty() {
     fn section<'a>(server: &'a Server, lock: &'a Lock, depth: i64) -> BoxFuture<'a, ()> {
@@ -78,23 +84,30 @@ async fn sections_nest_over_calls_to_a_depth_of_fifty() {
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// Guards need not be dropped in the order of their making; only the last one frees.
+/// Guards may be dropped in any order. Only the last one releases the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guards_may_end_in_any_order_and_the_last_one_frees() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let (la, lb) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let (la, lb) = (
+        a.reentrant_lock("l").unwrap(),
+        b.reentrant_lock("l").unwrap(),
+    );
     let seed = 11;
     let mut rng = StdRng::seed_from_u64(seed);
     for round in 0..60 {
         let mut guards = Vec::new();
         let mut count = 0;
-        // holds come and go at random; the record follows
+        // Holds come and go at random, and the record follows.
         for _ in 0..rng.random_range(2..14) {
             if guards.is_empty() || rng.random_range(0..3) > 0 {
                 let lease = rng.random::<bool>().then_some(LONG);
                 let options = AcquireOptions::new();
-                let options = if let Some(lease) = lease { options.lease(lease) } else { options };
+                let options = if let Some(lease) = lease {
+                    options.lease(lease)
+                } else {
+                    options
+                };
                 guards.push(la.lock_with(options).await.unwrap());
                 count += 1;
             } else {
@@ -102,11 +115,18 @@ async fn guards_may_end_in_any_order_and_the_last_one_frees() {
                 guards.pop().unwrap().unlock().await.unwrap();
                 count -= 1;
             }
-            assert_eq!(lb.hold_count(&a.current_owner()).await.unwrap(), count, "round {round}, seed {seed}");
+            assert_eq!(
+                lb.hold_count(&a.current_owner()).await.unwrap(),
+                count,
+                "round {round}, seed {seed}"
+            );
         }
         guards.shuffle(&mut rng);
         while let Some(guard) = guards.pop() {
-            assert!(lb.try_lock().await.unwrap().is_none(), "round {round}, seed {seed}");
+            assert!(
+                lb.try_lock().await.unwrap().is_none(),
+                "round {round}, seed {seed}"
+            );
             match rng.random_range(0..3) {
                 0 => drop(guard),
                 1 => guard.unlock().await.unwrap(),
@@ -114,53 +134,85 @@ async fn guards_may_end_in_any_order_and_the_last_one_frees() {
             }
         }
         a.idle().await;
-        lb.try_lock().await.unwrap().expect("the last one freed it").unlock().await.unwrap();
+        lb.try_lock()
+            .await
+            .unwrap()
+            .expect("the last one freed it")
+            .unlock()
+            .await
+            .unwrap();
     }
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// R08, R14: the watchdog renews as long as one hold without a lease is left, whatever came and went around it.
+/// R08, R14: the watchdog renews as long as one hold without a lease is left, whatever came and
+/// went around it.
 #[tokio::test]
-async fn r08_r14_the_watchdog_goes_on_as_long_as_one_hold_without_lease_is_left() {
+async fn r08_r14_the_watchdog_renews_while_one_unleased_hold_is_left() {
     let server = Server::start();
     let watchdog = Duration::from_millis(900);
     let client = server.client_with(|c| c.watchdog_timeout(watchdog)).await;
-    let locks: Vec<_> = (0..4).map(|n| client.reentrant_lock(format!("l{n}")).unwrap()).collect();
-    // outer leased, inner watched; outer ended first
+    let locks: Vec<_> = (0..4)
+        .map(|n| client.reentrant_lock(format!("l{n}")).unwrap())
+        .collect();
+    // The outer hold has a lease, the inner one is renewed. The outer one ends first.
     let outer = leased(&locks[0], Duration::from_millis(300)).await;
     let inner_watched = locks[0].lock().await.unwrap();
     outer.unlock().await.unwrap();
-    // outer watched, inner leased and ended
+    // The outer hold is renewed, the inner one has a lease and ends.
     let outer_watched = locks[1].lock().await.unwrap();
-    leased(&locks[1], Duration::from_millis(300)).await.unlock().await.unwrap();
-    // both alive
+    leased(&locks[1], Duration::from_millis(300))
+        .await
+        .unlock()
+        .await
+        .unwrap();
+    // Both holds are alive.
     let both_watched = locks[2].lock().await.unwrap();
     let both_leased = leased(&locks[2], Duration::from_millis(300)).await;
-    // three entries, two releases
+    // Three acquires, two releases.
     let first = locks[3].lock().await.unwrap();
     let second = locks[3].lock().await.unwrap();
     let third = locks[3].lock().await.unwrap();
     first.unlock().await.unwrap();
     drop(third);
     let start = Instant::now();
-    let held = [&inner_watched, &outer_watched, &both_watched, &both_leased, &second];
+    let held = [
+        &inner_watched,
+        &outer_watched,
+        &both_watched,
+        &both_leased,
+        &second,
+    ];
     while start.elapsed() < 3 * watchdog {
         for guard in held {
-            assert!(!guard.is_lost() && server.exists(guard.name()), "{} after {:?}", guard.name(), start.elapsed());
+            assert!(
+                !guard.is_lost() && server.exists(guard.name()),
+                "{} after {:?}",
+                guard.name(),
+                start.elapsed()
+            );
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    for guard in [inner_watched, outer_watched, both_watched, both_leased, second] {
+    for guard in [
+        inner_watched,
+        outer_watched,
+        both_watched,
+        both_leased,
+        second,
+    ] {
         guard.unlock().await.unwrap();
     }
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// The reverse: when the last hold without a lease is given back, what is left ends with its lease.
+/// The reverse: once the last hold without a lease is released, the others end with their lease.
 #[tokio::test]
 async fn a_leased_hold_is_not_renewed_once_the_watched_one_is_gone() {
     let server = Server::start();
-    let client = server.client_with(|c| c.watchdog_timeout(Duration::from_millis(600))).await;
+    let client = server
+        .client_with(|c| c.watchdog_timeout(Duration::from_millis(600)))
+        .await;
     let lock = client.reentrant_lock("l").unwrap();
     for watched_first in [true, false] {
         let (watched, leased) = if watched_first {
@@ -171,15 +223,26 @@ async fn a_leased_hold_is_not_renewed_once_the_watched_one_is_gone() {
             (lock.lock().await.unwrap(), leased)
         };
         watched.unlock().await.unwrap();
-        let lost = tokio::time::timeout(SOON, leased.lost()).await.expect("it ends");
-        assert!(matches!(lost, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{lost}");
+        let lost = tokio::time::timeout(SOON, leased.lost())
+            .await
+            .expect("it ends");
+        assert!(
+            matches!(
+                lost,
+                Error::Lost {
+                    reason: LossReason::LeaseExpired,
+                    ..
+                }
+            ),
+            "{lost}"
+        );
         eventually("the record ends", || async { !server.exists("l") }).await;
         drop(leased);
     }
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// Guards of holds that were released by their owner's name are stale: they never give back a later hold.
+/// Guards of holds that were released by the owner's id are stale: they never release a later hold.
 #[tokio::test]
 async fn stale_guards_never_touch_a_later_hold() {
     let server = Server::start();
@@ -189,7 +252,10 @@ async fn stale_guards_never_touch_a_later_hold() {
     let owner = one.owner();
     lock.release(&owner).await.unwrap();
     assert_eq!(server.record("l"), [(owner.to_string(), 1)]);
-    assert!(!one.is_lost() && !two.is_lost(), "one hold is left, whoever's");
+    assert!(
+        !one.is_lost() && !two.is_lost(),
+        "one hold is left, whoever's"
+    );
     lock.release(&owner).await.unwrap();
     assert!(!server.exists("l"));
     assert!(one.is_lost() && two.is_lost());
@@ -204,17 +270,27 @@ async fn stale_guards_never_touch_a_later_hold() {
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// The record vanished under a nest of guards: all are lost, none frees what comes after.
+/// The record disappears under nested guards: all are lost, and none releases the next hold.
 #[tokio::test]
 async fn when_the_record_is_gone_all_nested_guards_are_lost() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let (la, lb) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
-    let (one, two, three) = (la.lock().await.unwrap(), la.lock().await.unwrap(), la.lock().await.unwrap());
+    let (la, lb) = (
+        a.reentrant_lock("l").unwrap(),
+        b.reentrant_lock("l").unwrap(),
+    );
+    let (one, two, three) = (
+        la.lock().await.unwrap(),
+        la.lock().await.unwrap(),
+        la.lock().await.unwrap(),
+    );
     assert_eq!(server.call(&["DEL", "l"]).int(), 1);
     let other = lb.try_lock().await.unwrap().expect("free");
     let before = server.dump();
-    assert!(matches!(one.unlock().await, Err(Error::Lost { .. })), "the first one finds out");
+    assert!(
+        matches!(one.unlock().await, Err(Error::Lost { .. })),
+        "the first one finds out"
+    );
     assert!(two.is_lost() && three.is_lost());
     assert!(matches!(two.unlock().await, Err(Error::Lost { .. })));
     drop(three);
@@ -222,7 +298,7 @@ async fn when_the_record_is_gone_all_nested_guards_are_lost() {
     assert_eq!(server.dump(), before);
     assert!(!other.is_lost());
     other.unlock().await.unwrap();
-    // R41, rule 1: a re-entry into a lock that is gone is refused, not taken as new
+    // R41, rule 1: a re-entry into a lock that is gone is refused, and not taken as a new hold.
     let held = la.lock().await.unwrap();
     assert_eq!(server.call(&["DEL", "l"]).int(), 1);
     assert!(matches!(la.lock().await, Err(Error::Lost { .. })));
@@ -231,9 +307,9 @@ async fn when_the_record_is_gone_all_nested_guards_are_lost() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// The nested request is the one that finds it gone, while the outer hold is given up already.
+/// The nested acquire finds the record gone while the outer hold is already being released.
 #[tokio::test]
-async fn an_unlock_beside_a_nested_acquire_is_told_that_the_record_was_gone() {
+async fn an_unlock_during_a_nested_acquire_learns_the_record_was_gone() {
     let server = Server::start();
     let client = server.client().await;
     let lock = client.reentrant_lock("l").unwrap();
@@ -241,12 +317,21 @@ async fn an_unlock_beside_a_nested_acquire_is_told_that_the_record_was_gone() {
     assert_eq!(server.call(&["DEL", "l"]).int(), 1);
     let (nested, unlocked) = futures::join!(lock.lock(), guard.unlock());
     for lost in [nested.map(drop), unlocked] {
-        assert!(matches!(lost, Err(Error::Lost { reason: LossReason::RecordMissing, .. })), "{lost:?}");
+        assert!(
+            matches!(
+                lost,
+                Err(Error::Lost {
+                    reason: LossReason::RecordMissing,
+                    ..
+                })
+            ),
+            "{lost:?}"
+        );
     }
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// R13: a single lock and unlock leaves no entry behind, at once.
+/// R13: a single lock and unlock leaves no entry behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r13_r21_immediate_lock_and_unlock_leaves_no_entry() {
     let server = Server::start();
@@ -255,27 +340,38 @@ async fn r13_r21_immediate_lock_and_unlock_leaves_no_entry() {
     let mut later = 0;
     for round in 0..2000 {
         lock.lock().await.unwrap().unlock().await.unwrap();
-        // the watchdog may be looking at it just now: then it is forgotten a moment later
+        // If the watchdog is checking the entry at this moment, it is removed a moment later.
         if client.stats().holds > 0 {
             later += 1;
-            eventually(&format!("round {round} is forgotten"), || async { client.stats().holds == 0 }).await;
+            eventually(&format!("round {round} is forgotten"), || async {
+                client.stats().holds == 0
+            })
+            .await;
         }
     }
-    assert!(later <= 10, "{later} rounds left an entry behind for a while");
+    assert!(
+        later <= 10,
+        "{later} rounds left an entry behind for a while"
+    );
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// R48: a lease that ends between a check and a write would let a re-entry overwrite the next holder.
+/// R48: if the lease ended between a check and a write, a re-entry could overwrite the next holder.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r48_a_re_entry_at_the_end_of_the_lease_never_overwrites_the_next_holder() {
+async fn r48_a_re_entry_at_lease_end_never_overwrites_the_next_holder() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let (la, lb) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let (la, lb) = (
+        a.reentrant_lock("l").unwrap(),
+        b.reentrant_lock("l").unwrap(),
+    );
     for round in 0..60 {
         let guard = loop {
-            // an answer that comes after the end of so short a lease is none
-            if let Ok(Some(guard)) =
-                la.try_lock_with(AcquireOptions::new().lease(Duration::from_millis(20 + round % 7))).await
+            // A reply that comes after the end of such a short lease is an error, so the acquire is
+            // retried.
+            if let Ok(Some(guard)) = la
+                .try_lock_with(AcquireOptions::new().lease(Duration::from_millis(20 + round % 7)))
+                .await
             {
                 break guard;
             }
@@ -284,11 +380,14 @@ async fn r48_a_re_entry_at_the_end_of_the_lease_never_overwrites_the_next_holder
             let lock = lb.clone();
             async move { lock.lock().await.unwrap() }
         });
-        // around the end of the lease, from a little before to a little after
+        // At the end of the lease, or up to 3 ms before it.
         while guard.remaining() > Duration::from_micros(100 * (round % 30)) {
             tokio::task::yield_now().await;
         }
-        let nested = match la.try_lock_with(AcquireOptions::new().lease(Duration::from_millis(10))).await {
+        let nested = match la
+            .try_lock_with(AcquireOptions::new().lease(Duration::from_millis(10)))
+            .await
+        {
             Ok(nested) => nested,
             Err(Error::Lost { .. } | Error::Unconfirmed { .. }) => None,
             Err(error) => panic!("{error}"),
@@ -297,20 +396,33 @@ async fn r48_a_re_entry_at_the_end_of_the_lease_never_overwrites_the_next_holder
         let holder = server.record("l");
         if still_ours && nested.as_ref().is_some_and(|nested| !nested.is_lost()) {
             let ours = guard.owner().to_string();
-            assert!(matches!(&holder[..], [(owner, 1 | 2)] if *owner == ours), "round {round}: {holder:?}");
+            assert!(
+                matches!(&holder[..], [(owner, 1 | 2)] if *owner == ours),
+                "round {round}: {holder:?}"
+            );
         }
-        let other = tokio::time::timeout(SOON, other).await.expect("its turn").unwrap();
-        assert!(guard.is_lost() && nested.as_ref().is_none_or(LockGuard::is_lost), "round {round}");
+        let other = tokio::time::timeout(SOON, other)
+            .await
+            .expect("its turn")
+            .unwrap();
+        assert!(
+            guard.is_lost() && nested.as_ref().is_none_or(LockGuard::is_lost),
+            "round {round}"
+        );
         drop(nested);
         drop(guard);
         a.idle().await;
-        assert_eq!(server.record("l"), [(other.owner().to_string(), 1)], "round {round}");
+        assert_eq!(
+            server.record("l"),
+            [(other.owner().to_string(), 1)],
+            "round {round}"
+        );
         other.unlock().await.unwrap();
     }
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// R49: tasks share one lock object and use leases of their own.
+/// R49: tasks share one lock object, each with its own lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r49_tasks_that_share_a_lock_object_keep_their_own_leases() {
     let server = Arc::new(Server::start());
@@ -324,10 +436,17 @@ async fn r49_tasks_that_share_a_lock_object_keep_their_own_leases() {
                 for _ in 0..30 {
                     let options = AcquireOptions::new();
                     let lease = Duration::from_secs(seconds.unwrap_or(30));
-                    let options = if seconds.is_some() { options.lease(lease) } else { options };
+                    let options = if seconds.is_some() {
+                        options.lease(lease)
+                    } else {
+                        options
+                    };
                     let guard = lock.lock_with(options).await.unwrap();
                     let left = Duration::from_millis(server.pttl("l") as u64);
-                    assert!(left <= lease && left + Duration::from_secs(5) > lease, "{left:?} of {lease:?}");
+                    assert!(
+                        left <= lease && left + Duration::from_secs(5) > lease,
+                        "{left:?} of {lease:?}"
+                    );
                     guard.unlock().await.unwrap();
                 }
             })
@@ -339,12 +458,16 @@ async fn r49_tasks_that_share_a_lock_object_keep_their_own_leases() {
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// An owner that drops and takes the lock in a loop really lets go in between: another client gets its turns.
+/// An owner that drops and takes the lock in a loop really releases it in between: another client
+/// gets its turns.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drop_then_relock_of_the_same_owner_releases_in_between() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let (la, lb) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let (la, lb) = (
+        a.reentrant_lock("l").unwrap(),
+        b.reentrant_lock("l").unwrap(),
+    );
     let turns = Arc::new(AtomicUsize::new(0));
     let counting = Arc::clone(&turns);
     let waiter = tokio::spawn(async move {
@@ -357,33 +480,62 @@ async fn a_drop_then_relock_of_the_same_owner_releases_in_between() {
     let mut rounds = 0;
     while turns.load(Ordering::SeqCst) < 5 {
         let guard = la.lock().await.unwrap();
-        assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)], "released in between");
+        assert_eq!(
+            server.record("l"),
+            [(guard.owner().to_string(), 1)],
+            "released in between"
+        );
         drop(guard);
         rounds += 1;
-        assert!(start.elapsed() < Duration::from_secs(60), "starved for {rounds} rounds");
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "starved for {rounds} rounds"
+        );
     }
     waiter.await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// R46: the same task part under different clients; neither re-enters the other.
+/// R46: the same owner name in two clients is two owners. Neither re-enters the other's hold.
 #[tokio::test]
 async fn r46_equal_task_parts_of_two_clients_are_two_owners() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let (la, lb) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let (la, lb) = (
+        a.reentrant_lock("l").unwrap(),
+        b.reentrant_lock("l").unwrap(),
+    );
     let as_job = |owner| AcquireOptions::new().owner(owner);
-    let guard = la.try_lock_with(as_job(a.owner("job").unwrap())).await.unwrap().unwrap();
-    assert!(lb.try_lock_with(as_job(b.owner("job").unwrap())).await.unwrap().is_none());
-    assert!(matches!(lb.release(&b.owner("job").unwrap()).await, Err(Error::NotHeld { .. })));
-    let nested = la.try_lock_with(as_job(a.owner("job").unwrap())).await.unwrap().expect("the same owner");
-    assert!(la.try_lock().await.unwrap().is_none(), "the task itself is somebody else");
+    let guard = la
+        .try_lock_with(as_job(a.owner("job").unwrap()))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(
+        lb.try_lock_with(as_job(b.owner("job").unwrap()))
+            .await
+            .unwrap()
+            .is_none()
+    );
+    assert!(matches!(
+        lb.release(&b.owner("job").unwrap()).await,
+        Err(Error::NotHeld { .. })
+    ));
+    let nested = la
+        .try_lock_with(as_job(a.owner("job").unwrap()))
+        .await
+        .unwrap()
+        .expect("the same owner");
+    assert!(
+        la.try_lock().await.unwrap().is_none(),
+        "the task itself is somebody else"
+    );
     guard.unlock().await.unwrap();
     nested.unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// F37: the limit is checked before anything is sent.
+/// F37: the limit is checked before a request is sent.
 #[tokio::test]
 async fn f37_more_holds_than_allowed_are_refused_and_change_nothing() {
     let server = Server::start();
@@ -394,7 +546,10 @@ async fn f37_more_holds_than_allowed_are_refused_and_change_nothing() {
         guards.push(lock.lock().await.unwrap());
     }
     let scripts = server.script_count();
-    assert!(matches!(lock.lock().await, Err(Error::TooManyHolds { holds: 3, .. })));
+    assert!(matches!(
+        lock.lock().await,
+        Err(Error::TooManyHolds { holds: 3, .. })
+    ));
     assert_eq!(server.script_count(), scripts);
     guards.pop().unwrap().unlock().await.unwrap();
     guards.push(lock.lock().await.unwrap());
@@ -402,27 +557,47 @@ async fn f37_more_holds_than_allowed_are_refused_and_change_nothing() {
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// R02, R05, R12: whatever comes and goes at the registry while the watchdog looks, a hold stays renewed. One owner
-/// holds each lock throughout, and re-enters and releases it from several threads at once.
+/// R02, R05, R12: a hold stays renewed whatever is added to and removed from the registry while the
+/// watchdog runs. One owner holds each lock throughout, and re-enters and releases it from several
+/// threads at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r02_r05_r12_a_held_lock_is_renewed_whatever_comes_and_goes_beside_it() {
+async fn r02_r05_r12_a_hold_stays_renewed_whatever_comes_and_goes() {
     let server = Server::start();
-    let client = server.client_with(|builder| builder.watchdog_timeout(Duration::from_secs(3))).await;
+    let client = server
+        .client_with(|builder| builder.watchdog_timeout(Duration::from_secs(3)))
+        .await;
     let (mut held, mut busy) = (Vec::new(), Vec::new());
     let until = std::time::Instant::now() + Duration::from_secs(10);
     for number in 0..16 {
         let owner = client.owner(format!("owner-{number}")).unwrap();
         let lock = client.reentrant_lock(format!("l{number}")).unwrap();
-        held.push(lock.try_lock_with(AcquireOptions::new().owner(owner.clone())).await.unwrap().unwrap());
+        held.push(
+            lock.try_lock_with(AcquireOptions::new().owner(owner.clone()))
+                .await
+                .unwrap()
+                .unwrap(),
+        );
         for _ in 0..2 {
             let (lock, owner, client) = (lock.clone(), owner.clone(), client.clone());
             busy.push(tokio::spawn(async move {
                 let mut rounds = 0_u32;
                 while std::time::Instant::now() < until {
-                    let again = lock.try_lock_with(AcquireOptions::new().owner(owner.clone())).await.unwrap().unwrap();
-                    // and an entry that is made and removed at once
-                    let other = client.reentrant_lock(format!("{}:{rounds}", again.name())).unwrap();
-                    drop(other.try_lock_with(AcquireOptions::new().owner(owner.clone())).await.unwrap().unwrap());
+                    let again = lock
+                        .try_lock_with(AcquireOptions::new().owner(owner.clone()))
+                        .await
+                        .unwrap()
+                        .unwrap();
+                    // An entry that is added and removed at once.
+                    let other = client
+                        .reentrant_lock(format!("{}:{rounds}", again.name()))
+                        .unwrap();
+                    drop(
+                        other
+                            .try_lock_with(AcquireOptions::new().owner(owner.clone()))
+                            .await
+                            .unwrap()
+                            .unwrap(),
+                    );
                     again.unlock().await.unwrap();
                     rounds += 1;
                 }
@@ -440,9 +615,9 @@ async fn r02_r05_r12_a_held_lock_is_renewed_whatever_comes_and_goes_beside_it() 
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// Four processes with eight tasks each; see `support::history`.
+/// Runs four processes with eight tasks each; see `support::history`.
 #[test]
-fn no_two_of_thirty_two_tasks_in_four_processes_ever_hold_a_lock_at_once() {
+fn no_two_of_32_tasks_in_four_processes_hold_a_lock_at_once() {
     let server = Server::start_real();
     for leases in [false, true] {
         History::play(&server, "reentrant", 3, 30, leases).assert_no_clashes();

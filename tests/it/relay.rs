@@ -1,4 +1,4 @@
-//! A lock that many of one client wait for goes from one to the next, and the server is not asked.
+//! The relay: the tasks of one client hand a contended lock on without a request to the server.
 
 use std::{
     future::Future,
@@ -19,7 +19,7 @@ use crate::support::{
     eventually,
 };
 
-/// So far beyond each test's patience that a missed wake-up shows.
+/// Far beyond the limit of each test, so that a missed wake-up shows.
 const NEVER: Duration = Duration::from_secs(60);
 
 fn ms(millis: u64) -> Duration {
@@ -30,10 +30,11 @@ async fn client(server: &Server) -> LockClient {
     server.client_with(|builder| builder.poll_cap(NEVER)).await
 }
 
-/// So many of this client wait, and sleep.
+/// Waits until this many waiters of the client sleep.
 async fn asleep(server: &Server, client: &LockClient, waiters: usize) {
     eventually("the waiters sleep", || async {
-        // what they asked for is answered, and the one who looks again when messages are heard has done so
+        // Their requests have replies, and the waiter that polls once more when the subscription is
+        // confirmed has done so.
         let scripts = server.script_count();
         tokio::time::sleep(ms(30)).await;
         client.stats().waiters == waiters
@@ -43,10 +44,11 @@ async fn asleep(server: &Server, client: &LockClient, waiters: usize) {
     .await;
 }
 
-/// A hold that was handed on: the name of whoever had it first, and the guard of whoever took it over.
+/// Returns a hold that was handed on: the owner that acquired it, and the guard of the task that
+/// took it over.
 async fn handed_on(server: &Server, client: &LockClient) -> (OwnerId, LockGuard) {
     let lock = client.reentrant_lock("l").unwrap();
-    // a busy machine may take longer than the 2 ms in which it can be
+    // A busy machine may take longer than the 2 ms in which a hand-off is possible.
     for _ in 0..500 {
         let other = ByHand::hold(server, "l", NEVER);
         let gives = Arc::new(AtomicU64::new(0));
@@ -82,8 +84,8 @@ async fn handed_on(server: &Server, client: &LockClient) -> (OwnerId, LockGuard)
     panic!("no hold was handed on");
 }
 
-/// Holds that begin and end within the 2 ms after the server's answer: the record goes on under the name of the first, and
-/// what asks the server is two scripts for each round, not two for each hold.
+/// Holds that start and end within 2 ms of the server's reply share one record, under the owner of
+/// the first. They cost the server two scripts per series, not two per hold.
 #[tokio::test]
 async fn many_holds_are_one_record() {
     let server = Server::start();
@@ -113,11 +115,11 @@ async fn many_holds_are_one_record() {
     assert!(!server.exists("l"), "{:?}", server.record("l"));
     let scripts = (server.script_count() - before) as f64 / 3_200.0;
     println!("{scripts:.3} scripts a hold");
-    // asked for each by itself it is 2 at the very least
+    // With requests for each hold, it would be at least 2.
     assert!(scripts < 1.0, "{scripts} scripts a hold");
 }
 
-/// Whoever wants to be asked for each, is.
+/// Without the relay, each acquire and release sends a request.
 #[tokio::test]
 async fn each_release_asks_the_server_if_so_configured() {
     let server = Server::start();
@@ -140,7 +142,8 @@ async fn each_release_asks_the_server_if_so_configured() {
     assert!(server.script_count() - before >= 800);
 }
 
-/// The server's last word is too old by then: the release asks, and says what it finds.
+/// The server's last reply is too old by then, so the release sends a request and reports what the
+/// server finds.
 #[tokio::test]
 async fn what_was_held_for_longer_is_released_at_the_server() {
     let server = Server::start();
@@ -154,12 +157,21 @@ async fn what_was_held_for_longer_is_released_at_the_server() {
     asleep(&server, &client, 1).await;
     server.call(&["DEL", "l"]);
     let lost = guard.unlock().await.unwrap_err();
-    assert!(matches!(lost, Error::Lost { reason: LossReason::RecordMissing, .. }), "{lost}");
+    assert!(
+        matches!(
+            lost,
+            Error::Lost {
+                reason: LossReason::RecordMissing,
+                ..
+            }
+        ),
+        "{lost}"
+    );
     server.call(&["PUBLISH", &channel("l"), "0"]);
     waiting.await.unwrap();
 }
 
-/// Whoever has given it up is not the owner any more, whatever the record says.
+/// A task that handed the lock on is no longer its owner, whatever the record says.
 #[tokio::test]
 async fn whoever_has_handed_it_on_does_not_re_enter_it() {
     let server = Server::start();
@@ -167,24 +179,36 @@ async fn whoever_has_handed_it_on_does_not_re_enter_it() {
     let (first, guard) = handed_on(&server, &client).await;
     let lock = client.reentrant_lock("l").unwrap();
     let by_first = || AcquireOptions::new().owner(first.clone());
-    assert!(lock.try_lock_with(by_first()).await.unwrap().is_none(), "two guards");
+    assert!(
+        lock.try_lock_with(by_first()).await.unwrap().is_none(),
+        "two guards"
+    );
     let again = lock.release(&first).await;
-    assert!(matches!(again, Err(Error::NotHeld { .. })), "it released what another task has: {again:?}");
+    assert!(
+        matches!(again, Err(Error::NotHeld { .. })),
+        "it released what another task has: {again:?}"
+    );
     assert!(!guard.is_lost());
     guard.unlock().await.unwrap();
     assert!(!server.exists("l"));
-    // under a name of its own
-    let guard = lock.try_lock_with(by_first()).await.unwrap().expect("it is free");
+    // The next acquire gets an owner id of its own.
+    let guard = lock
+        .try_lock_with(by_first())
+        .await
+        .unwrap()
+        .expect("it is free");
     assert_ne!(guard.owner(), first);
     guard.unlock().await.unwrap();
 }
 
-/// It counts what it acquires besides, is renewed, and is released as any other.
+/// A hold that was handed on excludes other owners, is renewed, and is released like any other.
 #[tokio::test]
 async fn what_was_handed_on_is_held_like_any_other() {
     let server = Server::start();
     let timeout = ms(600);
-    let client = server.client_with(|builder| builder.poll_cap(NEVER).watchdog_timeout(timeout)).await;
+    let client = server
+        .client_with(|builder| builder.poll_cap(NEVER).watchdog_timeout(timeout))
+        .await;
     let (name, guard) = handed_on(&server, &client).await;
     let lock = client.reentrant_lock("l").unwrap();
     OwnerId::scope(async { assert!(lock.try_lock().await.unwrap().is_none(), "two owners") }).await;
@@ -204,10 +228,26 @@ async fn what_was_handed_on_is_lost_when_it_is_forced_free() {
     let server = Server::start();
     let client = client(&server).await;
     let (_, guard) = handed_on(&server, &client).await;
-    assert!(client.reentrant_lock("l").unwrap().force_unlock().await.unwrap());
+    assert!(
+        client
+            .reentrant_lock("l")
+            .unwrap()
+            .force_unlock()
+            .await
+            .unwrap()
+    );
     assert!(guard.is_lost(), "this client has freed it itself");
     let lost = guard.unlock().await;
-    assert!(matches!(lost, Err(Error::Lost { reason: LossReason::RecordMissing, .. })), "{lost:?}");
+    assert!(
+        matches!(
+            lost,
+            Err(Error::Lost {
+                reason: LossReason::RecordMissing,
+                ..
+            })
+        ),
+        "{lost:?}"
+    );
 }
 
 #[tokio::test]
@@ -220,12 +260,14 @@ async fn what_was_handed_on_is_released_by_a_shutdown() {
     assert!(guard.is_lost());
 }
 
-/// A hold that goes from hand to hand while others are forced free, dropped, or not polled any more: one has it at a time,
-/// nobody waits for ever, and nothing is left.
+/// A hold goes from task to task while other waiters are dropped or no longer polled. One task has
+/// it at a time, no task waits for ever, and nothing is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_has_it_at_a_time_whoever_is_dropped_or_not_polled() {
     let server = Server::start();
-    let client = server.client_with(|builder| builder.poll_cap(ms(300))).await;
+    let client = server
+        .client_with(|builder| builder.poll_cap(ms(300)))
+        .await;
     let inside = Arc::new(AtomicU64::new(0));
     let lock = client.reentrant_lock("l").unwrap();
     let work = |n: u64| {
@@ -233,7 +275,7 @@ async fn one_has_it_at_a_time_whoever_is_dropped_or_not_polled() {
         tokio::spawn(async move {
             let mut held = 0;
             for round in 0..150 {
-                // some give up while they wait, at any point
+                // Some tasks give up at any point of their wait.
                 let patience = Duration::from_micros((n * 7 + round * 13) % 41 * 50);
                 let waiting = OwnerId::scope(lock.lock());
                 let guard = if n.is_multiple_of(3) {
@@ -251,17 +293,23 @@ async fn one_has_it_at_a_time_whoever_is_dropped_or_not_polled() {
                 }
                 assert!(!guard.is_lost());
                 assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1, "two at once");
-                if round.is_multiple_of(4) { drop(guard) } else { guard.unlock().await.unwrap() }
+                if round.is_multiple_of(4) {
+                    drop(guard);
+                } else {
+                    guard.unlock().await.unwrap();
+                }
             }
             held
         })
     };
     let tasks: Vec<_> = (0..12).map(work).collect();
-    let unpolled: Vec<_> = (0..20).map(|_| client.reentrant_lock("l").unwrap()).collect();
+    let unpolled: Vec<_> = (0..20)
+        .map(|_| client.reentrant_lock("l").unwrap())
+        .collect();
     let mut parked = Vec::new();
     for lock in &unpolled {
         let mut future = Box::pin(OwnerId::scope(lock.lock()));
-        // polled a few times, so that it waits; and then, whatever it was told, never again
+        // Polled a few times, so that it waits, and then never again, even if it is woken.
         for _ in 0..20 {
             if let Poll::Ready(guard) = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await {
                 guard.unwrap().unlock().await.unwrap();
@@ -273,19 +321,27 @@ async fn one_has_it_at_a_time_whoever_is_dropped_or_not_polled() {
     }
     let mut held = 0;
     for task in tasks {
-        held += tokio::time::timeout(NEVER, task).await.expect("nobody waits for ever").unwrap();
+        held += tokio::time::timeout(NEVER, task)
+            .await
+            .expect("nobody waits for ever")
+            .unwrap();
     }
     assert!(held >= 8 * 150, "{held}");
     drop(parked);
     client.idle().await;
-    eventually("nothing is left", || async { !server.exists("l") && client.stats().holds == 0 }).await;
+    eventually("nothing is left", || async {
+        !server.exists("l") && client.stats().holds == 0
+    })
+    .await;
 }
 
-/// A waiter that is told and not polled any more: the next one has the lock within a moment.
+/// A waiter is woken, and then no longer polled. The next one gets the lock within a moment.
 #[tokio::test]
 async fn what_nobody_takes_is_for_the_next() {
     let server = Server::start();
-    let client = server.client_with(|builder| builder.poll_cap(ms(500))).await;
+    let client = server
+        .client_with(|builder| builder.poll_cap(ms(500)))
+        .await;
     let lock = client.reentrant_lock("l").unwrap();
     for _ in 0..20 {
         let other = ByHand::hold(&server, "l", NEVER);
@@ -294,7 +350,7 @@ async fn what_nobody_takes_is_for_the_next() {
             let lock = lock.clone();
             async move { lock.lock().await.unwrap().unlock().await.unwrap() }
         });
-        // it sleeps by then
+        // Polls it until it sleeps.
         while client.stats().waiters < 2 {
             assert!(poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx).is_pending())).await);
             tokio::time::sleep(ms(1)).await;
@@ -302,15 +358,20 @@ async fn what_nobody_takes_is_for_the_next() {
         asleep(&server, &client, 2).await;
         other.release();
         one.await.unwrap();
-        let next = OwnerId::scope(lock.try_lock_for(Duration::from_secs(20))).await.unwrap();
+        let next = OwnerId::scope(lock.try_lock_for(Duration::from_secs(20)))
+            .await
+            .unwrap();
         next.expect("nobody has it").unlock().await.unwrap();
         drop(unpolled);
         client.idle().await;
     }
-    eventually("nothing is left", || async { !server.exists("l") && client.stats().holds == 0 }).await;
+    eventually("nothing is left", || async {
+        !server.exists("l") && client.stats().holds == 0
+    })
+    .await;
 }
 
-/// A holder that re-enters while others wait goes on, also inside what it was handed.
+/// A holder re-enters while others wait, also inside a hold that was handed to it.
 #[tokio::test]
 async fn a_holder_re_enters_while_others_wait() {
     let server = Server::start();
@@ -322,7 +383,7 @@ async fn a_holder_re_enters_while_others_wait() {
             tokio::spawn(async move {
                 for round in 0..60 {
                     let outer = lock.lock().await.unwrap();
-                    // who has nested is not handed on: it takes those that have not
+                    // A hold that was nested is not handed on, so only a third of the holds nest.
                     if (task + round) % 3 == 0 {
                         let inner = lock.lock().await.unwrap();
                         assert_eq!(outer.owner(), inner.owner());
@@ -335,18 +396,25 @@ async fn a_holder_re_enters_while_others_wait() {
         })
         .collect();
     for task in tasks {
-        tokio::time::timeout(NEVER, task).await.expect("nobody waits for itself").unwrap();
+        tokio::time::timeout(NEVER, task)
+            .await
+            .expect("nobody waits for itself")
+            .unwrap();
     }
     client.idle().await;
     assert!(!server.exists("l"));
 }
 
-/// Who asks for a lease of its own, a token or another kind is not handed anything, and has its turn.
+/// An acquire with a lease of its own, with a token or of another kind takes no hand-off, and still
+/// gets its turn.
 #[tokio::test]
 async fn whoever_cannot_take_it_over_has_its_turn() {
     let server = Server::start();
     let client = client(&server).await;
-    let (plain, fenced) = (client.reentrant_lock("l").unwrap(), client.fenced_lock("l").unwrap());
+    let (plain, fenced) = (
+        client.reentrant_lock("l").unwrap(),
+        client.fenced_lock("l").unwrap(),
+    );
     let crowd: Vec<_> = (0..8)
         .map(|_| {
             let lock = plain.clone();
@@ -360,7 +428,10 @@ async fn whoever_cannot_take_it_over_has_its_turn() {
     let (leased, tokens) = (plain.clone(), fenced.clone());
     let leased = tokio::spawn(async move {
         for _ in 0..20 {
-            let guard = leased.lock_with(AcquireOptions::new().lease(ms(2_000))).await.unwrap();
+            let guard = leased
+                .lock_with(AcquireOptions::new().lease(ms(2_000)))
+                .await
+                .unwrap();
             assert!(guard.remaining() <= ms(2_000));
             guard.unlock().await.unwrap();
         }
@@ -376,18 +447,25 @@ async fn whoever_cannot_take_it_over_has_its_turn() {
         }
     });
     for task in crowd.into_iter().chain([leased, tokens]) {
-        tokio::time::timeout(NEVER, task).await.expect("each has its turn").unwrap();
+        tokio::time::timeout(NEVER, task)
+            .await
+            .expect("each has its turn")
+            .unwrap();
     }
     client.idle().await;
     assert!(!server.exists("l"));
 }
 
-/// Waits until a hold of `l` lies at its gate: `unpolled` waits behind the task that gave it up.
+/// Waits until a hold of `l` is offered to the waiters: `unpolled` waits behind the task that
+/// released it. Returns `None` if no hold was offered.
 async fn lying<'a>(
     server: &Server,
     client: &LockClient,
     lock: &'a Lock,
-) -> Option<(OwnerId, std::pin::Pin<Box<dyn Future<Output = nestlock::Result<LockGuard>> + 'a>>)> {
+) -> Option<(
+    OwnerId,
+    std::pin::Pin<Box<dyn Future<Output = nestlock::Result<LockGuard>> + 'a>>,
+)> {
     let other = ByHand::hold(server, "l", NEVER);
     let gives = client.reentrant_lock("l").unwrap();
     let (said, gave) = tokio::sync::oneshot::channel();
@@ -401,13 +479,14 @@ async fn lying<'a>(
     while client.stats().waiters == before {
         tokio::time::sleep(ms(1)).await;
     }
-    let mut unpolled: std::pin::Pin<Box<dyn Future<Output = _>>> = Box::pin(OwnerId::scope(lock.lock()));
+    let mut unpolled: std::pin::Pin<Box<dyn Future<Output = _>>> =
+        Box::pin(OwnerId::scope(lock.lock()));
     while client.stats().waiters < before + 2 {
         assert!(poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx).is_pending())).await);
         tokio::time::sleep(ms(1)).await;
     }
     asleep(server, client, before + 2).await;
-    // it may have been told to look when messages were heard
+    // It may be woken to poll once more when the subscription is confirmed.
     for _ in 0..20 {
         assert!(poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx).is_pending())).await);
         tokio::time::sleep(ms(1)).await;
@@ -418,38 +497,55 @@ async fn lying<'a>(
     (server.record("l") == [(owner.to_string(), 1)]).then_some((owner, unpolled))
 }
 
-/// `x` and `{x}` are two locks with one channel.
+/// `x` and `{x}` are two locks that share a channel.
 #[tokio::test]
 async fn x_is_not_handed_to_whoever_waits_for_x_in_braces() {
     let server = Server::start();
     let client = client(&server).await;
     for _ in 0..20 {
-        let (one, two) = (ByHand::hold(&server, "l", NEVER), ByHand::hold(&server, "{l}", NEVER));
-        let (plain, braces) = (client.reentrant_lock("l").unwrap(), client.reentrant_lock("{l}").unwrap());
-        let first = tokio::spawn(async move { plain.lock().await.unwrap().unlock().await.unwrap() });
+        let (one, two) = (
+            ByHand::hold(&server, "l", NEVER),
+            ByHand::hold(&server, "{l}", NEVER),
+        );
+        let (plain, braces) = (
+            client.reentrant_lock("l").unwrap(),
+            client.reentrant_lock("{l}").unwrap(),
+        );
+        let first =
+            tokio::spawn(async move { plain.lock().await.unwrap().unlock().await.unwrap() });
         asleep(&server, &client, 1).await;
         let second = tokio::spawn(async move { braces.lock().await.unwrap() });
         asleep(&server, &client, 2).await;
         one.release();
         first.await.unwrap();
         tokio::time::sleep(ms(60)).await;
-        assert!(!second.is_finished(), "two have it: {:?}", server.record("{l}"));
+        assert!(
+            !second.is_finished(),
+            "two have it: {:?}",
+            server.record("{l}")
+        );
         two.release();
         server.call(&["PUBLISH", &channel("l"), "0"]);
         second.await.unwrap().unlock().await.unwrap();
         client.idle().await;
-        eventually("nothing is left", || async { !server.exists("l") && !server.exists("{l}") }).await;
+        eventually("nothing is left", || async {
+            !server.exists("l") && !server.exists("{l}")
+        })
+        .await;
     }
 }
 
-/// What its guard says is what its owner is called, wherever that is asked for.
+/// The owner of a hold that was handed on is the one in its guard, for every call.
 #[tokio::test]
 async fn what_was_handed_on_is_re_entered_by_the_name_of_its_guard() {
     let server = Server::start();
     let client = client(&server).await;
     let (_, guard) = handed_on(&server, &client).await;
     let lock = client.reentrant_lock("l").unwrap();
-    let again = lock.try_lock_with(AcquireOptions::new().owner(guard.owner())).await.unwrap();
+    let again = lock
+        .try_lock_with(AcquireOptions::new().owner(guard.owner()))
+        .await
+        .unwrap();
     again.expect("it holds it").unlock().await.unwrap();
     guard.unlock().await.unwrap();
 }
@@ -478,7 +574,7 @@ async fn what_was_handed_on_and_forgotten_is_released_by_its_name() {
     assert!(!server.exists("l"));
 }
 
-/// Whoever asks who has it hears who has it now.
+/// `hold_count` reports the task that has the hold now.
 #[tokio::test]
 async fn what_was_handed_on_is_held_by_who_has_it() {
     let server = Server::start();
@@ -488,7 +584,11 @@ async fn what_was_handed_on_is_held_by_who_has_it() {
         let other = ByHand::hold(&server, "l", NEVER);
         let waiter = |name: &str| {
             let (lock, owner) = (lock.clone(), client.owner(name).unwrap());
-            tokio::spawn(async move { lock.lock_with(AcquireOptions::new().owner(owner)).await.unwrap() })
+            tokio::spawn(async move {
+                lock.lock_with(AcquireOptions::new().owner(owner))
+                    .await
+                    .unwrap()
+            })
         };
         let first = waiter("first");
         asleep(&server, &client, 1).await;
@@ -532,14 +632,19 @@ async fn what_was_handed_on_is_handed_over_and_adopted() {
     for adopter in [&client, &other] {
         let (_, guard) = handed_on(&server, &client).await;
         let hand_over = guard.hand_over(ms(5_000)).await.unwrap();
-        let guard = adopter.reentrant_lock("l").unwrap().adopt(&hand_over).await.unwrap();
+        let guard = adopter
+            .reentrant_lock("l")
+            .unwrap()
+            .adopt(&hand_over)
+            .await
+            .unwrap();
         assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)]);
         guard.unlock().await.unwrap();
         assert!(!server.exists("l"));
     }
 }
 
-/// By whatever handle: the record is gone, and nobody goes on with it.
+/// A forced release by any handle removes the record, and no waiter continues with it.
 #[tokio::test]
 async fn what_lies_there_and_is_forced_free_is_nobodys() {
     let (server, pauses) = (Server::start(), Pauses::watch());
@@ -554,18 +659,31 @@ async fn what_lies_there_and_is_forced_free_is_nobodys() {
         let (mut tried, mut late) = (0, 0);
         while tried < 10 {
             pauses.forget();
-            let Some((_, mut unpolled)) = lying(&server, &client, &waits).await else { continue };
-            // where this process was held up, what nobody took was released meanwhile
+            let Some((_, mut unpolled)) = lying(&server, &client, &waits).await else {
+                continue;
+            };
+            // If this process was held up, the client has released the untaken hold in the
+            // meantime.
             if !by.force_unlock().await.unwrap() {
                 late += 1;
-                assert!(pauses.was_held_up() && late < 10, "by {kind}: it was not there");
+                assert!(
+                    pauses.was_held_up() && late < 10,
+                    "by {kind}: it was not there"
+                );
                 continue;
             }
             tried += 1;
             for _ in 0..10 {
-                if let Poll::Ready(guard) = poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx))).await {
+                if let Poll::Ready(guard) =
+                    poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx))).await
+                {
                     let guard = guard.unwrap();
-                    assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)], "by {kind}: {}", guard.is_lost());
+                    assert_eq!(
+                        server.record("l"),
+                        [(guard.owner().to_string(), 1)],
+                        "by {kind}: {}",
+                        guard.is_lost()
+                    );
                     guard.unlock().await.unwrap();
                     break;
                 }
@@ -575,7 +693,7 @@ async fn what_lies_there_and_is_forced_free_is_nobodys() {
     }
 }
 
-/// Whoever was told that it is free finds it free, however short its patience.
+/// After the last release has returned, a try finds the lock free, however short its wait.
 #[tokio::test]
 async fn what_was_released_is_free_for_whoever_asks_next() {
     let server = Server::start();
@@ -598,7 +716,7 @@ async fn what_was_released_is_free_for_whoever_asks_next() {
     }
 }
 
-/// A hold that was made to live long ends with who asked for that.
+/// A long lease ends with the task that set it. The receiver of the hold has its own.
 #[tokio::test]
 async fn what_is_handed_on_has_the_lease_of_who_takes_it() {
     let server = Server::start();
@@ -624,19 +742,28 @@ async fn what_is_handed_on_has_the_lease_of_who_takes_it() {
         drop(first.await.unwrap());
         let guard = second.await.unwrap();
         let ttl = server.pttl("l");
-        assert!(ttl <= 30_000, "whoever takes it dies, and the lock is locked for {ttl} ms");
+        assert!(
+            ttl <= 30_000,
+            "whoever takes it dies, and the lock is locked for {ttl} ms"
+        );
         guard.unlock().await.unwrap();
     }
 }
 
-/// The server's last word is as old as its answer, whenever that is looked at.
+/// The age of a reply counts from its arrival, not from the time when a task reads it.
 #[tokio::test]
 async fn an_answer_that_lay_there_is_no_recent_one() {
     let server = Server::start();
     let client = client(&server).await;
-    let (lock, waits) = (client.reentrant_lock("l").unwrap(), client.reentrant_lock("l").unwrap());
+    let (lock, waits) = (
+        client.reentrant_lock("l").unwrap(),
+        client.reentrant_lock("l").unwrap(),
+    );
     let other = ByHand::hold(&server, "l", NEVER);
-    let mut both = [Box::pin(OwnerId::scope(lock.lock())), Box::pin(OwnerId::scope(waits.lock()))];
+    let mut both = [
+        Box::pin(OwnerId::scope(lock.lock())),
+        Box::pin(OwnerId::scope(waits.lock())),
+    ];
     let mut polls = 0;
     while client.stats().waiters < 2 || polls < 50 {
         for waiter in &mut both {
@@ -647,7 +774,7 @@ async fn an_answer_that_lay_there_is_no_recent_one() {
     }
     other.release();
     tokio::time::sleep(ms(20)).await;
-    // the request goes out, and then this thread is busy
+    // The request is sent, and then this thread is busy.
     for waiter in &mut both {
         assert!(poll_fn(|cx| Poll::Ready(waiter.as_mut().poll(cx).is_pending())).await);
     }
@@ -657,29 +784,36 @@ async fn an_answer_that_lay_there_is_no_recent_one() {
     std::thread::sleep(ms(300));
     let [one, two] = both;
     let (guard, two) = match futures::future::select(one, two).await {
-        futures::future::Either::Left((guard, two)) | futures::future::Either::Right((guard, two)) => (guard, two),
+        futures::future::Either::Left((guard, two))
+        | futures::future::Either::Right((guard, two)) => (guard, two),
     };
     let unlocked = guard.unwrap().unlock().await;
-    assert!(matches!(unlocked, Err(Error::Lost { .. })), "the server last said so 300 ms ago: {unlocked:?}");
+    assert!(
+        matches!(unlocked, Err(Error::Lost { .. })),
+        "the server last said so 300 ms ago: {unlocked:?}"
+    );
     drop(two);
 }
 
-/// While the connection was away, somebody may have freed it.
+/// While the connection was down, another client may have freed the lock.
 #[tokio::test]
 async fn what_lay_there_through_a_reconnect_is_not_taken() {
     let server = Server::start_real();
     let client = client(&server).await;
     let waits = client.reentrant_lock("l").unwrap();
     for _ in 0..8 {
-        let Some((owner, mut unpolled)) = lying(&server, &client, &waits).await else { continue };
+        let Some((owner, mut unpolled)) = lying(&server, &client, &waits).await else {
+            continue;
+        };
         server.call(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
         server.call(&["DEL", "l"]);
         tokio::time::sleep(ms(8)).await;
         for _ in 0..50 {
-            if let Poll::Ready(guard) = poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx))).await {
+            if let Poll::Ready(guard) = poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx))).await
+            {
                 let guard = guard.unwrap();
                 if guard.owner() == owner {
-                    // told at once, by whoever asks for all after a reconnect
+                    // After a reconnect the client checks all holds at once, and reports the loss.
                     tokio::time::sleep(ms(500)).await;
                     assert!(guard.is_lost(), "{:?}", server.record("l"));
                 }
@@ -693,14 +827,16 @@ async fn what_lay_there_through_a_reconnect_is_not_taken() {
     }
 }
 
-/// What nobody has any more is settled when that is waited for.
+/// `idle` also settles a hold that no task takes.
 #[tokio::test]
 async fn idle_waits_for_what_lies_there() {
     let server = Server::start();
     let client = client(&server).await;
     let waits = client.reentrant_lock("l").unwrap();
     for _ in 0..10 {
-        let Some((_, unpolled)) = lying(&server, &client, &waits).await else { continue };
+        let Some((_, unpolled)) = lying(&server, &client, &waits).await else {
+            continue;
+        };
         client.idle().await;
         assert!(!server.exists("l"), "nobody has it");
         drop(unpolled);

@@ -1,4 +1,4 @@
-//! Locks that count when replicas have them.
+//! Locks that succeed only after replicas have acknowledged them.
 
 use std::{
     sync::{
@@ -9,7 +9,9 @@ use std::{
 };
 
 use futures::future::join_all;
-use nestlock::{AcquireOptions, Error, Lock, LockClient, LockClientBuilder, LossReason, StoreErrorKind};
+use nestlock::{
+    AcquireOptions, Error, Lock, LockClient, LockClientBuilder, LossReason, StoreErrorKind,
+};
 use nestlock_embedded::{SpawnedCluster, SpawnedServer};
 
 use crate::{
@@ -40,27 +42,34 @@ impl Group {
             let args = || args.iter().copied();
             let master = SpawnedServer::start_with(args()).unwrap();
             let port = master.addr().port().to_string();
-            // a replica that was stopped for a while is still one
+            // Otherwise the master would drop a replica that is stopped for a while.
             call(&master, &["CONFIG", "SET", "repl-timeout", "600"]);
             call(&master, &["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
             let of_it = ["--replicaof", "127.0.0.1", &port];
             let replica = |_| SpawnedServer::start_with(args().chain(of_it)).unwrap();
-            Self { replicas: (0..replicas).map(replica).collect(), master }
+            Self {
+                replicas: (0..replicas).map(replica).collect(),
+                master,
+            }
         });
         let group = group.await.unwrap();
         group.are_there(replicas).await;
         group
     }
 
-    /// Waits until so many replicas have everything.
+    /// Waits until this many replicas have all writes.
     pub(crate) async fn are_there(&self, replicas: usize) {
         let all = || async {
-            // a connection that has not written is told anything, and a replica that has just come answers once, and then
-            // not for a second
+            // For a connection without writes, WAIT counts all replicas. A replica that has just
+            // connected acknowledges once, and then not for 1 s, so three replies in a row must
+            // count.
             let mut wire = Wire::connect(self.master.addr()).unwrap();
             (0..3).all(|_| {
                 wire.call(&["SET", "written", "1"]).unwrap();
-                wire.call(&["WAIT", &replicas.to_string(), "100"]).unwrap().int() >= replicas as i64
+                wire.call(&["WAIT", &replicas.to_string(), "100"])
+                    .unwrap()
+                    .int()
+                    >= replicas as i64
             })
         };
         within(LONG, "replicas", all).await;
@@ -71,22 +80,29 @@ impl Group {
     }
 
     pub(crate) async fn client(&self, replicas: u32) -> LockClient {
-        Self::builder(replicas).connect(with_wire(self.master.url())).await.unwrap()
+        Self::builder(replicas)
+            .connect(with_wire(self.master.url()))
+            .await
+            .unwrap()
     }
 
     pub(crate) fn stop(&self, replicas: usize) {
-        self.replicas[..replicas].iter().for_each(|replica| replica.stop().unwrap());
+        self.replicas[..replicas]
+            .iter()
+            .for_each(|replica| replica.stop().unwrap());
     }
 
     pub(crate) fn cont(&self) {
-        self.replicas.iter().for_each(|replica| replica.cont().unwrap());
+        self.replicas
+            .iter()
+            .for_each(|replica| replica.cont().unwrap());
     }
 
     pub(crate) fn has(&self, key: &str) -> bool {
         call(&self.master, &["EXISTS", key]).int() == 1
     }
 
-    /// How often the server was asked for this.
+    /// Returns how often the server has run this command.
     fn calls(&self, command: &str) -> u64 {
         calls(&self.master, command)
     }
@@ -99,19 +115,25 @@ pub(crate) fn call(server: &SpawnedServer, parts: &[&str]) -> Reply {
 fn calls(server: &SpawnedServer, command: &str) -> u64 {
     let stats = call(server, &["INFO", "commandstats"]);
     let of = |line: &str| {
-        let rest = line.strip_prefix("cmdstat_")?.strip_prefix(command)?.strip_prefix(":calls=")?;
+        let rest = line
+            .strip_prefix("cmdstat_")?
+            .strip_prefix(command)?
+            .strip_prefix(":calls=")?;
         rest.split(',').next()?.parse::<u64>().ok()
     };
     stats.text().lines().filter_map(of).sum()
 }
 
-/// One lock of each kind, and the key that is there while it is held.
+/// Returns one lock of each kind, with the key that exists while the lock is held.
 pub(crate) fn kinds(client: &LockClient) -> Vec<(&'static str, Lock)> {
     let read_write = client.read_write_lock("rw").unwrap();
     vec![
         ("mutex", client.mutex("mutex").unwrap()),
         ("reentrant", client.reentrant_lock("reentrant").unwrap()),
-        ("non-reentrant", client.non_reentrant_lock("non-reentrant").unwrap()),
+        (
+            "non-reentrant",
+            client.non_reentrant_lock("non-reentrant").unwrap(),
+        ),
         ("fenced", client.fenced_lock("fenced").unwrap()),
         ("fair", client.fair_lock("fair").unwrap()),
         ("rw", read_write.write_lock()),
@@ -123,21 +145,31 @@ pub(crate) fn kinds(client: &LockClient) -> Vec<(&'static str, Lock)> {
 }
 
 #[track_caller]
-pub(crate) fn is_not_replicated<T: std::fmt::Debug>(outcome: nestlock::Result<T>, acked: u32, wanted: u32) {
+pub(crate) fn is_not_replicated<T: std::fmt::Debug>(
+    outcome: nestlock::Result<T>,
+    acked: u32,
+    wanted: u32,
+) {
     match outcome {
-        Err(Error::NotReplicated { acked: had, wanted: were, on_disk: None, .. }) => {
+        Err(Error::NotReplicated {
+            acked: had,
+            wanted: were,
+            on_disk: None,
+            ..
+        }) => {
             assert_eq!((had, were), (acked, wanted));
         }
         other => panic!("{other:?}"),
     }
 }
 
+/// Each kind of lock counts when its replicas have it, and costs no more requests than the WAIT.
 #[tokio::test]
-async fn each_kind_counts_when_its_replicas_have_it_and_costs_no_request_more_than_wait() {
+async fn each_kind_counts_its_replicas_at_the_cost_of_one_wait() {
     let group = Group::start(2).await;
     let client = group.client(2).await;
     for (record, lock) in kinds(&client) {
-        // scripts are known then
+        // Loads the scripts.
         lock.lock().await.unwrap().unlock().await.unwrap();
         let before = (group.calls("evalsha"), group.calls("wait"));
         let guard = lock.lock().await.unwrap();
@@ -147,11 +179,21 @@ async fn each_kind_counts_when_its_replicas_have_it_and_costs_no_request_more_th
             assert_eq!(call(replica, &["EXISTS", record]).int(), 1, "{record}");
         }
         guard.unlock().await.unwrap();
-        assert_eq!((group.calls("evalsha"), group.calls("wait")), (before.0 + 2, before.1 + 1), "{record}");
+        assert_eq!(
+            (group.calls("evalsha"), group.calls("wait")),
+            (before.0 + 2, before.1 + 1),
+            "{record}"
+        );
     }
     let lock = client.reentrant_lock("nested").unwrap();
-    let outer = lock.lock_with(AcquireOptions::new().replicas(0)).await.unwrap();
-    let inner = lock.lock_with(AcquireOptions::new().replicas(1)).await.unwrap();
+    let outer = lock
+        .lock_with(AcquireOptions::new().replicas(0))
+        .await
+        .unwrap();
+    let inner = lock
+        .lock_with(AcquireOptions::new().replicas(1))
+        .await
+        .unwrap();
     assert_eq!(outer.replicas(), None);
     assert!(inner.replicas() >= Some(1), "{:?}", inner.replicas());
 }
@@ -169,7 +211,10 @@ async fn r32_without_enough_replicas_nothing_of_any_kind_is_held() {
         let one = AcquireOptions::new().replicas(1);
         let lock = client.mutex("one").unwrap();
         match stopped {
-            1 => assert_eq!(lock.try_lock_with(one).await.unwrap().unwrap().replicas(), Some(1)),
+            1 => assert_eq!(
+                lock.try_lock_with(one).await.unwrap().unwrap().replicas(),
+                Some(1)
+            ),
             _ => is_not_replicated(lock.try_lock_with(one).await, 0, 1),
         }
         group.cont();
@@ -179,7 +224,8 @@ async fn r32_without_enough_replicas_nothing_of_any_kind_is_held() {
     assert_eq!(stats.waiters, 0);
 }
 
-/// A script that the server does not know has written nothing, and neither has a lock that is busy.
+/// A script that the server does not know has written nothing, and neither has a try of a busy
+/// lock.
 #[tokio::test]
 async fn r39_what_has_not_written_counts_for_nothing() {
     let group = Group::start(1).await;
@@ -189,16 +235,24 @@ async fn r39_what_has_not_written_counts_for_nothing() {
     let other = LockClient::connect(group.master.url()).await.unwrap();
     let held = other.mutex("held").unwrap().lock().await.unwrap();
     call(&group.master, &["SCRIPT", "FLUSH"]);
-    // whoever has not written is told that all have everything
+    // For a connection without writes, WAIT reports that all replicas have everything.
     group.are_there(1).await;
     group.stop(1);
     is_not_replicated(lock.try_lock().await, 0, 1);
-    assert!(client.mutex("held").unwrap().try_lock().await.unwrap().is_none());
+    assert!(
+        client
+            .mutex("held")
+            .unwrap()
+            .try_lock()
+            .await
+            .unwrap()
+            .is_none()
+    );
     held.unlock().await.unwrap();
     group.cont();
 }
 
-/// Whoever waits for a lock waits for the replicas, too.
+/// An acquire that waits for the lock also waits for the replicas.
 #[tokio::test]
 async fn whoever_waits_has_the_lock_when_the_replicas_are_back() {
     let group = Group::start(1).await;
@@ -215,11 +269,15 @@ async fn whoever_waits_has_the_lock_when_the_replicas_are_back() {
     waits.await.unwrap().unwrap();
 }
 
-/// Connections that come and go prove nothing for one another.
+/// A connection proves nothing about the writes of another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_counts_for_what_it_wrote_itself() {
     let group = Arc::new(Group::start(1).await);
-    let client = Group::builder(1).outage_patience(Duration::from_secs(2)).connect(group.master.url()).await.unwrap();
+    let client = Group::builder(1)
+        .outage_patience(Duration::from_secs(2))
+        .connect(group.master.url())
+        .await
+        .unwrap();
     group.stop(1);
     let over = Arc::new(AtomicBool::new(false));
     let (killed, group_of_it) = (Arc::clone(&over), Arc::clone(&group));
@@ -229,7 +287,9 @@ async fn a_connection_counts_for_what_it_wrote_itself() {
             std::thread::sleep(Duration::from_millis(7));
         }
     });
-    let locks: Vec<_> = (0..8).map(|n| client.mutex(format!("l{n}")).unwrap()).collect();
+    let locks: Vec<_> = (0..8)
+        .map(|n| client.mutex(format!("l{n}")).unwrap())
+        .collect();
     let granted = join_all(locks.iter().map(|lock| async move {
         let mut granted = 0;
         for _ in 0..25 {
@@ -244,31 +304,51 @@ async fn a_connection_counts_for_what_it_wrote_itself() {
     group.cont();
 }
 
-/// What the replicas have not heard of may be over there before: neither renewals nor extensions count.
+/// A lease may end earlier on a replica that missed its renewal. So neither a renewal nor an
+/// extension counts without the replicas.
 #[tokio::test]
 async fn a_renewal_counts_when_replicas_have_it() {
     let group = Group::start(1).await;
     let (lease, patience) = (Duration::from_millis(1500), Duration::from_millis(100));
-    let builder = LockClient::builder().watchdog_timeout(lease).replicas(1, patience);
-    let client = builder.connect(with_wire(group.master.url())).await.unwrap();
+    let builder = LockClient::builder()
+        .watchdog_timeout(lease)
+        .replicas(1, patience);
+    let client = builder
+        .connect(with_wire(group.master.url()))
+        .await
+        .unwrap();
     let guard = client.mutex("l").unwrap().lock().await.unwrap();
     let leased = client.mutex("leased").unwrap();
-    let leased = leased.lock_with(AcquireOptions::new().lease(Duration::from_secs(60))).await.unwrap();
+    let leased = leased
+        .lock_with(AcquireOptions::new().lease(Duration::from_secs(60)))
+        .await
+        .unwrap();
     tokio::time::sleep(2 * lease).await;
     assert!(!guard.is_lost());
     group.stop(1);
     is_not_replicated(leased.extend(Duration::from_secs(120)).await, 0, 1);
-    // whatever was under way is answered by then
+    // All requests in flight have their replies by then.
     let left = guard.remaining();
     assert!(!leased.is_lost() && leased.remaining() < Duration::from_secs(60));
-    let loss = tokio::time::timeout(left + PATIENCE, guard.lost()).await.expect("it is lost with its lease");
-    assert!(matches!(loss, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{loss}");
+    let loss = tokio::time::timeout(left + PATIENCE, guard.lost())
+        .await
+        .expect("it is lost with its lease");
+    assert!(
+        matches!(
+            loss,
+            Error::Lost {
+                reason: LossReason::LeaseExpired,
+                ..
+            }
+        ),
+        "{loss}"
+    );
     group.cont();
     leased.extend(Duration::from_secs(120)).await.unwrap();
     assert!(leased.remaining() > Duration::from_secs(100));
 }
 
-/// A server that becomes a replica while it is asked who has what it wrote.
+/// The server becomes a replica while WAIT is in flight.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_demotion_during_the_wait_grants_nothing() {
     let group = Group::start(1).await;
@@ -283,28 +363,36 @@ async fn a_demotion_during_the_wait_grants_nothing() {
     group.stop(1);
     let asked = tokio::spawn(async move { lock.try_lock().await });
     within(LONG, "it waits", || async {
-        call(&group.master, &["INFO", "clients"]).text().contains("blocked_clients:1")
+        call(&group.master, &["INFO", "clients"])
+            .text()
+            .contains("blocked_clients:1")
     })
     .await;
     let port = group.replicas[0].addr().port().to_string();
     call(&group.master, &["REPLICAOF", "127.0.0.1", &port]);
     let outcome = asked.await.unwrap();
-    assert!(matches!(outcome, Err(Error::Unconfirmed { .. })), "{outcome:?}");
+    assert!(
+        matches!(outcome, Err(Error::Unconfirmed { .. })),
+        "{outcome:?}"
+    );
     group.cont();
 }
 
-/// A hold that goes from task to task has the copies that each asked for.
+/// A hold that goes from task to task has the copies that each task requires.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hold_that_is_handed_on_has_its_copies() {
     let group = Group::start(1).await;
-    // some ask for a copy, and some do not
+    // Half of the tasks require a copy.
     let client = group.client(0).await;
     let tasks = (0..16u32).map(|n| {
         let lock = client.mutex("l").unwrap();
         tokio::spawn(async move {
             for _ in 0..50 {
                 let wanted = n % 2;
-                let guard = lock.lock_with(AcquireOptions::new().replicas(wanted)).await.unwrap();
+                let guard = lock
+                    .lock_with(AcquireOptions::new().replicas(wanted))
+                    .await
+                    .unwrap();
                 assert!(guard.replicas().unwrap_or(0) >= wanted);
                 guard.unlock().await.unwrap();
             }
@@ -319,7 +407,9 @@ async fn a_hold_that_is_handed_on_has_its_copies() {
 async fn several_locks_by_one_request_count_together() {
     let group = Group::start(1).await;
     let client = group.client(1).await;
-    let all = client.multi_lock((0..3).map(|n| client.mutex(format!("l{n}")).unwrap())).unwrap();
+    let all = client
+        .multi_lock((0..3).map(|n| client.mutex(format!("l{n}")).unwrap()))
+        .unwrap();
     let guard = all.lock().await.unwrap();
     assert_eq!(guard.replicas(), Some(1));
     guard.unlock().await.unwrap();
@@ -330,24 +420,35 @@ async fn several_locks_by_one_request_count_together() {
     all.lock().await.unwrap().unlock().await.unwrap();
 }
 
-/// Many at once share a WAIT, which is for all that was asked before it.
+/// Concurrent acquires share a WAIT, which covers all requests before it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r39_one_wait_is_under_way_at_a_time() {
     let group = Group::start(1).await;
     let client = Group::builder(1).connect(group.master.url()).await.unwrap();
-    let locks: Vec<_> = (0..64).map(|n| client.mutex(format!("l{n}")).unwrap()).collect();
-    // scripts are known then
+    let locks: Vec<_> = (0..64)
+        .map(|n| client.mutex(format!("l{n}")).unwrap())
+        .collect();
+    // Loads the scripts.
     locks[0].lock().await.unwrap().unlock().await.unwrap();
-    // statistics count a WAIT that blocks twice
+    // The statistics count a WAIT that blocks twice, so the test uses MONITOR.
     let mut monitor = Wire::connect(group.master.addr()).unwrap();
     monitor.call(&["MONITOR"]).unwrap();
-    // a replica that takes its time makes those meet who ask at once
+    // A slow replica makes sure that the requests meet.
     group.stop(1);
-    let asked = tokio::spawn(join_all(locks.clone().into_iter().map(|lock| async move { lock.lock().await })));
+    let asked = tokio::spawn(join_all(
+        locks
+            .clone()
+            .into_iter()
+            .map(|lock| async move { lock.lock().await }),
+    ));
     tokio::time::sleep(PATIENCE / 3).await;
     group.cont();
     let guards = asked.await.unwrap();
-    assert!(guards.iter().all(|guard| guard.as_ref().unwrap().replicas() == Some(1)));
+    assert!(
+        guards
+            .iter()
+            .all(|guard| guard.as_ref().unwrap().replicas() == Some(1))
+    );
     call(&group.master, &["PING", "over"]);
     let (mut waits, mut scripts) = (0, 0);
     loop {
@@ -358,13 +459,18 @@ async fn r39_one_wait_is_under_way_at_a_time() {
             break;
         }
     }
-    // the one that was there, and one for all that came meanwhile
-    assert!((2..=3).contains(&waits), "{waits} WAITs for {scripts} scripts");
+    // The first WAIT, and one for all requests that came while it was in flight.
+    assert!(
+        (2..=3).contains(&waits),
+        "{waits} WAITs for {scripts} scripts"
+    );
 }
 
 #[tokio::test]
 async fn in_a_cluster_each_master_has_replicas_of_its_own() {
-    let cluster = tokio::task::spawn_blocking(|| SpawnedCluster::start(3, 3).unwrap()).await.unwrap();
+    let cluster = tokio::task::spawn_blocking(|| SpawnedCluster::start(3, 3).unwrap())
+        .await
+        .unwrap();
     let client = Group::builder(1).connect(cluster.url()).await.unwrap();
     for n in 0..20 {
         let lock = client.fair_lock(format!("l{n}")).unwrap();
@@ -387,22 +493,37 @@ async fn r106_what_cannot_be_had_is_refused_at_connect() {
         let builder = LockClient::builder().replicas(replicas, Duration::from_millis(timeout));
         let refused = builder.connect(&url).await;
         let says = |reason: &str| reason.contains("a third of the command timeout");
-        assert!(matches!(&refused, Err(Error::InvalidConfig { reason, .. }) if says(reason)), "{refused:?}");
+        assert!(
+            matches!(&refused, Err(Error::InvalidConfig { reason, .. }) if says(reason)),
+            "{refused:?}"
+        );
     }
     let begun = Instant::now();
     let refused = Group::builder(2).connect(with_wire(url.clone())).await;
     let says = |reason: &str| reason.contains("replicas are 2") && reason.contains("1 answered");
-    assert!(matches!(&refused, Err(Error::InvalidConfig { reason, .. }) if says(reason)), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(Error::InvalidConfig { reason, .. }) if says(reason)),
+        "{refused:?}"
+    );
     assert!(begun.elapsed() < Duration::from_secs(5));
-    let hurried = Group::builder(2).connect_timeout(Duration::from_secs(1)).connect(with_wire(url.clone())).await;
-    assert!(matches!(&hurried, Err(Error::InvalidConfig { reason, .. }) if says(reason)), "{hurried:?}");
-    let rules = ["ACL", "SETUSER", "some", "reset", "on", ">pw", "~*", "&*", "+@all", "-wait"];
+    let hurried = Group::builder(2)
+        .connect_timeout(Duration::from_secs(1))
+        .connect(with_wire(url.clone()))
+        .await;
+    assert!(
+        matches!(&hurried, Err(Error::InvalidConfig { reason, .. }) if says(reason)),
+        "{hurried:?}"
+    );
+    let rules = [
+        "ACL", "SETUSER", "some", "reset", "on", ">pw", "~*", "&*", "+@all", "-wait",
+    ];
     assert_eq!(call(&group.master, &rules).text(), "OK");
-    let refused = Group::builder(1).connect(url.replace("redis://", "redis://some:pw@")).await;
-    let is_denied =
-        |error: &Error| matches!(error, Error::Connect { source, .. } if source.kind() == StoreErrorKind::NoPermission);
+    let refused = Group::builder(1)
+        .connect(url.replace("redis://", "redis://some:pw@"))
+        .await;
+    let is_denied = |error: &Error| matches!(error, Error::Connect { source, .. } if source.kind() == StoreErrorKind::NoPermission);
     assert!(refused.as_ref().is_err_and(is_denied), "{refused:?}");
-    // of a server of 7.0
+    // Servers before Redis 7.2 lack WAITAOF.
     let refused = LockClient::builder().fsync(true).connect(&url).await;
     if call(&group.master, &["WAITAOF", "0", "0", "1"]).is_error() {
         assert!(
@@ -412,18 +533,27 @@ async fn r106_what_cannot_be_had_is_refused_at_connect() {
     }
 }
 
-/// The same of a client that connects when it is used; it has them when they are there.
+/// A lazy client is refused at its first use, and works if the replicas exist.
 #[tokio::test]
 async fn a_lazy_client_is_refused_the_copies_that_it_cannot_have() {
     let group = Group::start(1).await;
-    let client = Group::builder(2).connect_lazy(with_wire(group.master.url())).unwrap();
+    let client = Group::builder(2)
+        .connect_lazy(with_wire(group.master.url()))
+        .unwrap();
     let lock = client.reentrant_lock("l").unwrap();
     for _ in 0..2 {
-        let refused = tokio::time::timeout(LONG, lock.lock()).await.expect("it waits");
-        assert!(matches!(&refused, Err(Error::InvalidConfig { .. })), "{refused:?}");
+        let refused = tokio::time::timeout(LONG, lock.lock())
+            .await
+            .expect("it waits");
+        assert!(
+            matches!(&refused, Err(Error::InvalidConfig { .. })),
+            "{refused:?}"
+        );
         assert!(!group.has("l"));
     }
-    let client = Group::builder(1).connect_lazy(with_wire(group.master.url())).unwrap();
+    let client = Group::builder(1)
+        .connect_lazy(with_wire(group.master.url()))
+        .unwrap();
     let lock = client.reentrant_lock("l").unwrap();
     let before = group.calls("wait");
     lock.lock().await.unwrap().unlock().await.unwrap();
@@ -435,7 +565,8 @@ async fn a_lazy_client_is_refused_the_copies_that_it_cannot_have() {
     lock.lock().await.unwrap().unlock().await.unwrap();
 }
 
-/// Received is not kept, and what is kept on disk is there after a kill. Servers before 7.2 cannot tell.
+/// A write that was received may not be on disk. A write on disk survives a kill. Servers before
+/// 7.2 cannot report the difference.
 #[tokio::test]
 async fn r108_what_is_asked_for_on_disk_counts_when_it_is_there() {
     let group = Group::start_with(1, &["--appendonly", "yes", "--appendfsync", "always"]).await;
@@ -448,7 +579,10 @@ async fn r108_what_is_asked_for_on_disk_counts_when_it_is_there() {
         );
         return;
     }
-    let client = builder().connect(with_wire(group.master.url())).await.unwrap();
+    let client = builder()
+        .connect(with_wire(group.master.url()))
+        .await
+        .unwrap();
     let lock = client.fenced_lock("l").unwrap();
     let guard = lock.lock().await.unwrap();
     assert_eq!(guard.replicas(), Some(1));
@@ -457,10 +591,19 @@ async fn r108_what_is_asked_for_on_disk_counts_when_it_is_there() {
     assert!(group.has("l"));
     group.are_there(1).await;
     guard.unlock().await.unwrap();
-    // nobody writes to disk what it has heard
+    // From here on, the server does not sync its writes to disk.
     call(&group.master, &["CONFIG", "SET", "appendfsync", "no"]);
     let refused = lock.try_lock().await;
-    assert!(matches!(refused, Err(Error::NotReplicated { on_disk: Some(false), .. })), "{refused:?}");
+    assert!(
+        matches!(
+            refused,
+            Err(Error::NotReplicated {
+                on_disk: Some(false),
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
     assert!(!group.has("l"));
     call(&group.master, &["CONFIG", "SET", "appendonly", "no"]);
     let refused = builder().connect(with_wire(group.master.url())).await;
@@ -470,13 +613,19 @@ async fn r108_what_is_asked_for_on_disk_counts_when_it_is_there() {
     );
 }
 
-/// With and without replicas that answer: nothing stays held, and whoever comes next has the lock.
+/// With and without replicas that reply: nothing stays held, and the next acquire gets the lock.
 #[tokio::test]
 async fn an_acquire_dropped_at_any_poll_leaves_nothing() {
     let group = Group::start(1).await;
     let proxy = Proxy::to(group.master.addr());
-    // what the script answers is there before what WAIT does
-    proxy.rule(|request| if request.is("WAIT") { Action::Late(Duration::from_millis(100)) } else { Action::Pass });
+    // The reply to the script arrives before the reply to WAIT.
+    proxy.rule(|request| {
+        if request.is("WAIT") {
+            Action::Late(Duration::from_millis(100))
+        } else {
+            Action::Pass
+        }
+    });
     let client = Group::builder(1).connect(proxy.url()).await.unwrap();
     let lock = client.mutex("l").unwrap();
     for is_away in [false, true] {
@@ -490,7 +639,10 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing() {
             let is_over = ended.is_some();
             match ended {
                 Some(Ok(guard)) => guard.expect("nobody else has it").unlock().await.unwrap(),
-                Some(Err(error)) => assert!(is_away && matches!(error, Error::NotReplicated { .. }), "{k}: {error}"),
+                Some(Err(error)) => assert!(
+                    is_away && matches!(error, Error::NotReplicated { .. }),
+                    "{k}: {error}"
+                ),
                 None => {}
             }
             client.idle().await;
@@ -507,37 +659,67 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing() {
     assert_eq!((stats.holds, stats.settling), (0, 0));
 }
 
-/// An acquire that found its lock busy does not wait for its WAIT, which must not keep the next one from sending its own.
+/// An acquire that found its lock busy does not wait for its WAIT. That WAIT must not keep the next
+/// acquire from sending its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_busy_lock_wait_goes_along_as_before() {
     let group = Group::start(1).await;
     let proxy = Proxy::to(group.master.addr());
-    let client = Group::builder(1).command_timeout(Duration::from_secs(10)).connect(proxy.url()).await.unwrap();
+    let client = Group::builder(1)
+        .command_timeout(Duration::from_secs(10))
+        .connect(proxy.url())
+        .await
+        .unwrap();
     let other = LockClient::connect(group.master.url()).await.unwrap();
     let held = other.mutex("held").unwrap().lock().await.unwrap();
     let lock = client.mutex("l").unwrap();
     lock.lock().await.unwrap().unlock().await.unwrap();
-    assert!(client.mutex("held").unwrap().try_lock().await.unwrap().is_none());
-    // answers are told in their order: its WAIT's has been
+    assert!(
+        client
+            .mutex("held")
+            .unwrap()
+            .try_lock()
+            .await
+            .unwrap()
+            .is_none()
+    );
+    // Replies arrive in order, so the reply to that WAIT has arrived.
     assert!(!lock.is_locked().await.unwrap());
     proxy.forget_requests();
     proxy.black_hole(Way::ToClient);
     let asked = tokio::spawn(async move { lock.try_lock().await });
     let waits = || async { proxy.requests().iter().any(|request| request.is("WAIT")) };
-    within(Duration::from_secs(5), "WAIT is there before the script's answer", waits).await;
+    within(
+        Duration::from_secs(5),
+        "WAIT is there before the script's answer",
+        waits,
+    )
+    .await;
     proxy.heal();
-    asked.await.unwrap().unwrap().unwrap().unlock().await.unwrap();
+    asked
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
     held.unlock().await.unwrap();
 }
 
-/// From Redis 7.2 on, a connection that has only looked at a longer TTL is told that all replicas have it.
+/// From Redis 7.2 on, WAIT counts all replicas for a connection that has only read a longer TTL.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_extension_that_was_refused_is_not_believed_over_another_connection() {
+async fn a_refused_extension_is_not_believed_over_another_connection() {
     let group = Group::start(1).await;
     let client = group.client(1).await;
     let mut guards = Vec::new();
     for (record, lock) in kinds(&client) {
-        guards.push((record, lock.lock_with(AcquireOptions::new().lease(Duration::from_secs(60))).await.unwrap()));
+        guards.push((
+            record,
+            lock.lock_with(AcquireOptions::new().lease(Duration::from_secs(60)))
+                .await
+                .unwrap(),
+        ));
     }
     group.stop(1);
     for (record, guard) in &guards {
@@ -553,7 +735,10 @@ async fn an_extension_that_was_refused_is_not_believed_over_another_connection()
         while outcome.is_none() {
             outcome = extended().await;
         }
-        assert!(matches!(outcome, Some(Err(Error::NotReplicated { acked: 0, .. }))), "{record}: {outcome:?}");
+        assert!(
+            matches!(outcome, Some(Err(Error::NotReplicated { acked: 0, .. }))),
+            "{record}: {outcome:?}"
+        );
         assert!(guard.remaining() < Duration::from_secs(60), "{record}");
     }
     group.cont();

@@ -1,4 +1,5 @@
-//! The reentrant and the fair lock of one owner: they are one record, and what settles the one would end the other.
+//! The reentrant and the fair lock of one owner: they share a record, so a settlement for one kind
+//! could end a hold of the other.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,15 +17,24 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// Both doors, this one or the other one first.
+/// Returns both locks, the fair one first unless `swap` is set.
 fn doors(client: &LockClient, name: &str, swap: bool) -> (Lock, Lock) {
-    let (fair, reentrant) = (client.fair_lock(name).unwrap(), client.reentrant_lock(name).unwrap());
-    if swap { (reentrant, fair) } else { (fair, reentrant) }
+    let (fair, reentrant) = (
+        client.fair_lock(name).unwrap(),
+        client.reentrant_lock(name).unwrap(),
+    );
+    if swap {
+        (reentrant, fair)
+    } else {
+        (fair, reentrant)
+    }
 }
 
-/// Once everything of this client's has been settled, nobody else gets in beside the guard.
+/// Asserts that no other client gets in next to the guard, once this client has settled everything.
 async fn is_alone(client: &LockClient, theirs: &Lock, guard: LockGuard) {
-    tokio::time::timeout(ms(5_000), client.idle()).await.expect("it settles");
+    tokio::time::timeout(ms(5_000), client.idle())
+        .await
+        .expect("it settles");
     let stolen = theirs.try_lock().await.unwrap();
     assert!(stolen.is_none(), "two valid guards: {guard:?}, {stolen:?}");
     guard.unlock().await.unwrap();
@@ -42,39 +52,54 @@ async fn the_other_kind_at_once_after_a_dropped_guard() {
             let guard = if round % 4 < 2 {
                 second.try_lock_for(ms(5_000)).await.unwrap()
             } else {
-                // the release may be under way just now
+                // The release may be in flight.
                 loop {
                     if let Some(guard) = second.try_lock().await.unwrap() {
                         break Some(guard);
                     }
                 }
             };
-            is_alone(&client, &other.reentrant_lock(&name).unwrap(), guard.expect("free")).await;
+            is_alone(
+                &client,
+                &other.reentrant_lock(&name).unwrap(),
+                guard.expect("free"),
+            )
+            .await;
         })
         .await;
     }
     nothing_is_left(&server, &[&client, &other]).await;
 }
 
-/// The answer to the release is late, or lost, or it is refused for a while.
+/// The reply to the release is late or lost, or the release is refused for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_other_kind_while_a_release_is_in_doubt_or_refused() {
     let (server, pauses) = (Server::start(), Pauses::watch());
     for swap in [false, true] {
-        for action in [Action::Lose, Action::Late(ms(300)), Action::CutBefore, Action::Refuse("LOADING not now")] {
+        for action in [
+            Action::Lose,
+            Action::Late(ms(300)),
+            Action::CutBefore,
+            Action::Refuse("LOADING not now"),
+        ] {
             let proxy = Proxy::start(&server);
-            let client = LockClient::builder().command_timeout(ms(500)).connect(proxy.url()).await.unwrap();
+            let client = LockClient::builder()
+                .command_timeout(ms(500))
+                .connect(proxy.url())
+                .await
+                .unwrap();
             let other = server.client().await;
             let (first, second) = doors(&client, "l", swap);
             OwnerId::scope(async {
-                // scripts known
+                // Loads the scripts.
                 second.lock().await.unwrap().unlock().await.unwrap();
                 first.lock().await.unwrap().unlock().await.unwrap();
                 let guard = first.lock().await.unwrap();
                 if matches!(action, Action::Refuse(_)) {
                     proxy.each(Verb::Release, action);
                     assert!(matches!(guard.unlock().await, Err(Error::Store { .. })));
-                    // the server still records the first. A process that is held up at the end of a wait has not heard so
+                    // The server still records the first kind. A process that is held up at the end
+                    // of the wait may not have read that reply.
                     for left in (0..5).rev() {
                         pauses.forget();
                         match second.try_lock_for(ms(1_000)).await {
@@ -97,7 +122,8 @@ async fn the_other_kind_while_a_release_is_in_doubt_or_refused() {
     }
 }
 
-/// Whoever is inside what it lost cannot begin anew by the other kind: its guard's drop would end that.
+/// Inside a lost hold, the owner cannot start again with the other kind: the drop of the lost guard
+/// would end that hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_other_kind_inside_a_loss_is_lost() {
     let server = Server::start();
@@ -105,7 +131,10 @@ async fn the_other_kind_inside_a_loss_is_lost() {
     for swap in [false, true] {
         let (first, second) = doors(&client, "l", swap);
         OwnerId::scope(async {
-            let lost = first.lock_with(AcquireOptions::new().lease(ms(100))).await.unwrap();
+            let lost = first
+                .lock_with(AcquireOptions::new().lease(ms(100)))
+                .await
+                .unwrap();
             tokio::time::sleep(ms(300)).await;
             assert!(lost.is_lost());
             let inside = second.try_lock_for(ms(1_000)).await;
@@ -119,11 +148,17 @@ async fn the_other_kind_inside_a_loss_is_lost() {
     nothing_is_left(&server, &[&client, &other]).await;
 }
 
-/// Whoever waits in the queue has a place under its name: to give that up would give up a record, too.
+/// A waiter in the queue has an entry under its owner id. Giving up the entry would give up a
+/// record of that id as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_other_kind_beside_a_place_in_the_queue_is_refused() {
     let server = Server::start();
-    let (client, other) = (server.client_with(|builder| builder.poll_cap(ms(300))).await, server.client().await);
+    let (client, other) = (
+        server
+            .client_with(|builder| builder.poll_cap(ms(300)))
+            .await,
+        server.client().await,
+    );
     for round in 0..6 {
         let name = format!("l{round}");
         let (fair, reentrant) = doors(&client, &name, false);
@@ -139,7 +174,11 @@ async fn the_other_kind_beside_a_place_in_the_queue_is_refused() {
         held.unlock().await.unwrap();
         let (mut guards, mut refused) = (Vec::new(), 0);
         for waiting in waiting {
-            match tokio::time::timeout(ms(10_000), waiting).await.expect("nobody hangs").unwrap() {
+            match tokio::time::timeout(ms(10_000), waiting)
+                .await
+                .expect("nobody hangs")
+                .unwrap()
+            {
                 Ok(guard) => guards.push(guard),
                 Err(Error::NotReentrant { .. }) => refused += 1,
                 Err(other) => panic!("{other:?}"),
@@ -164,14 +203,18 @@ async fn a_place_that_is_given_up_makes_way_for_the_other_kind() {
         held.unlock().await.unwrap();
         assert!(reentrant.try_lock().await.unwrap().is_none());
         drop(waits);
-        let guard = reentrant.try_lock_for(ms(5_000)).await.unwrap().expect("free");
+        let guard = reentrant
+            .try_lock_for(ms(5_000))
+            .await
+            .unwrap()
+            .expect("free");
         is_alone(&client, &theirs, guard).await;
     })
     .await;
     nothing_is_left(&server, &[&client, &other]).await;
 }
 
-/// Of two tries at once one is busy, and seldom both: none fails.
+/// Of two concurrent tries one is busy, seldom both. Neither fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_tries_at_once_none_fails() {
     let server = Server::start();

@@ -1,4 +1,5 @@
-//! The runtime that reads the answers: where the client was made, while that is polled; else the client's own thread.
+//! The runtime that reads the replies: the one in which the client was made, while that is polled;
+//! otherwise the client's own thread.
 
 use std::{
     sync::{
@@ -29,11 +30,15 @@ fn current_thread() -> Runtime {
 }
 
 fn multi_thread() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+    Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
-/// Tasks that lock and unlock, each a lock of its own and all of them one, until told to stop: how long the longest call took, and
-/// how many pairs there were.
+/// Tasks that lock and unlock until they are stopped, each a lock of its own, and one in eight also
+/// a shared lock. Records the longest pair on an own lock, in milliseconds, and counts the rounds.
 struct Work {
     stop: Arc<AtomicBool>,
     longest: Arc<AtomicU64>,
@@ -43,11 +48,16 @@ struct Work {
 
 impl Work {
     fn start(runtime: &Runtime, client: &LockClient, tasks: usize) -> Self {
-        let (stop, longest, pairs): (Arc<AtomicBool>, Arc<AtomicU64>, Arc<AtomicU64>) = Default::default();
+        let (stop, longest, pairs): (Arc<AtomicBool>, Arc<AtomicU64>, Arc<AtomicU64>) =
+            Default::default();
         let inside = Arc::new(AtomicU64::new(0));
         let tasks = (0..tasks).map(|n| {
-            let (stop, longest, pairs, inside) = (stop.clone(), longest.clone(), pairs.clone(), inside.clone());
-            let (own, shared) = (client.reentrant_lock(format!("own:{n}")), client.reentrant_lock("shared"));
+            let (stop, longest, pairs, inside) =
+                (stop.clone(), longest.clone(), pairs.clone(), inside.clone());
+            let (own, shared) = (
+                client.reentrant_lock(format!("own:{n}")),
+                client.reentrant_lock("shared"),
+            );
             let (own, shared) = (own.unwrap(), shared.unwrap());
             runtime.spawn(async move {
                 while !stop.load(SeqCst) {
@@ -64,26 +74,35 @@ impl Work {
                 }
             })
         });
-        Self { tasks: tasks.collect(), stop, longest, pairs }
+        Self {
+            tasks: tasks.collect(),
+            stop,
+            longest,
+            pairs,
+        }
     }
 
-    /// The longest call, and pairs.
+    /// Stops the tasks, and returns the longest pair and the number of rounds.
     fn end(self, runtime: &Runtime) -> (Duration, u64) {
         self.stop.store(true, SeqCst);
         runtime.block_on(async {
             for task in self.tasks {
-                tokio::time::timeout(ms(10_000), task).await.expect("nobody waits for ever").unwrap();
+                tokio::time::timeout(ms(10_000), task)
+                    .await
+                    .expect("nobody waits for ever")
+                    .unwrap();
             }
         });
         (ms(self.longest.load(SeqCst)), self.pairs.load(SeqCst))
     }
 }
 
-/// Half a command timeout: whoever misses a wake-up waits for all of it, or for ever.
+/// Half of the command timeout. A call that misses a wake-up would wait for all of it, or for ever.
 const SOON: Duration = Duration::from_millis(1_500);
 
+/// A client works while the runtime that it was made in is not polled.
 #[test]
-fn a_client_works_while_nobody_polls_the_runtime_that_it_was_made_in() {
+fn a_client_works_while_its_own_runtime_is_not_polled() {
     let server = Server::start();
     let (made_in, elsewhere) = (current_thread(), multi_thread());
     let client = made_in.block_on(server.client());
@@ -94,7 +113,7 @@ fn a_client_works_while_nobody_polls_the_runtime_that_it_was_made_in() {
     assert!(longest < SOON && pairs > 100, "{pairs} pairs, {longest:?}");
 }
 
-/// The socket goes to and fro while others work, and the runtime in which the client was made ends in the end.
+/// Moves the socket to and fro while tasks work, and ends the runtime in which the client was made.
 fn to_and_fro(connect: impl Future<Output = LockClient>) {
     let (made_in, elsewhere) = (current_thread(), multi_thread());
     let client = made_in.block_on(connect);
@@ -103,9 +122,14 @@ fn to_and_fro(connect: impl Future<Output = LockClient>) {
     let mut rounds = 0_u64;
     while began.elapsed() < ms(4_000) {
         made_in.block_on(async {
-            // now and then for long enough to have the socket again
-            tokio::time::sleep(if rounds.is_multiple_of(4) { ms(1_100) } else { ms(rounds % 20) }).await;
-            // and it works here, too
+            // Every fourth time, long enough for this runtime to take the socket back.
+            tokio::time::sleep(if rounds.is_multiple_of(4) {
+                ms(1_100)
+            } else {
+                ms(rounds % 20)
+            })
+            .await;
+            // The client works in this runtime as well.
             if rounds.is_multiple_of(3) {
                 let lock = client.reentrant_lock("here").unwrap();
                 lock.lock().await.unwrap().unlock().await.unwrap();
@@ -121,8 +145,9 @@ fn to_and_fro(connect: impl Future<Output = LockClient>) {
     assert!(longest < SOON && pairs > 100, "{pairs} pairs, {longest:?}");
 }
 
+/// A client works while the runtime that it was made in is polled now and then.
 #[test]
-fn a_client_works_while_the_runtime_that_it_was_made_in_is_polled_now_and_then() {
+fn a_client_works_while_its_own_runtime_is_polled_now_and_then() {
     let server = Server::start();
     to_and_fro(server.client());
 }
@@ -137,15 +162,25 @@ fn the_same_over_a_unix_socket() {
 #[test]
 fn the_same_over_tls() {
     let server = tls::start();
-    to_and_fro(async { LockClient::builder().connect_to(server.config()).await.unwrap() });
+    to_and_fro(async {
+        LockClient::builder()
+            .connect_to(server.config())
+            .await
+            .unwrap()
+    });
 }
 
+/// A client works on when the runtime that it was made in has ended.
 #[test]
-fn a_client_works_on_when_the_runtime_that_it_was_made_in_has_ended() {
+fn a_client_works_on_after_its_own_runtime_has_ended() {
     let server = Server::start();
     let elsewhere = multi_thread();
     for round in 0..10 {
-        let made_in = if round % 2 == 0 { current_thread() } else { multi_thread() };
+        let made_in = if round % 2 == 0 {
+            current_thread()
+        } else {
+            multi_thread()
+        };
         let client = made_in.block_on(server.client());
         let work = Work::start(&elsewhere, &client, 100);
         thread::sleep(ms(40 * round));
@@ -156,22 +191,33 @@ fn a_client_works_on_when_the_runtime_that_it_was_made_in_has_ended() {
         }
         thread::sleep(ms(300));
         let (longest, pairs) = work.end(&elsewhere);
-        assert!(longest < SOON && pairs > 0, "round {round}: {pairs} pairs, {longest:?}");
+        assert!(
+            longest < SOON && pairs > 0,
+            "round {round}: {pairs} pairs, {longest:?}"
+        );
     }
 }
 
-/// Behind a slow link, with a runtime that is blocked while the connections are cut.
+/// The connections are cut while the runtime in which the client was made is blocked.
 #[test]
 fn a_blocked_runtime_and_a_cut_at_once() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let (made_in, elsewhere) = (multi_thread(), multi_thread());
-    let client = made_in.block_on(LockClient::builder().watchdog_timeout(ms(1_500)).connect(proxy.url())).unwrap();
+    let client = made_in
+        .block_on(
+            LockClient::builder()
+                .watchdog_timeout(ms(1_500))
+                .connect(proxy.url()),
+        )
+        .unwrap();
     let lock = client.reentrant_lock("held").unwrap();
     let held = elsewhere.block_on(lock.lock()).unwrap();
     for _ in 0..3 {
-        // both workers
-        let blocked: Vec<_> = (0..2).map(|_| made_in.spawn(async { thread::sleep(ms(1_200)) })).collect();
+        // Both workers are blocked.
+        let blocked: Vec<_> = (0..2)
+            .map(|_| made_in.spawn(async { thread::sleep(ms(1_200)) }))
+            .collect();
         thread::sleep(ms(100));
         proxy.cut();
         let began = Instant::now();
@@ -190,7 +236,7 @@ fn a_blocked_runtime_and_a_cut_at_once() {
     elsewhere.block_on(held.unlock()).unwrap();
 }
 
-/// Wherever it is made.
+/// A client can be made in any runtime, or in none.
 #[test]
 fn a_client_is_made_anywhere() {
     let server = Server::start();
@@ -206,26 +252,34 @@ fn a_client_is_made_anywhere() {
     runtime.block_on(pair(plain));
     let handle = runtime.handle().clone();
     let there = url.clone();
-    let blocking = runtime.spawn_blocking(move || handle.block_on(LockClient::connect(there)).unwrap());
+    let blocking =
+        runtime.spawn_blocking(move || handle.block_on(LockClient::connect(there)).unwrap());
     let blocking = runtime.block_on(blocking).unwrap();
     futures::executor::block_on(pair(blocking));
     let local = tokio::task::LocalSet::new();
     let single = current_thread();
     let client = local.block_on(&single, async { LockClient::connect(&url).await.unwrap() });
     runtime.block_on(pair(client.clone()));
-    let joined = local.block_on(&single, async move { tokio::task::spawn_local(pair(client)).await.unwrap() });
+    let joined = local.block_on(&single, async move {
+        tokio::task::spawn_local(pair(client)).await.unwrap()
+    });
     drop((local, single));
     futures::executor::block_on(pair(joined));
-    for bare in
-        [Builder::new_current_thread().build().unwrap(), Builder::new_multi_thread().worker_threads(1).build().unwrap()]
-    {
+    for bare in [
+        Builder::new_current_thread().build().unwrap(),
+        Builder::new_multi_thread()
+            .worker_threads(1)
+            .build()
+            .unwrap(),
+    ] {
         let client = bare.block_on(LockClient::connect(&url)).unwrap();
         let client = bare.block_on(pair(client));
         runtime.block_on(pair(client));
     }
 }
 
-/// The thread that drops the last handle may be the one that reads: it does not wait for itself, and what was held is freed.
+/// The thread that drops the last handle may be the one that reads. It does not wait for itself,
+/// and the lock is released.
 #[test]
 fn the_last_handle_is_dropped_on_the_thread_that_reads() {
     let server = Server::start();
@@ -250,7 +304,7 @@ fn the_last_handle_is_dropped_on_the_thread_that_reads() {
     }
 }
 
-/// A server that hangs holds up nobody else's tasks.
+/// A server that hangs does not hold up the other tasks of the runtime.
 #[test]
 fn the_drop_of_the_last_handle_blocks_no_runtime() {
     let server = Server::start();
@@ -258,7 +312,12 @@ fn the_drop_of_the_last_handle_blocks_no_runtime() {
         let rounds = (0..5).map(|round| {
             let took = made_in.block_on(async {
                 let client = server.client().await;
-                let guard = client.mutex(format!("l{round}")).unwrap().lock().await.unwrap();
+                let guard = client
+                    .mutex(format!("l{round}"))
+                    .unwrap()
+                    .lock()
+                    .await
+                    .unwrap();
                 server.stop();
                 drop(guard);
                 let began = Instant::now();
@@ -268,13 +327,14 @@ fn the_drop_of_the_last_handle_blocks_no_runtime() {
             server.cont();
             took
         });
-        // a machine that stalls does not wait half a second each time
+        // The shortest time counts, because a machine that stalls does not take half a second each
+        // time.
         let shortest = rounds.min().unwrap();
         assert!(shortest < ms(250), "{shortest:?}");
     }
 }
 
-/// The process may end next, and take the release along.
+/// Otherwise the process could end next, before the release is sent.
 #[test]
 fn the_end_of_a_runtime_waits_for_what_was_dropped() {
     let server = Server::start();
@@ -288,12 +348,16 @@ fn the_end_of_a_runtime_waits_for_what_was_dropped() {
             drop(client);
         });
         drop(made_in);
-        assert!(!server.exists("l"), "what a process that ends here would leave behind");
+        assert!(
+            !server.exists("l"),
+            "what a process that ends here would leave behind"
+        );
         proxy.pass();
     }
 }
 
-/// A task that blocks for a while, and spawns the next one: the runtime polls whatever is woken, and is never idle.
+/// Spawns a task that blocks for a while and spawns the next one. The runtime polls all woken
+/// tasks, and is never idle.
 fn keep_busy(step: Duration, until: Instant) {
     if Instant::now() < until {
         tokio::spawn(async move {
@@ -303,17 +367,39 @@ fn keep_busy(step: Duration, until: Instant) {
     }
 }
 
-/// It polls what is woken, and asks its sockets so seldom that a lease would end meanwhile.
+/// This runtime polls its tasks, but checks its sockets so seldom that a lease would end in
+/// between.
 #[test]
 fn a_runtime_that_is_polled_and_does_not_read_loses_no_lease() {
     let watchdog = ms(1_500);
     let single = Builder::new_current_thread;
     let multi = Builder::new_multi_thread;
     for (runtime, step) in [
-        (single().enable_all().event_interval(5_000).build().unwrap(), ms(10)),
-        (single().enable_all().global_queue_interval(1).build().unwrap(), ms(20)),
-        (multi().worker_threads(1).enable_all().event_interval(2_000).build().unwrap(), ms(2)),
-        (multi().worker_threads(1).enable_all().build().unwrap(), ms(24)),
+        (
+            single().enable_all().event_interval(5_000).build().unwrap(),
+            ms(10),
+        ),
+        (
+            single()
+                .enable_all()
+                .global_queue_interval(1)
+                .build()
+                .unwrap(),
+            ms(20),
+        ),
+        (
+            multi()
+                .worker_threads(1)
+                .enable_all()
+                .event_interval(2_000)
+                .build()
+                .unwrap(),
+            ms(2),
+        ),
+        (
+            multi().worker_threads(1).enable_all().build().unwrap(),
+            ms(24),
+        ),
     ] {
         let server = Server::start();
         let client = LockClient::builder().watchdog_timeout(watchdog);
@@ -326,11 +412,13 @@ fn a_runtime_that_is_polled_and_does_not_read_loses_no_lease() {
         });
         thread::scope(|scope| {
             scope.spawn(|| {
-                // while another thread works with the same client
+                // Another thread works with the same client in the meantime.
                 while Instant::now() < until {
                     let lock = client.reentrant_lock("other").unwrap();
                     let began = Instant::now();
-                    futures::executor::block_on(async { lock.lock().await.unwrap().unlock().await.unwrap() });
+                    futures::executor::block_on(async {
+                        lock.lock().await.unwrap().unlock().await.unwrap();
+                    });
                     assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
                     assert!(!guard.is_lost());
                     thread::sleep(ms(50));
@@ -347,22 +435,26 @@ fn a_runtime_that_is_polled_and_does_not_read_loses_no_lease() {
     }
 }
 
-/// Its socket goes to the client's own thread before the runtime's end can break it.
+/// The socket moves to the client's own thread before the end of the runtime can break it.
 #[test]
 fn the_end_of_a_runtime_breaks_no_connection() {
     let server = Server::start_real();
     let elsewhere = multi_thread();
     for round in 0..40 {
-        let made_in = if round % 2 == 0 { current_thread() } else { multi_thread() };
+        let made_in = if round % 2 == 0 {
+            current_thread()
+        } else {
+            multi_thread()
+        };
         let client = made_in.block_on(server.client());
         let work = Work::start(&elsewhere, &client, 16);
-        // the driver is there
+        // Gives the driver time to start.
         made_in.block_on(async { tokio::time::sleep(ms(40)).await });
         let before = server.connections();
         drop(made_in);
         thread::sleep(ms(40));
         work.end(&elsewhere);
-        // the one that asks
+        // The only new connection is the one that sends this query.
         assert_eq!(server.connections() - before, 1, "round {round}");
     }
 }

@@ -1,5 +1,5 @@
-//! A middlebox that lies: one reply is swallowed, doubled or swapped, and the connection goes on. Each later reply would be taken
-//! for another request's.
+//! A faulty middlebox: it swallows, duplicates or swaps one reply, and keeps the connection open.
+//! Each later reply would then be taken for that of another request.
 
 use std::{
     sync::{
@@ -23,14 +23,19 @@ pub(crate) const LIES: [Action; 3] = [Action::Swallow, Action::Double, Action::S
 const THEIRS: usize = 20;
 const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Locks that another client holds, validly.
+/// Acquires the locks that another client holds throughout the test.
 pub(crate) async fn theirs(direct: &LockClient, name: impl Fn(String) -> String) -> Vec<LockGuard> {
     let locks = (0..THEIRS).map(|n| direct.mutex(name(format!("theirs:{n}"))).unwrap());
     join_all(locks.map(|lock| async move { lock.lock().await.unwrap() })).await
 }
 
-/// Tasks of a client that want free locks and theirs, for so long: how many acquires succeeded. None of theirs may.
-pub(crate) async fn work(client: &LockClient, name: impl Fn(String) -> String + Clone, time: Duration) -> u32 {
+/// Runs tasks of a client that try free locks and `theirs` for `time`, and returns the number of
+/// acquires. Fails if the client acquires one of `theirs`.
+pub(crate) async fn work(
+    client: &LockClient,
+    name: impl Fn(String) -> String + Clone,
+    time: Duration,
+) -> u32 {
     let (acquired, stolen) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let began = Instant::now();
     let tasks = (0..8).map(|task| {
@@ -41,7 +46,11 @@ pub(crate) async fn work(client: &LockClient, name: impl Fn(String) -> String + 
                     return;
                 }
                 let is_theirs = n % 2 == 0;
-                let what = if is_theirs { format!("theirs:{}", n % THEIRS) } else { format!("free:{task}") };
+                let what = if is_theirs {
+                    format!("theirs:{}", n % THEIRS)
+                } else {
+                    format!("free:{task}")
+                };
                 if let Ok(Some(guard)) = client.mutex(name(what)).unwrap().try_lock().await {
                     let count = if is_theirs { &stolen } else { &acquired };
                     count.fetch_add(1, Ordering::Relaxed);
@@ -52,11 +61,15 @@ pub(crate) async fn work(client: &LockClient, name: impl Fn(String) -> String + 
         }
     });
     join_all(tasks).await;
-    assert_eq!(stolen.load(Ordering::Relaxed), 0, "locks were acquired that another client holds");
+    assert_eq!(
+        stolen.load(Ordering::Relaxed),
+        0,
+        "locks were acquired that another client holds"
+    );
     acquired.load(Ordering::Relaxed)
 }
 
-/// Every twentieth script meets this.
+/// Returns a rule that applies `action` to every 20th script.
 pub(crate) fn now_and_then(action: Action) -> impl FnMut(&Request) -> Action + Send {
     let mut left = 20;
     move |request| {
@@ -71,11 +84,15 @@ pub(crate) fn now_and_then(action: Action) -> impl FnMut(&Request) -> Action + S
     }
 }
 
-/// The first script meets this.
+/// Returns a rule that applies `action` to the first script.
 fn first_script(action: Action) -> impl FnMut(&Request) -> Action + Send {
     let mut is_first = true;
     move |request| {
-        if request.is_script() && std::mem::take(&mut is_first) { action } else { Action::Pass }
+        if request.is_script() && std::mem::take(&mut is_first) {
+            action
+        } else {
+            Action::Pass
+        }
     }
 }
 
@@ -90,10 +107,13 @@ pub(crate) async fn works_again(client: &LockClient, name: String) {
 }
 
 pub(crate) fn builder(bundle: bool) -> LockClientBuilder {
-    LockClient::builder().command_timeout(TIMEOUT).watchdog_timeout(4 * TIMEOUT).bundle(bundle)
+    LockClient::builder()
+        .command_timeout(TIMEOUT)
+        .watchdog_timeout(4 * TIMEOUT)
+        .bundle(bundle)
 }
 
-/// F23: the reply of one request is never taken for that of another one.
+/// F23: the client never takes the reply of one request for that of another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_reply_that_strays_gives_no_lock_to_two() {
     let server = Server::start();
@@ -105,7 +125,10 @@ async fn one_reply_that_strays_gives_no_lock_to_two() {
             works_again(&client, "warm".into()).await;
             proxy.rule(now_and_then(lie));
             let acquired = work(&client, |name| name, Duration::from_secs(2)).await;
-            assert!(acquired > 0, "{lie:?}, bundle({bundle}): the client acquires nothing");
+            assert!(
+                acquired > 0,
+                "{lie:?}, bundle({bundle}): the client acquires nothing"
+            );
             proxy.pass();
             works_again(&client, "warm".into()).await;
         }
@@ -113,7 +136,8 @@ async fn one_reply_that_strays_gives_no_lock_to_two() {
     assert!(held.iter().all(|guard| !guard.is_lost()));
 }
 
-/// Errors and other replies that name no request are not believed before a later reply names its own.
+/// Errors and other replies without a request id are not trusted until a later reply confirms its
+/// own id.
 #[tokio::test]
 async fn an_error_that_strays_refuses_nobody_else() {
     let server = Server::start();
@@ -121,45 +145,68 @@ async fn an_error_that_strays_refuses_nobody_else() {
     let client = builder(false).connect(proxy.url()).await.unwrap();
     works_again(&client, "warm".into()).await;
     server.call(&["SET", "text", "t"]);
-    // the first reply is swallowed; the second one is an error, and comes in its place
+    // the first reply is swallowed, and the second one, an error, arrives in its place
     proxy.rule(first_script(Action::Swallow));
-    let (free, text) = (client.reentrant_lock("free").unwrap(), client.reentrant_lock("text").unwrap());
+    let (free, text) = (
+        client.reentrant_lock("free").unwrap(),
+        client.reentrant_lock("text").unwrap(),
+    );
     let (free, text) = tokio::join!(free.try_lock(), text.try_lock());
-    for (name, told) in [("free", free.map(|got| got.is_some())), ("text", text.map(|got| got.is_some()))] {
-        assert!(matches!(told, Err(nestlock::Error::Unconfirmed { .. })), "{name}: {told:?}");
+    for (name, told) in [
+        ("free", free.map(|got| got.is_some())),
+        ("text", text.map(|got| got.is_some())),
+    ] {
+        assert!(
+            matches!(told, Err(nestlock::Error::Unconfirmed { .. })),
+            "{name}: {told:?}"
+        );
     }
     proxy.pass();
     works_again(&client, "free".into()).await;
 }
 
-/// The same where the reply that would tell is that of a request that nobody awaits any more.
+/// The same, where the confirming reply belongs to a request that is no longer awaited.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_error_is_not_believed_beside_a_call_not_polled() {
     for wire in [Wire::Own, Wire::Fred] {
         let server = Server::start();
         let proxy = Proxy::start(&server);
-        let client = builder(false).wire(wire).connect(proxy.url()).await.unwrap();
+        let client = builder(false)
+            .wire(wire)
+            .connect(proxy.url())
+            .await
+            .unwrap();
         works_again(&client, "warm".into()).await;
         server.call(&["SET", "text", "t"]);
-        // it is acquired, which is told behind the other one's error
+        // `free` is acquired, but that reply comes behind the error for `text`
         proxy.rule(first_script(Action::Swap));
-        let (free, text) = (client.reentrant_lock("free").unwrap(), client.reentrant_lock("text").unwrap());
+        let (free, text) = (
+            client.reentrant_lock("free").unwrap(),
+            client.reentrant_lock("text").unwrap(),
+        );
         let (mut asked, mut other) = (Box::pin(free.try_lock()), Box::pin(text.try_lock()));
         assert!(asked.as_mut().now_or_never().is_none() && other.as_mut().now_or_never().is_none());
         let told = asked.await.map(|got| got.is_some());
-        assert!(matches!(told, Err(nestlock::Error::Unconfirmed { .. })), "{wire:?}: {told:?}");
+        assert!(
+            matches!(told, Err(nestlock::Error::Unconfirmed { .. })),
+            "{wire:?}: {told:?}"
+        );
         drop(other);
         proxy.pass();
         works_again(&client, "free".into()).await;
     }
 }
 
-/// A connection that answers nothing but still pushes is given up as one that is silent.
+/// A connection that sends pushes but no replies is closed like a silent one.
 #[tokio::test]
 async fn a_connection_that_only_pushes_is_given_up() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
-    let client = builder(true).watchdog_timeout(Duration::from_secs(30)).connect(proxy.url()).await.unwrap();
+    let client = builder(true)
+        .watchdog_timeout(Duration::from_secs(30))
+        .connect(proxy.url())
+        .await
+        .unwrap();
     let held = client.mutex("held").unwrap().lock().await.unwrap();
     proxy.only_push();
     works_again(&client, "other".into()).await;
@@ -167,7 +214,8 @@ async fn a_connection_that_only_pushes_is_given_up() {
     held.unlock().await.unwrap();
 }
 
-/// Whatever request of whichever connection it is, handshakes too: the client works again, and nobody has what others hold.
+/// Any request of any connection may lose its reply, handshakes included: the client recovers, and
+/// never acquires a lock that another client holds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_reply_strays_the_client_works_again() {
     let server = Server::start();
@@ -180,10 +228,19 @@ async fn whatever_reply_strays_the_client_works_again() {
         let client = builder(round % 2 == 0).connect(proxy.url()).await.unwrap();
         works_again(&client, "warm".into()).await;
         let signal = client.signal_lock("s").unwrap();
-        let waits = tokio::spawn(async move { signal.try_lock_for(Duration::from_secs(1)).await.map(drop) });
-        proxy.rule(move |_| if random.random_bool(0.05) { LIES[random.random_range(0..3)] } else { Action::Pass });
+        let waits =
+            tokio::spawn(
+                async move { signal.try_lock_for(Duration::from_secs(1)).await.map(drop) },
+            );
+        proxy.rule(move |_| {
+            if random.random_bool(0.05) {
+                LIES[random.random_range(0..3)]
+            } else {
+                Action::Pass
+            }
+        });
         if round % 3 == 0 {
-            // so that there are handshakes, too
+            // forces handshakes, which may also be hit
             proxy.cut();
         }
         work(&client, |name| name, Duration::from_millis(400)).await;

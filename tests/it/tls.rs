@@ -1,4 +1,4 @@
-//! TLS: certificates are checked, and nothing falls back to plain text.
+//! TLS: certificates are checked, and the client never falls back to plain text.
 
 mod certificates;
 mod refused;
@@ -25,7 +25,7 @@ use crate::support::{
     proxy::{Action, Proxy, Verb},
 };
 
-/// A server with a certificate for `localhost`, and who signed it.
+/// A server with a certificate for `localhost`, and the authority that signed it.
 pub struct TlsServer {
     _server: Server,
     port: u16,
@@ -34,7 +34,7 @@ pub struct TlsServer {
 }
 
 impl TlsServer {
-    /// How it is connected to.
+    /// Returns a configuration that connects to this server and trusts its authority.
     pub fn config(&self) -> Config {
         trusting(self.port, Some(&self.authority))
     }
@@ -46,7 +46,11 @@ pub fn start() -> TlsServer {
     let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     fs::write(file("cert.pem"), signed.cert.pem()).unwrap();
     fs::write(file("key.pem"), signed.signing_key.serialize_pem()).unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
     let (cert, key, tls_port) = (file("cert.pem"), file("key.pem"), port.to_string());
     let server = Server::start_with(&[
         "--tls-port",
@@ -60,7 +64,12 @@ pub fn start() -> TlsServer {
         "--tls-ca-cert-file",
         &cert,
     ]);
-    TlsServer { _server: server, port, authority: signed.cert.der().clone(), _folder: folder }
+    TlsServer {
+        _server: server,
+        port,
+        authority: signed.cert.der().clone(),
+        _folder: folder,
+    }
 }
 
 fn trusting(port: u16, authority: Option<&CertificateDer<'static>>) -> Config {
@@ -82,7 +91,13 @@ fn trusting(port: u16, authority: Option<&CertificateDer<'static>>) -> Config {
 async fn locks_work_over_tls_with_a_certificate_authority_of_ones_own() {
     let server = start();
     let config = server.config();
-    let (a, b) = (LockClient::builder().connect_to(config.clone()).await.unwrap(), LockClient::builder());
+    let (a, b) = (
+        LockClient::builder()
+            .connect_to(config.clone())
+            .await
+            .unwrap(),
+        LockClient::builder(),
+    );
     let b = b.connect_to(config).await.unwrap();
     let guard = a.reentrant_lock("l").unwrap().lock().await.unwrap();
     let theirs = b.reentrant_lock("l").unwrap();
@@ -95,9 +110,11 @@ async fn locks_work_over_tls_with_a_certificate_authority_of_ones_own() {
 #[tokio::test]
 async fn a_certificate_that_nobody_vouches_for_is_refused() {
     let server = start();
-    let outcome = LockClient::builder().connect_to(trusting(server.port, None)).await;
+    let outcome = LockClient::builder()
+        .connect_to(trusting(server.port, None))
+        .await;
     assert!(matches!(outcome, Err(Error::Connect { .. })), "{outcome:?}");
-    // the system does not vouch for it either
+    // the system does not trust it either
     let outcome = LockClient::connect(format!("rediss://localhost:{}", server.port)).await;
     assert!(matches!(outcome, Err(Error::Connect { .. })), "{outcome:?}");
 }
@@ -106,12 +123,16 @@ async fn a_certificate_that_nobody_vouches_for_is_refused() {
 async fn a_server_without_tls_is_never_spoken_to_in_plain_text() {
     let server = Server::start();
     let url = format!("rediss://localhost:{}", server.addr().port());
-    let outcome = LockClient::builder().connect_timeout(Duration::from_secs(3)).connect(url).await;
+    let outcome = LockClient::builder()
+        .connect_timeout(Duration::from_secs(3))
+        .connect(url)
+        .await;
     assert!(matches!(outcome, Err(Error::Connect { .. })), "{outcome:?}");
     assert_eq!(server.command_count("hello"), 0);
 }
 
-/// Speaks TLS with clients, for a server that does not. What comes from a client after that has left is lost: its socket is reset.
+/// Terminates TLS for a server without it. Bytes that a client sends after the connection was
+/// closed are lost: its socket is reset.
 async fn speak_tls(acceptor: TlsAcceptor, listener: TcpListener, server: SocketAddr) {
     while let Ok((client, _)) = listener.accept().await {
         let acceptor = acceptor.clone();
@@ -122,7 +143,8 @@ async fn speak_tls(acceptor: TlsAcceptor, listener: TcpListener, server: SocketA
     }
 }
 
-/// What TLS has of a request when it tells an error may have been sent: nothing of that is sent anew.
+/// TLS may have sent any bytes that it accepted before it reports an error, so none of them is sent
+/// again.
 #[test]
 fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
     let server = Server::start();
@@ -135,11 +157,22 @@ fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
         .with_single_cert(vec![signed.cert.der().clone()], key)
         .unwrap();
     let proxy = Proxy::start(&server);
-    let fronts = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let fronts = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
     let listener = fronts.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
-    let config = trusting(listener.local_addr().unwrap().port(), Some(signed.cert.der()));
-    fronts.spawn(speak_tls(TlsAcceptor::from(Arc::new(serving)), listener, proxy.addr()));
-    // on one thread all ask before anything is written: much more than a socket takes
+    let config = trusting(
+        listener.local_addr().unwrap().port(),
+        Some(signed.cert.der()),
+    );
+    fronts.spawn(speak_tls(
+        TlsAcceptor::from(Arc::new(serving)),
+        listener,
+        proxy.addr(),
+    ));
+    // on one thread, all tasks send before anything is written: far more than a socket buffer holds
     let single = Builder::new_current_thread().enable_all().build().unwrap();
     single.block_on(async {
         let client = LockClient::builder().connect_to(config).await.unwrap();
@@ -150,7 +183,9 @@ fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
             proxy.nth(3, Verb::Acquire, Action::CutBefore);
             let tasks: Vec<_> = (0..3_000)
                 .map(|n| {
-                    let lock = client.reentrant_lock(format!("{round}:{n}:{}", "x".repeat(400))).unwrap();
+                    let lock = client
+                        .reentrant_lock(format!("{round}:{n}:{}", "x".repeat(400)))
+                        .unwrap();
                     tokio::spawn(async move {
                         let options = AcquireOptions::new().lease(Duration::from_secs(20));
                         if let Ok(Some(guard)) = lock.try_lock_with(options).await {
@@ -163,7 +198,10 @@ fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
                 task.await.unwrap();
             }
             let (acquires, mut seen) = (proxy.seen(Verb::Acquire), HashSet::new());
-            let twice = acquires.iter().filter(|acquire| !seen.insert((acquire.keys(), acquire.args()))).count();
+            let twice = acquires
+                .iter()
+                .filter(|acquire| !seen.insert((acquire.keys(), acquire.args())))
+                .count();
             assert_eq!(twice, 0, "of {} in round {round}", acquires.len());
         }
     });

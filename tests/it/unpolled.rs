@@ -1,4 +1,4 @@
-//! Futures that are sent on their way and then not polled any more.
+//! Futures that have sent a request and are then no longer polled.
 
 use std::{future::Future, pin::Pin, task::Poll, time::Duration};
 
@@ -16,8 +16,8 @@ fn ms(millis: u64) -> Duration {
 
 type Parked<'a> = Pin<Box<dyn Future<Output = Result<LockGuard>> + Send + 'a>>;
 
-/// An acquire that was polled once, and has sent its request. The answer may be there already: then the next one, when nobody
-/// has the turn any more.
+/// Returns an acquire that was polled once and has sent its request. If the reply arrives within
+/// that poll, the lock is released and another acquire is tried.
 async fn park(lock: &Lock) -> Parked<'_> {
     loop {
         let mut future: Parked<'_> = Box::pin(lock.lock());
@@ -29,12 +29,15 @@ async fn park(lock: &Lock) -> Parked<'_> {
     }
 }
 
-/// The turns of a thousand holds are in the hands of futures that nobody polls: the janitor has other things to do.
+/// The owner locks of 1000 holds belong to futures that are not polled: the janitor must not wait
+/// for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_guards_are_released_whatever_others_do_not_poll() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let locks: Vec<_> = (0..1000).map(|n| a.reentrant_lock(format!("job:{n}")).unwrap()).collect();
+    let locks: Vec<_> = (0..1000)
+        .map(|n| a.reentrant_lock(format!("job:{n}")).unwrap())
+        .collect();
     let mut parked = Vec::new();
     for lock in &locks {
         let guard = lock.lock().await.unwrap();
@@ -46,24 +49,44 @@ async fn dropped_guards_are_released_whatever_others_do_not_poll() {
         let guard = OwnerId::scope(other.lock()).await.unwrap();
         drop(guard);
         let there = b.reentrant_lock("other").unwrap();
-        there.try_lock_for(Duration::from_secs(5)).await.unwrap().expect("released").unlock().await.unwrap();
+        there
+            .try_lock_for(Duration::from_secs(5))
+            .await
+            .unwrap()
+            .expect("released")
+            .unlock()
+            .await
+            .unwrap();
     }
-    // whoever polls again gets what it asked for
+    // a future that is polled again gets the lock
     let guard = parked.pop().unwrap().await.unwrap();
     assert!(!guard.is_lost());
-    assert!(b.reentrant_lock("job:999").unwrap().try_lock().await.unwrap().is_none());
+    assert!(
+        b.reentrant_lock("job:999")
+            .unwrap()
+            .try_lock()
+            .await
+            .unwrap()
+            .is_none()
+    );
 }
 
-/// It is told why, whatever its lease: not that this is over.
+/// The error of the try is the real cause (`Unconfirmed`), not the end of its lease.
 #[tokio::test]
 async fn a_try_that_was_not_polled_is_told_so() {
     let server = Server::start();
-    let client = server.client_with(|builder| builder.command_timeout(ms(300))).await;
+    let client = server
+        .client_with(|builder| builder.command_timeout(ms(300)))
+        .await;
     let lock = client.reentrant_lock("l").unwrap();
     lock.lock().await.unwrap().unlock().await.unwrap(); // the server knows the scripts
     let parked = loop {
-        let mut tries = Box::pin(lock.try_lock_with(AcquireOptions::new().lease(Duration::from_secs(30))));
-        if poll_fn(|cx| Poll::Ready(tries.as_mut().poll(cx))).await.is_pending() {
+        let mut tries =
+            Box::pin(lock.try_lock_with(AcquireOptions::new().lease(Duration::from_secs(30))));
+        if poll_fn(|cx| Poll::Ready(tries.as_mut().poll(cx)))
+            .await
+            .is_pending()
+        {
             break tries;
         }
         eventually("it is free", || async { !server.exists("l") }).await;
@@ -71,53 +94,83 @@ async fn a_try_that_was_not_polled_is_told_so() {
     eventually("it has the lock", || async { server.exists("l") }).await;
     eventually("it is given up", || async { !server.exists("l") }).await;
     let error = parked.await.unwrap_err();
-    assert!(matches!(error, nestlock::Error::Unconfirmed { .. }), "{error:?}");
+    assert!(
+        matches!(error, nestlock::Error::Unconfirmed { .. }),
+        "{error:?}"
+    );
     assert!(error.to_string().contains("not polled"), "{error}");
 }
 
-/// An acquire that was sent, and whose answer nobody takes, does not hold the lock for its lease.
+/// An acquire whose reply is not polled does not hold the lock for its whole lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquire_that_is_not_polled_holds_the_lock_no_longer_than_a_request_may_take() {
+async fn an_unpolled_acquire_holds_no_longer_than_a_request_may_take() {
     let server = Server::start();
-    let a = server.client_with(|builder| builder.command_timeout(ms(500))).await;
+    let a = server
+        .client_with(|builder| builder.command_timeout(ms(500)))
+        .await;
     let b = server.client().await;
-    let (here, there) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let (here, there) = (
+        a.reentrant_lock("l").unwrap(),
+        b.reentrant_lock("l").unwrap(),
+    );
     here.lock().await.unwrap().unlock().await.unwrap(); // the server knows the scripts
     let parked = park(&here).await;
     eventually("it was executed", || async { server.exists("l") }).await;
     // the lease is 30 s
-    let guard = there.try_lock_for(Duration::from_secs(10)).await.unwrap().expect("nobody has a guard");
-    // polled again, it waits like anybody
+    let guard = there
+        .try_lock_for(Duration::from_secs(10))
+        .await
+        .unwrap()
+        .expect("nobody has a guard");
+    // polled again, it waits like any other acquire
     let waiting = tokio::time::timeout(ms(300), parked).await;
     assert!(waiting.is_err(), "two guards: {waiting:?}");
     guard.unlock().await.unwrap();
-    eventually("nothing is left", || async { a.stats().holds == 0 && !server.exists("l") }).await;
+    eventually("nothing is left", || async {
+        a.stats().holds == 0 && !server.exists("l")
+    })
+    .await;
 }
 
-/// The owner goes on, under another name.
+/// The owner acquires again, under another owner name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_owner_of_a_call_that_is_not_polled_can_acquire_again() {
     let server = Server::start();
-    let client = server.client_with(|builder| builder.command_timeout(ms(500))).await;
+    let client = server
+        .client_with(|builder| builder.command_timeout(ms(500)))
+        .await;
     let lock = client.reentrant_lock("l").unwrap();
     lock.lock().await.unwrap().unlock().await.unwrap();
     let parked = park(&lock).await;
-    let guard = lock.try_lock_for(Duration::from_secs(10)).await.unwrap().expect("a second call of the same owner");
+    let guard = lock
+        .try_lock_for(Duration::from_secs(10))
+        .await
+        .unwrap()
+        .expect("a second call of the same owner");
     assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)]);
     drop(parked);
     client.idle().await;
-    assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)], "what the first one does comes to nothing");
+    assert_eq!(
+        server.record("l"),
+        [(guard.owner().to_string(), 1)],
+        "what the first one does comes to nothing"
+    );
     guard.unlock().await.unwrap();
 }
 
-/// It waits in a queue, is told, gets in, does not hear of it, and is not polled any more: what is in doubt is not a place.
+/// A queued waiter is woken and acquires the lock, but its reply is lost and it is not polled
+/// again: an acquire in doubt does not count as a queue entry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_got_in_unheard_and_is_not_polled_holds_no_longer_than_a_request_may_take() {
+async fn an_unpolled_waiter_let_in_unheard_holds_for_a_requests_time() {
     let server = Server::start();
     for kind in ["reentrant", "fair", "write"] {
         let proxy = Proxy::start(&server);
         let a = server.client().await;
-        let b = LockClient::builder().command_timeout(ms(500)).connect(proxy.url()).await.unwrap();
+        let b = LockClient::builder()
+            .command_timeout(ms(500))
+            .connect(proxy.url())
+            .await
+            .unwrap();
         let door = |client: &LockClient| match kind {
             "reentrant" => client.reentrant_lock("l").unwrap(),
             "fair" => client.fair_lock("f").unwrap(),
@@ -133,14 +186,21 @@ async fn a_waiter_that_got_in_unheard_and_is_not_polled_holds_no_longer_than_a_r
         let ((), polled) = tokio::join!(
             async {
                 held.unlock().await.unwrap();
-                eventually("it has tried", || async { proxy.count(Verb::Acquire) > tries }).await;
+                eventually("it has tried", || async {
+                    proxy.count(Verb::Acquire) > tries
+                })
+                .await;
             },
             tokio::time::timeout(ms(1_200), &mut parked),
         );
         assert!(polled.is_err(), "{kind}: it heard of it: {polled:?}");
         proxy.heal();
         let guard = here.try_lock_for(ms(12_000)).await.unwrap();
-        guard.unwrap_or_else(|| panic!("{kind}: it is held for a future that nobody polls")).unlock().await.unwrap();
+        guard
+            .unwrap_or_else(|| panic!("{kind}: it is held for a future that nobody polls"))
+            .unlock()
+            .await
+            .unwrap();
         drop(parked);
     }
 }

@@ -1,4 +1,4 @@
-//! A URL is read whole or refused, and never read as something else than other clients read.
+//! A URL is parsed completely or refused, and never parsed differently from other clients.
 
 use nestlock::{
     Error, LockClient,
@@ -10,7 +10,7 @@ use proptest::{
 };
 use redis::{ConnectionAddr, IntoConnectionInfo};
 
-/// What a URL says: host and port, or a path; user, password and database.
+/// The contents of a URL: host and port, or a path; user, password and database.
 #[derive(Debug, PartialEq, Eq)]
 struct Said {
     host: String,
@@ -21,17 +21,31 @@ struct Said {
 }
 
 fn bare(host: &str) -> String {
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    bare.parse::<std::net::IpAddr>().map_or(bare.to_owned(), |ip| ip.to_string())
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host);
+    bare.parse::<std::net::IpAddr>()
+        .map_or(bare.to_owned(), |ip| ip.to_string())
 }
 
 fn said(config: FredConfig) -> Said {
     let (host, port) = match config.server {
         ServerConfig::Unix { path } => (path.display().to_string(), 0),
-        other => other.hosts().first().map(|server| (bare(&server.host), server.port)).unwrap(),
+        other => other
+            .hosts()
+            .first()
+            .map(|server| (bare(&server.host), server.port))
+            .unwrap(),
     };
     let database = config.database.unwrap_or(0).into();
-    Said { host, port, user: config.username, password: config.password, database }
+    Said {
+        host,
+        port,
+        user: config.username,
+        password: config.password,
+        database,
+    }
 }
 
 fn ours(url: &str) -> Result<Said, String> {
@@ -42,11 +56,16 @@ fn ours(url: &str) -> Result<Said, String> {
     }
 }
 
-/// As fred's client reads it, which leaves a socket's path percent-encoded.
+/// Parses a URL as fred's client does. The path of a socket is decoded here, as fred leaves it
+/// percent-encoded.
 fn freds(url: &str) -> Option<Said> {
     let mut config = FredConfig::from_url(&url.replacen("valkey", "redis", 1)).ok()?;
     if let ServerConfig::Unix { path } = &mut config.server {
-        *path = percent_encoding::percent_decode_str(path.to_str()?).decode_utf8().ok()?.into_owned().into();
+        *path = percent_encoding::percent_decode_str(path.to_str()?)
+            .decode_utf8()
+            .ok()?
+            .into_owned()
+            .into();
     }
     Some(said(config))
 }
@@ -61,16 +80,29 @@ fn redis_rs(url: &str) -> Option<Said> {
     let settings = info.redis_settings();
     let (user, password) = (settings.username(), settings.password());
     let database = settings.db();
-    Some(Said { host, port, user: user.map(Into::into), password: password.map(Into::into), database })
+    Some(Said {
+        host,
+        port,
+        user: user.map(Into::into),
+        password: password.map(Into::into),
+        database,
+    })
 }
 
 fn is_read(url: &str, host: &str, port: u16, login: (&str, &str), database: i64) {
     let word = |word: &str| Some(word.to_owned()).filter(|word| !word.is_empty());
-    let expected = Said { host: host.into(), port, user: word(login.0), password: word(login.1), database };
+    let expected = Said {
+        host: host.into(),
+        port,
+        user: word(login.0),
+        password: word(login.1),
+        database,
+    };
     assert_eq!(ours(url).as_ref(), Ok(&expected), "{url}");
 }
 
-/// How one of the others reads it, if that is something else. None of them knows lists of addresses.
+/// Returns how another client parses the URL, if it differs. The others do not support lists of
+/// addresses.
 fn differs(url: &str) -> Option<String> {
     let ours = ours(url).ok()?;
     let (scheme, rest) = url.split_once("://")?;
@@ -78,31 +110,41 @@ fn differs(url: &str) -> Option<String> {
     let authority = before.split('/').next()?;
     let is_socket = scheme.ends_with("unix");
     let mut readings = Vec::new();
-    // it knows no options of a socket, and its first node is not the URL's
-    let is_strange = authority.contains(',') || is_socket && !query.is_empty() || query.contains("node=");
+    // fred knows no options of a socket, and its first node is not the URL's
+    let is_strange =
+        authority.contains(',') || is_socket && !query.is_empty() || query.contains("node=");
     if !is_strange {
         let mut freds = freds(url);
         if let Some(said) = freds.as_mut().filter(|_| scheme.ends_with("-cluster")) {
-            // it knows no cluster with several
+            // fred has only one database in a cluster
             said.database = ours.database;
         }
         readings.push(("fred", freds));
     }
-    // it has the login of a socket behind `?` alone, and takes `x:` and `x|` for a disk
-    if !authority.contains(',') && !(is_socket && (authority.contains('@') || before.ends_with([':', '|']))) {
+    // redis-rs reads the login of a socket only after `?`, and takes `x:` and `x|` for a drive
+    if !authority.contains(',')
+        && !(is_socket && (authority.contains('@') || before.ends_with([':', '|'])))
+    {
         readings.push(("redis-rs", redis_rs(url)));
     }
     let other = |(who, theirs): (&str, Option<Said>)| {
-        theirs.filter(|theirs| *theirs != ours).map(|theirs| format!("{who}: {theirs:?}, and not {ours:?}"))
+        theirs
+            .filter(|theirs| *theirs != ours)
+            .map(|theirs| format!("{who}: {theirs:?}, and not {ours:?}"))
     };
     readings.into_iter().find_map(other)
 }
 
 fn runner(cases: u32) -> TestRunner {
-    TestRunner::new(Config { cases, rng_seed: RngSeed::Fixed(9), failure_persistence: None, ..Config::default() })
+    TestRunner::new(Config {
+        cases,
+        rng_seed: RngSeed::Fixed(9),
+        failure_persistence: None,
+        ..Config::default()
+    })
 }
 
-/// Of every string: it is refused, or read as redis-rs and fred read it, where they do.
+/// Any string is either refused, or parsed as redis-rs and fred parse it if they accept it.
 #[test]
 fn what_others_read_is_read_alike_or_refused() {
     const SCHEMES: &[&str] = &[
@@ -173,10 +215,16 @@ fn what_others_read_is_read_alike_or_refused() {
         "'",
         "\"",
     ];
-    let strategy = (0..SCHEMES.len(), prop::collection::vec(0..PIECES.len(), 0..9));
+    let strategy = (
+        0..SCHEMES.len(),
+        prop::collection::vec(0..PIECES.len(), 0..9),
+    );
     let (mut read, mut refused) = (0, 0);
     let test = |(scheme, pieces): (usize, Vec<usize>)| {
-        let url: String = [SCHEMES[scheme]].into_iter().chain(pieces.into_iter().map(|piece| PIECES[piece])).collect();
+        let url: String = [SCHEMES[scheme]]
+            .into_iter()
+            .chain(pieces.into_iter().map(|piece| PIECES[piece]))
+            .collect();
         match ours(&url) {
             Ok(_) => read += 1,
             Err(reason) => {
@@ -190,37 +238,60 @@ fn what_others_read_is_read_alike_or_refused() {
         }
     };
     let test = std::cell::RefCell::new(test);
-    runner(50_000).run(&strategy, |input| (test.borrow_mut())(input)).unwrap();
-    assert!(read > 1_000 && refused > 10_000, "it compares nothing: {read} read, {refused} refused");
+    runner(50_000)
+        .run(&strategy, |input| (test.borrow_mut())(input))
+        .unwrap();
+    assert!(
+        read > 1_000 && refused > 10_000,
+        "it compares nothing: {read} read, {refused} refused"
+    );
 }
 
-/// The same beside redis-py: `urls/redis_py.py` wrote down how that reads what it reads.
+/// The same for redis-py; `urls/redis_py.py` wrote the expected results.
 #[test]
 fn what_redis_py_reads_is_read_alike_or_refused() {
     let mut read = 0;
     for line in include_str!("urls/redis_py.tsv").lines() {
-        let [url, host, port, user, password, database] = line.split('\t').collect::<Vec<_>>()[..] else {
+        let [url, host, port, user, password, database] = line.split('\t').collect::<Vec<_>>()[..]
+        else {
             panic!("{line:?}")
         };
         if ours(url).is_ok() {
-            is_read(url, &bare(host), port.parse().unwrap(), (user, password), database.parse().unwrap());
+            is_read(
+                url,
+                &bare(host),
+                port.parse().unwrap(),
+                (user, password),
+                database.parse().unwrap(),
+            );
             read += 1;
         }
     }
     assert!(read > 50, "it compares nothing: {read} read");
 }
 
-/// Whatever user, password and path are, percent-encoded they are read as they are.
+/// Percent-encoded users, passwords and paths are decoded to their exact text.
 #[test]
 fn what_is_percent_encoded_is_read_as_it_is() {
-    let encoded = |text: &str| text.bytes().fold(String::new(), |text, byte| text + &format!("%{byte:02x}"));
+    let encoded = |text: &str| {
+        text.bytes()
+            .fold(String::new(), |text, byte| text + &format!("%{byte:02x}"))
+    };
     let strategy = (any::<String>(), "\\PC{1,12}", 1..u16::MAX, any::<u8>());
     runner(2_000)
         .run(&strategy, |(user, password, port, database)| {
             let (user_is, password_is) = (encoded(&user), encoded(&password));
-            for form in ["redis://{}a.b:{}/{}", "redis-cluster://{}a.b:{}/{}", "redis-sentinel://{}a.b:{}/x/{}"] {
+            for form in [
+                "redis://{}a.b:{}/{}",
+                "redis-cluster://{}a.b:{}/{}",
+                "redis-sentinel://{}a.b:{}/x/{}",
+            ] {
                 let mut url = form.to_owned();
-                for part in [format!("{user_is}:{password_is}@"), port.to_string(), database.to_string()] {
+                for part in [
+                    format!("{user_is}:{password_is}@"),
+                    port.to_string(),
+                    database.to_string(),
+                ] {
                     url = url.replacen("{}", &part, 1);
                 }
                 is_read(&url, "a.b", port, (&user, &password), database.into());
@@ -238,39 +309,108 @@ fn each_part_of_each_form_is_read() {
         ("redis://h", "h", 6379, ("", ""), 0),
         ("redis://h/", "h", 6379, ("", ""), 0),
         ("redis://u:p@h:7/3", "h", 7, ("u", "p"), 3),
-        ("redis://:p:q!$&'()*+,;=~^|@h", "h", 6379, ("", "p:q!$&'()*+,;=~^|"), 0),
+        (
+            "redis://:p:q!$&'()*+,;=~^|@h",
+            "h",
+            6379,
+            ("", "p:q!$&'()*+,;=~^|"),
+            0,
+        ),
         ("valkey://u:p@[::1]:7/255", "::1", 7, ("u", "p"), 255),
-        ("rediss://u:p%40%23%2F@h_1:07/03", "h_1", 7, ("u", "p@#/"), 3),
+        (
+            "rediss://u:p%40%23%2F@h_1:07/03",
+            "h_1",
+            7,
+            ("u", "p@#/"),
+            3,
+        ),
         ("redis://u:p@a:1,b/3", "a", 1, ("u", "p"), 3),
         ("redis://u:p@a:1/3?node=b:2&wire=own", "a", 1, ("u", "p"), 3),
         ("redis-cluster://u:p@a:1,b", "a", 1, ("u", "p"), 0),
-        ("redis-sentinel://u:p@a,b:2/my%2Fs/3", "a", 26379, ("u", "p"), 3),
-        // as fred has it
-        ("redis-sentinel://u:p@a/3?sentinelServiceName=my", "a", 26379, ("u", "p"), 3),
-        ("redis+unix:///run/a@b:c%20d", "/run/a@b:c d", 0, ("", ""), 0),
+        (
+            "redis-sentinel://u:p@a,b:2/my%2Fs/3",
+            "a",
+            26379,
+            ("u", "p"),
+            3,
+        ),
+        // fred's form
+        (
+            "redis-sentinel://u:p@a/3?sentinelServiceName=my",
+            "a",
+            26379,
+            ("u", "p"),
+            3,
+        ),
+        (
+            "redis+unix:///run/a@b:c%20d",
+            "/run/a@b:c d",
+            0,
+            ("", ""),
+            0,
+        ),
         ("redis+unix://u:p@/run/s?db=3", "/run/s", 0, ("u", "p"), 3),
-        ("redis+unix://u:p@localhost/run/s", "/run/s", 0, ("u", "p"), 0),
-        // as redis-rs has it
-        ("valkey+unix:///run/s?db=3&user=u&pass=p", "/run/s", 0, ("u", "p"), 3),
+        (
+            "redis+unix://u:p@localhost/run/s",
+            "/run/s",
+            0,
+            ("u", "p"),
+            0,
+        ),
+        // redis-rs's form
+        (
+            "valkey+unix:///run/s?db=3&user=u&pass=p",
+            "/run/s",
+            0,
+            ("u", "p"),
+            3,
+        ),
     ] {
         is_read(url, host, port, login, database);
     }
 }
 
-/// What is refused, and by which words. Nothing that may be a password is among them.
+/// Refused URLs with their error texts, which contain nothing that may be a password.
 #[test]
 fn what_is_refused_names_the_part() {
     for (url, words) in [
-        ("redis://u:12#s3cret@h/3", "percent-encode `#` in the password as %23"),
-        ("redis://u:12/s3cret@h/3", "percent-encode `/` in the password as %2F"),
-        ("redis://u:12?s3cret@h/3", "percent-encode `?` in the password as %3F"),
-        ("redis://u:12@s3cret@h/3", "percent-encode `@` in the password as %40"),
-        ("redis://u:s3cret]@h/3", "percent-encode `]` in the password as %5D"),
-        ("redis://u:s3cret%@h/3", "percent-encode `%` in the password as %25"),
-        ("redis://u:s3cret%F@h/3", "percent-encode `%` in the password as %25"),
+        (
+            "redis://u:12#s3cret@h/3",
+            "percent-encode `#` in the password as %23",
+        ),
+        (
+            "redis://u:12/s3cret@h/3",
+            "percent-encode `/` in the password as %2F",
+        ),
+        (
+            "redis://u:12?s3cret@h/3",
+            "percent-encode `?` in the password as %3F",
+        ),
+        (
+            "redis://u:12@s3cret@h/3",
+            "percent-encode `@` in the password as %40",
+        ),
+        (
+            "redis://u:s3cret]@h/3",
+            "percent-encode `]` in the password as %5D",
+        ),
+        (
+            "redis://u:s3cret%@h/3",
+            "percent-encode `%` in the password as %25",
+        ),
+        (
+            "redis://u:s3cret%F@h/3",
+            "percent-encode `%` in the password as %25",
+        ),
         ("redis://u:s3cret%ff@h/3", "the password must be UTF-8"),
-        ("redis://s3cret%@h/3", "percent-encode `%` in the user as %25"),
-        ("redis://u:s3cret x@h", "percent-encode ` ` in the URL as %20"),
+        (
+            "redis://s3cret%@h/3",
+            "percent-encode `%` in the user as %25",
+        ),
+        (
+            "redis://u:s3cret x@h",
+            "percent-encode ` ` in the URL as %20",
+        ),
         ("redis://u:s3cret@h\n", "leave it out"),
         ("redis://u:s3cret@h/3#x", "the URL has a fragment"),
         ("redis://s3cret@h", "the password is missing"),
@@ -283,14 +423,29 @@ fn what_is_refused_names_the_part() {
         ("redis://u:s3cret@a,u:s3cret@b", "percent-encode `@`"),
         ("redis://h%41", "the host must be"),
         ("redis://hä", "the host must be"),
-        ("redis://[::1", "the host between [ and ] must be an IPv6 address"),
-        ("redis://[s3cret", "the host between [ and ] must be an IPv6 address"),
-        ("redis://[::1]1", "the port must be a number from 1 to 65535"),
-        ("redis://u:s3cret", "the port must be a number from 1 to 65535"),
+        (
+            "redis://[::1",
+            "the host between [ and ] must be an IPv6 address",
+        ),
+        (
+            "redis://[s3cret",
+            "the host between [ and ] must be an IPv6 address",
+        ),
+        (
+            "redis://[::1]1",
+            "the port must be a number from 1 to 65535",
+        ),
+        (
+            "redis://u:s3cret",
+            "the port must be a number from 1 to 65535",
+        ),
         ("redis://h:", "the port must be a number from 1 to 65535"),
         ("redis://h:0", "the port must be a number from 1 to 65535"),
         ("redis://h:+1", "the port must be a number from 1 to 65535"),
-        ("redis://h:65536", "the port must be a number from 1 to 65535"),
+        (
+            "redis://h:65536",
+            "the port must be a number from 1 to 65535",
+        ),
         ("redis://::1", "names no host"),
         ("redis://fe80::1", "an IPv6 address stands between [ and ]"),
         ("redis://h/x", "the database must be a number from 0 to 255"),
@@ -298,25 +453,43 @@ fn what_is_refused_names_the_part() {
         ("redis://h/256", "the database must be a number"),
         ("redis://h/3/", "the database must be a number"),
         ("redis-sentinel://h/my/x", "the database must be a number"),
-        ("redis-sentinel://h/my/3?sentinelServiceName=other", "the database must be a number"),
+        (
+            "redis-sentinel://h/my/3?sentinelServiceName=other",
+            "the database must be a number",
+        ),
         ("redis-sentinel://h", "names no service"),
         (
             "redis-sentinel://h/my?sentinelPassword=s3cret+x",
             "percent-encode `+` in the option `sentinelPassword` as %2B",
         ),
-        ("redis-sentinel://h/my?sentinelUsername=u", "the password is missing"),
+        (
+            "redis-sentinel://h/my?sentinelUsername=u",
+            "the password is missing",
+        ),
         ("redis://h?sentinelPassword=s3cret", "none of wire=, node="),
         ("redis://h?db=3", "none of wire=, node="),
-        ("redis://h?wire=own&wire=fred", "the option `wire` is given twice"),
-        ("redis://h?wire=s3cret", "the option `wire` must be own or fred"),
+        (
+            "redis://h?wire=own&wire=fred",
+            "the option `wire` is given twice",
+        ),
+        (
+            "redis://h?wire=s3cret",
+            "the option `wire` must be own or fred",
+        ),
         ("redis-cluster://h?node=", "the option `node` has no value"),
         ("redis-cluster://h?node=a:x", "the port must be a number"),
         ("redis://h/3?&", "none of wire=, node="),
         ("redis+unix://h/run/s", "a socket has no host"),
         ("redis+unix://", "the path must be that of a socket"),
         ("redis+unix:///run/s?db=x", "the database must be a number"),
-        ("redis+unix://u:s3cret@/run/s?pass=s3cret", "the login is given twice"),
-        ("redis+unix:///run/s%00", "the path must be that of a socket"),
+        (
+            "redis+unix://u:s3cret@/run/s?pass=s3cret",
+            "the login is given twice",
+        ),
+        (
+            "redis+unix:///run/s%00",
+            "the path must be that of a socket",
+        ),
         ("redis+unix:///run/%2e./s", "without `.` and `..`"),
         ("redis-clusters://h", "use redis://"),
         ("u:s3cret://x@h", "use redis://"),

@@ -1,4 +1,4 @@
-//! Many waiters: what they cost, and that each of them gets its turn or its answer in time.
+//! Many waiters: their cost, and that each of them gets the lock or an error in time.
 
 use std::{
     pin::pin,
@@ -19,9 +19,9 @@ use crate::support::{
     eventually,
 };
 
-/// So far beyond each test's patience that a missed wake-up shows.
+/// A poll interval far beyond each test's timeout, so that a missed wake-up shows.
 const NEVER: Duration = Duration::from_secs(60);
-/// A wake-up came if it took less than this.
+/// A wake-up arrives within this time.
 const PROMPT: Duration = Duration::from_secs(15);
 
 fn ms(millis: u64) -> Duration {
@@ -30,7 +30,15 @@ fn ms(millis: u64) -> Duration {
 
 async fn patient_client(server: &Server) -> LockClient {
     let client = server.client_with(|builder| builder.poll_cap(NEVER)).await;
-    client.reentrant_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    client
+        .reentrant_lock("warm")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
     client
 }
 
@@ -49,14 +57,20 @@ async fn all_end(what: &str, limit: Duration, tasks: Vec<JoinHandle<()>>) {
             task.await.expect("a task that does not fail");
         }
     };
-    tokio::time::timeout(limit, all).await.unwrap_or_else(|_| panic!("not within {limit:?}: {what}"));
+    tokio::time::timeout(limit, all)
+        .await
+        .unwrap_or_else(|_| panic!("not within {limit:?}: {what}"));
 }
 
 async fn tries(server: &Server, before: u64, count: u64) {
-    eventually(&format!("{count} tries"), || async { server.script_count() >= before + count }).await;
+    eventually(&format!("{count} tries"), || async {
+        server.script_count() >= before + count
+    })
+    .await;
 }
 
-/// Parks waiters of some clients at one lock, frees it, and counts the scripts that each hold cost in all.
+/// Parks waiters of several clients at one lock, frees it, and returns the total number of scripts
+/// per hold.
 async fn scripts_per_hold(clients: usize, each: usize) -> f64 {
     let server = Server::start();
     let mut many = Vec::new();
@@ -65,13 +79,19 @@ async fn scripts_per_hold(clients: usize, each: usize) -> f64 {
     }
     let other = ByHand::hold(&server, "l", 10 * NEVER);
     let before = server.script_count();
-    let tasks: Vec<_> = many.iter().flat_map(|client| waiters(client, "l", each)).collect();
+    let tasks: Vec<_> = many
+        .iter()
+        .flat_map(|client| waiters(client, "l", each))
+        .collect();
     tries(&server, before, (clients * each) as u64).await;
     let start = Instant::now();
     other.release();
     all_end("all waiters", 2 * PROMPT, tasks).await;
     let scripts = (server.script_count() - before) as f64 / (clients * each) as f64;
-    println!("{clients} x {each} waiters: {scripts:.3} scripts per hold, drained in {:?}", start.elapsed());
+    println!(
+        "{clients} x {each} waiters: {scripts:.3} scripts per hold, drained in {:?}",
+        start.elapsed()
+    );
     assert!(!server.exists("l"));
     scripts
 }
@@ -82,15 +102,17 @@ async fn a_thousand_waiters_of_one_client_cost_three_scripts_each() {
     assert!(scripts <= 3.1, "{scripts}");
 }
 
+/// A thousand waiters of four clients cost one more try for each client.
 #[tokio::test]
-async fn a_thousand_waiters_of_four_clients_cost_one_try_more_for_each_client() {
+async fn a_release_to_1000_waiters_costs_one_more_try_per_client() {
     // each release wakes one waiter of each client
     let scripts = scripts_per_hold(4, 250).await;
     assert!(scripts <= 3.0 + 4.0, "{scripts}");
 }
 
+/// Waiters that are cancelled at random take no wake-up with them.
 #[tokio::test]
-async fn r87_waiters_that_are_cancelled_at_random_take_no_wake_up_with_them() {
+async fn r87_waiters_cancelled_at_random_take_no_wake_up_along() {
     let server = Server::start();
     let client = patient_client(&server).await;
     for round in 0..5 {
@@ -109,7 +131,7 @@ async fn r87_waiters_that_are_cancelled_at_random_take_no_wake_up_with_them() {
         all_end("those who were not cancelled", PROMPT, tasks).await;
         let mut in_time = 0;
         for task in cancelled {
-            // some had their turn before
+            // some got the lock before the cancellation
             in_time += usize::from(task.await.is_err_and(|error| error.is_cancelled()));
         }
         assert!(in_time > 0, "nobody was cancelled while waiting");
@@ -132,13 +154,13 @@ async fn r87_cancelled_waiters_leave_no_permits_behind() {
     let staying = waiters(&client, "l", 5);
     let leaving = waiters(&client, "l", 50);
     tries(&server, before, 56).await;
-    // everybody is woken while most are leaving
+    // message `1` wakes all waiters while most of them leave
     server.call(&["PUBLISH", &channel("l"), "1"]);
     leaving.iter().for_each(JoinHandle::abort);
     for task in leaving {
         assert!(task.await.unwrap_err().is_cancelled());
     }
-    // all permits were used up: each message wakes exactly one from here on
+    // all permits are used up: from here on, each message wakes exactly one waiter
     let mut expected = before;
     eventually("quiet", || {
         let now = server.script_count();
@@ -174,7 +196,10 @@ async fn r90_a_shutdown_turns_waiters_away_with_a_typed_error() {
     tries(&server, before, 51).await;
     client.shutdown().await.unwrap();
     for task in tasks {
-        let outcome = tokio::time::timeout(PROMPT, task).await.expect("turned away").unwrap();
+        let outcome = tokio::time::timeout(PROMPT, task)
+            .await
+            .expect("turned away")
+            .unwrap();
         assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
     }
 }
@@ -184,7 +209,11 @@ async fn r76_fifty_tasks_of_two_clients_never_stall() {
     let server = Server::start();
     let clients = [patient_client(&server).await, patient_client(&server).await];
     let start = Instant::now();
-    let (last, worst, holds) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (last, worst, holds) = (
+        Arc::new(AtomicU64::new(0)),
+        Arc::new(AtomicU64::new(0)),
+        Arc::new(AtomicU64::new(0)),
+    );
     let tasks: Vec<_> = (0..50)
         .map(|n| {
             let client = clients[n % 2].clone();
@@ -203,13 +232,18 @@ async fn r76_fifty_tasks_of_two_clients_never_stall() {
         })
         .collect();
     all_end("50 tasks", 2 * PROMPT, tasks).await;
-    println!("{} holds, the longest gap {} ms", holds.load(Ordering::Acquire), worst.load(Ordering::Acquire));
+    println!(
+        "{} holds, the longest gap {} ms",
+        holds.load(Ordering::Acquire),
+        worst.load(Ordering::Acquire)
+    );
     assert!(worst.load(Ordering::Acquire) < 2000);
     assert!(holds.load(Ordering::Acquire) > 100);
 }
 
+/// Parked waiters cost no processor time, and one script per poll cap.
 #[tokio::test]
-async fn r78_l7_parked_waiters_cost_no_processor_and_one_script_per_poll_cap() {
+async fn r78_l7_parked_waiters_cost_no_cpu_and_a_script_per_poll_cap() {
     let server = Server::start();
     let _knows_the_scripts = patient_client(&server).await;
     let mut worker = Worker::start(&server, Duration::from_secs(30), Duration::from_secs(1));
@@ -219,8 +253,15 @@ async fn r78_l7_parked_waiters_cost_no_processor_and_one_script_per_poll_cap() {
     assert_eq!(worker.answer(), "waiting");
     tries(&server, before, 201).await;
     let (scripts, cpu, start) = (server.script_count(), worker.cpu(), Instant::now());
-    eventually("three seconds", || async { start.elapsed() > Duration::from_secs(3) }).await;
-    let (scripts, cpu, took) = (server.script_count() - scripts, worker.cpu() - cpu, start.elapsed());
+    eventually("three seconds", || async {
+        start.elapsed() > Duration::from_secs(3)
+    })
+    .await;
+    let (scripts, cpu, took) = (
+        server.script_count() - scripts,
+        worker.cpu() - cpu,
+        start.elapsed(),
+    );
     println!("200 waiters parked for {took:?}: {scripts} scripts, {cpu:?} of processor time");
     assert!(scripts <= took.as_secs() + 3, "{scripts}");
     assert!(cpu < ms(600), "{cpu:?}");
@@ -236,7 +277,10 @@ async fn r59_a_wait_ends_at_its_bound() {
         let outcome = client.reentrant_lock("l").unwrap().try_lock_for(wait).await;
         let took = start.elapsed();
         assert!(matches!(outcome, Ok(None)), "{wait:?}: {outcome:?}");
-        assert!(took >= wait && took < wait + Duration::from_secs(2), "{wait:?}: {took:?}");
+        assert!(
+            took >= wait && took < wait + Duration::from_secs(2),
+            "{wait:?}: {took:?}"
+        );
     }
 }
 
@@ -255,7 +299,10 @@ async fn r104_a_wait_ends_at_its_bound_while_the_server_is_away() {
         let outcome = client.reentrant_lock("l").unwrap().try_lock_for(wait).await;
         let took = start.elapsed();
         assert!(outcome.is_err(), "{outcome:?}");
-        assert!(took >= wait && took < wait + Duration::from_secs(2), "hang {hang}: {took:?}");
+        assert!(
+            took >= wait && took < wait + Duration::from_secs(2),
+            "hang {hang}: {took:?}"
+        );
         if hang {
             server.cont();
         }
@@ -291,14 +338,18 @@ async fn waiters_of_a_dead_holder_get_the_lock_when_its_ttl_is_over() {
     let lock = client.reentrant_lock("l").unwrap();
     let first = lock.lock().await.unwrap();
     let took = start.elapsed();
-    assert!(took >= ttl && took < ttl + Duration::from_secs(3), "{took:?}");
+    assert!(
+        took >= ttl && took < ttl + Duration::from_secs(3),
+        "{took:?}"
+    );
     first.unlock().await.unwrap();
     all_end("20 waiters", PROMPT, tasks).await;
     assert!(server.script_count() - before < 21 * 4);
 }
 
+/// Waiters get the lock one by one where no holder ever unlocks.
 #[tokio::test]
-async fn r58_p7_waiters_get_the_lock_one_by_one_where_nobody_ever_unlocks() {
+async fn r58_p7_waiters_get_a_never_unlocked_lock_one_by_one() {
     let server = Server::start();
     let client = server.client().await;
     let start = Instant::now();
@@ -312,13 +363,19 @@ async fn r58_p7_waiters_get_the_lock_one_by_one_where_nobody_ever_unlocks() {
             })
         })
         .collect();
-    // each lease, and one poll cap where nobody is told
-    all_end("5 waiters", 5 * (ms(400) + Duration::from_secs(1)) + PROMPT, tasks).await;
+    // each lease, and one poll cap as an expiry sends no message
+    all_end(
+        "5 waiters",
+        5 * (ms(400) + Duration::from_secs(1)) + PROMPT,
+        tasks,
+    )
+    .await;
     assert!(start.elapsed() > 4 * ms(390));
 }
 
+/// A waiter whose time is over when it is woken passes the wake-up on.
 #[tokio::test]
-async fn a_waiter_whose_time_is_over_when_it_is_woken_passes_the_wake_up_on() {
+async fn a_waiter_woken_when_its_time_is_over_passes_the_wake_up_on() {
     let server = Server::start();
     let client = patient_client(&server).await;
     for round in 0..20 {
@@ -358,7 +415,7 @@ async fn a_waiter_dropped_with_a_wake_up_in_hand_passes_it_on() {
             let behind = waiters(&client, &name, 1);
             tries(&server, before, 2).await;
             other.release();
-            // whether or not its wake-up has arrived by now
+            // its wake-up may have arrived by now, or not
             tokio::time::sleep(ms(round % 4)).await;
             behind
         };

@@ -1,4 +1,5 @@
-//! Renewal, and the end of holds: a lost lock is known to be lost before anybody else can have it.
+//! Renewal and the loss of holds: the guard reports a loss before another client can acquire the
+//! lock.
 
 use std::{
     pin::pin,
@@ -27,8 +28,18 @@ fn ms(millis: u64) -> Duration {
 }
 
 async fn client(server: &Server, watchdog: Duration) -> LockClient {
-    let client = server.client_with(|builder| builder.watchdog_timeout(watchdog)).await;
-    client.reentrant_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    let client = server
+        .client_with(|builder| builder.watchdog_timeout(watchdog))
+        .await;
+    client
+        .reentrant_lock("warm")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
     client
 }
 
@@ -36,7 +47,7 @@ async fn hold(client: &LockClient, name: &str) -> LockGuard {
     client.reentrant_lock(name).unwrap().lock().await.unwrap()
 }
 
-/// Acquires many locks at once, as one owner.
+/// Acquires `count` locks concurrently, as one owner.
 async fn hold_many(client: &LockClient, count: usize) -> Vec<LockGuard> {
     let owner = client.owner("many").unwrap();
     let take = |n| {
@@ -46,17 +57,23 @@ async fn hold_many(client: &LockClient, count: usize) -> Vec<LockGuard> {
             loop {
                 match lock.try_lock_with(options.clone()).await {
                     Ok(guard) => break guard.expect("a free lock"),
-                    // of a short watchdog timeout the command timeout is a part
+                    // with a short watchdog timeout, the command timeout is short as well
                     Err(error) => assert!(came_too_late(&error), "{error}"),
                 }
             }
         })
     };
-    // all at once would ask of a server that shares two cores with ten tests to answer all within one command timeout
-    stream::iter(0..count).map(take).buffered(200).map(Result::unwrap).collect().await
+    // without this limit, a server that shares two cores with ten tests would have to reply to all
+    // of them within one command timeout
+    stream::iter(0..count)
+        .map(take)
+        .buffered(200)
+        .map(Result::unwrap)
+        .collect()
+        .await
 }
 
-/// Lets time pass: the scenario is its passing, not the waiting for something.
+/// Lets time pass, for scenarios that consist of elapsed time instead of an event.
 async fn pass(time: Duration) {
     tokio::time::sleep(time).await;
 }
@@ -68,7 +85,7 @@ fn reason(error: &Error) -> LossReason {
     }
 }
 
-/// How long threads of this process and the server were not run although they should have been, at worst.
+/// Measures the longest time for which threads of this process or the server were not scheduled.
 struct Canary(Arc<AtomicU64>, Arc<AtomicBool>);
 
 impl Canary {
@@ -112,12 +129,16 @@ async fn a_hold_is_watchdog_timeout_its_lease() {
     }
     let renewals = server.script_count() - before;
     assert!(least > 1200, "the TTL fell to {least} ms of 3000");
-    assert!((6..=11).contains(&renewals), "{renewals} renewals in nine thirds");
+    assert!(
+        (6..=11).contains(&renewals),
+        "{renewals} renewals in nine thirds"
+    );
     guard.unlock().await.unwrap();
 }
 
+/// One bad record does not cost a thousand others their renewal.
 #[tokio::test]
-async fn r10_one_bad_record_does_not_cost_a_thousand_others_their_renewal() {
+async fn r10_one_bad_record_costs_a_thousand_others_no_renewal() {
     let server = Server::start();
     let watchdog = ms(4500);
     let client = client(&server, watchdog).await;
@@ -130,7 +151,11 @@ async fn r10_one_bad_record_does_not_cost_a_thousand_others_their_renewal() {
     assert_eq!(lost, [500, 502]);
     assert_eq!(reason(&guards[500].lost().await), LossReason::TakenOver);
     assert_eq!(reason(&guards[502].lost().await), LossReason::RecordMissing);
-    assert!((0..1000).filter(|n| !lost.contains(n)).all(|n| server.pttl(&format!("many:{n}")) > 0));
+    assert!(
+        (0..1000)
+            .filter(|n| !lost.contains(n))
+            .all(|n| server.pttl(&format!("many:{n}")) > 0)
+    );
 }
 
 #[tokio::test]
@@ -140,7 +165,10 @@ async fn r11_p12_after_a_failed_tick_the_next_one_renews() {
     let guard = hold(&client, "l").await;
     // writes stall past the first tick and its timeout
     server.call(&["CLIENT", "PAUSE", "2200", "WRITE"]);
-    eventually("a failed renewal and a later one", || async { server.pttl("l") < 1500 }).await;
+    eventually("a failed renewal and a later one", || async {
+        server.pttl("l") < 1500
+    })
+    .await;
     eventually("renewed", || async { server.pttl("l") > 2000 }).await;
     assert!(!guard.is_lost());
     guard.unlock().await.unwrap();
@@ -153,9 +181,12 @@ async fn r28_a_busy_server_does_not_end_the_watchdog() {
     let guard = hold(&client, "l").await;
     let mut wire = server.wire();
     wire.send(&["EVAL", "while true do end", "0"]).unwrap();
-    // past the first tick, which is answered BUSY
+    // past the first tick, which gets a BUSY reply
     pass(ms(2600)).await;
-    eventually("the loop is killed", || async { !server.call(&["SCRIPT", "KILL"]).is_error() }).await;
+    eventually("the loop is killed", || async {
+        !server.call(&["SCRIPT", "KILL"]).is_error()
+    })
+    .await;
     wire.read().unwrap();
     eventually("renewed", || async { server.pttl("l") > 5000 }).await;
     pass(ms(5000)).await;
@@ -205,7 +236,7 @@ async fn r26_short_watchdog_timeouts_lose_nothing_under_load() {
     for timeout in [200, 300, 1000] {
         let client = client(&server, ms(timeout)).await;
         let busy = client.clone();
-        // traffic beside it
+        // concurrent traffic
         let traffic = tokio::spawn(async move {
             loop {
                 hold(&busy, "busy").await.unlock().await.unwrap();
@@ -216,7 +247,8 @@ async fn r26_short_watchdog_timeouts_lose_nothing_under_load() {
         let (_, guards, traffic) = held.last().unwrap();
         traffic.abort();
         let lost = guards.iter().filter(|guard| guard.is_lost()).count();
-        // a machine that does not run us for a third of the timeout is no fault of the watchdog's
+        // a loss is not the watchdog's fault if the machine stalls for more than a quarter of the
+        // timeout
         assert!(
             lost == 0 || canary.worst() > ms(timeout / 4),
             "{timeout} ms: {lost} lost; threads and the server ran late by {:?} at most",
@@ -227,7 +259,7 @@ async fn r26_short_watchdog_timeouts_lose_nothing_under_load() {
     }
 }
 
-/// Runs a hold in a runtime whose workers then all sleep; the record must live on.
+/// Blocks all workers of the runtime that holds a lock: the record must be renewed nevertheless.
 fn hold_in_blocked_runtime(runtime: &tokio::runtime::Runtime, workers: usize) {
     let server = Server::start();
     let watchdog = ms(1200);
@@ -237,7 +269,7 @@ fn hold_in_blocked_runtime(runtime: &tokio::runtime::Runtime, workers: usize) {
     }
     let start = Instant::now();
     let mut least = i64::MAX;
-    // a current-thread runtime without workers is blocked as it is: nobody is in block_on
+    // a current-thread runtime has no workers, and is blocked outside of `block_on`
     while start.elapsed() < 3 * watchdog {
         least = least.min(server.pttl("l"));
         assert!(!guard.is_lost());
@@ -250,33 +282,50 @@ fn hold_in_blocked_runtime(runtime: &tokio::runtime::Runtime, workers: usize) {
 
 #[test]
 fn r27_f3_blocked_workers_do_not_stop_renewals() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
     hold_in_blocked_runtime(&runtime, 2);
 }
 
+/// A blocked current-thread runtime does not stop renewals.
 #[test]
-fn r27_f3_a_blocked_current_thread_runtime_does_not_stop_renewals() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+fn r27_f3_a_blocked_current_thread_runtime_stops_no_renewals() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     hold_in_blocked_runtime(&runtime, 0);
 }
 
+/// When the runtime that reads the replies is blocked, nothing is lost.
 #[test]
-fn r27_f3_p11_when_the_runtime_that_reads_answers_is_blocked_nothing_is_lost() {
+fn r27_f3_p11_a_blocked_reply_reading_runtime_loses_nothing() {
     let server = Server::start();
     let watchdog = ms(600);
-    // the client was made here, so its answers are read here
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let connect = server.client_with(|builder| builder.watchdog_timeout(watchdog).poll_cap(ms(100)));
+    // the client was made on this runtime, so its replies are read there
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let connect =
+        server.client_with(|builder| builder.watchdog_timeout(watchdog).poll_cap(ms(100)));
     let client = runtime.block_on(connect);
     let other = runtime.block_on(server.client());
     let guard = runtime.block_on(hold(&client, "l"));
     for _ in 0..2 {
         let blocked = runtime.spawn(async move { std::thread::sleep(2 * watchdog) });
-        let own = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let own = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         own.block_on(async {
             let lock = other.reentrant_lock("l").unwrap();
             assert!(lock.try_lock_for(watchdog).await.unwrap().is_none());
-            // whoever asks elsewhere is answered, too
+            // calls from another runtime get their replies, too
             hold(&client, "m").await.unlock().await.unwrap();
         });
         runtime.block_on(blocked).unwrap();
@@ -303,7 +352,7 @@ async fn r08_partial_release_keeps_the_renewal() {
 #[tokio::test]
 async fn r13_r22_nothing_is_renewed_after_the_release_or_the_loss() {
     let server = Server::start();
-    // an answer has a third of it: longer than this process is held up where the machine is busy
+    // the command timeout is a third of it: longer than this process stalls on a busy machine
     let watchdog = ms(4_500);
     let client = client(&server, watchdog).await;
     for _ in 0..20 {
@@ -337,7 +386,11 @@ async fn r09_holds_that_end_while_a_batch_is_under_way_harm_nobody() {
                 let _ = guard.unlock().await;
             }
         }
-        assert!(!kept.is_lost() || canary.worst() > watchdog / 4, "threads ran late by {:?}", canary.worst());
+        assert!(
+            !kept.is_lost() || canary.worst() > watchdog / 4,
+            "threads ran late by {:?}",
+            canary.worst()
+        );
     }
     client.idle().await;
     drop(kept);
@@ -353,7 +406,8 @@ async fn f40_1200_holds_cost_three_or_four_scripts_a_tick() {
     let start = Instant::now();
     let guards = hold_many(&client, 1200).await;
     let acquired = start.elapsed();
-    // the server knows the script: several batches are under way at once, and each would find out
+    // the server must know the script: otherwise each of several batches in flight would be sent
+    // twice
     guards[0].extend(ms(10)).await.unwrap();
     // from just before the first tick to just before the third
     tokio::time::sleep_until((start + watchdog / 3 - ms(250)).into()).await;
@@ -363,7 +417,8 @@ async fn f40_1200_holds_cost_three_or_four_scripts_a_tick() {
     println!("1200 holds, acquired within {acquired:?}: {calls} scripts in two ticks");
     assert!(guards.iter().all(|guard| !guard.is_lost()));
     assert!(calls >= 6, "{calls}: not renewed?");
-    // a pass may have come in the middle of the acquires: then they are renewed in two groups, one batch more
+    // a watchdog pass during the acquires splits the holds into two groups, which costs one more
+    // batch
     assert!(calls <= 8 || acquired > watchdog / 30, "{calls}");
 }
 
@@ -371,12 +426,18 @@ async fn f40_1200_holds_cost_three_or_four_scripts_a_tick() {
 async fn r06_f40_20000_holds_are_renewed_within_a_third_of_the_lease() {
     let server = Server::start();
     let watchdog = ms(18_000);
-    // what is asked together is answered within that, also where the machine is busy
-    let client = server.client_with(|builder| builder.watchdog_timeout(watchdog).command_timeout(watchdog / 3)).await;
+    // requests that are sent together get their replies within this time, even on a busy machine
+    let client = server
+        .client_with(|builder| {
+            builder
+                .watchdog_timeout(watchdog)
+                .command_timeout(watchdog / 3)
+        })
+        .await;
     let start = Instant::now();
     let guards = hold_many(&client, 20_000).await;
     let acquired = start.elapsed();
-    // every hold has been renewed once: what it has left goes up again
+    // every hold has been renewed once: its remaining time rises again
     within(watchdog, "one round", || {
         let fresh = guards.iter().all(|guard| guard.remaining() > ms(100));
         let renewed = start.elapsed() > acquired + watchdog / 3 + ms(500);
@@ -400,7 +461,11 @@ async fn a_lease_is_never_renewed() {
     let client = client(&server, ms(300)).await;
     let lock = client.reentrant_lock("l").unwrap();
     let start = Instant::now();
-    let guard = lock.try_lock_with(AcquireOptions::new().lease(ms(1000))).await.unwrap().unwrap();
+    let guard = lock
+        .try_lock_with(AcquireOptions::new().lease(ms(1000)))
+        .await
+        .unwrap()
+        .unwrap();
     let before = server.script_count();
     let mut last = i64::MAX;
     while !guard.is_lost() {
@@ -413,13 +478,23 @@ async fn a_lease_is_never_renewed() {
     assert!(lost >= ms(900) && lost < ms(4000), "{lost:?}");
     eventually("the record ends", || async { !server.exists("l") }).await;
     assert!(start.elapsed() >= lost);
-    // one at most: the client removes what it does not count on any more
-    assert!(server.script_count() <= before + 1, "{}", server.script_count() - before);
-    assert!(matches!(guard.unlock().await, Err(Error::Lost { reason: LossReason::LeaseExpired, .. })));
+    // at most one script: the client deletes the record of a lost hold
+    assert!(
+        server.script_count() <= before + 1,
+        "{}",
+        server.script_count() - before
+    );
+    assert!(matches!(
+        guard.unlock().await,
+        Err(Error::Lost {
+            reason: LossReason::LeaseExpired,
+            ..
+        })
+    ));
 }
 
-/// Holds `rounds` locks by `holder`, lets something end them all, and checks at each moment that `next` gets one of
-/// them that its holder knows already.
+/// Ends all holds by `end_them`, and checks that each guard is already lost when `next` acquires
+/// its lock.
 async fn nobody_acquires_before_the_loss_is_known(
     guards: Vec<LockGuard>,
     next: &LockClient,
@@ -432,7 +507,8 @@ async fn nobody_acquires_before_the_loss_is_known(
             let lock = next.reentrant_lock(guard.name()).unwrap();
             tokio::spawn(async move {
                 let theirs = lock.lock().await.unwrap();
-                // no await since the answer was there
+                // no await since the reply arrived, so the guard could not learn of its loss after
+                // it
                 let known = guard.is_lost() && guard.remaining().is_zero();
                 guard.lost().await;
                 theirs.unlock().await.unwrap();
@@ -448,22 +524,31 @@ async fn nobody_acquires_before_the_loss_is_known(
         }
         late
     };
-    let late = tokio::time::timeout(limit, all).await.expect("the next holders");
+    let late = tokio::time::timeout(limit, all)
+        .await
+        .expect("the next holders");
     assert_eq!(late, 0, "acquired by another client before its holder knew");
 }
 
+/// The end of a lease is known before any other client can acquire.
 #[tokio::test]
-async fn r27_the_end_of_a_lease_is_known_before_anybody_else_can_acquire() {
+async fn r27_a_lease_end_is_known_before_another_client_can_acquire() {
     let server = Server::start();
-    let (a, b) = (client(&server, ms(3000)).await, server.client_with(|builder| builder.poll_cap(ms(50))).await);
+    let (a, b) = (
+        client(&server, ms(3000)).await,
+        server.client_with(|builder| builder.poll_cap(ms(50))).await,
+    );
     let mut held = 0;
     for _ in 0..5 {
         let mut guards = Vec::new();
         for n in 0..20 {
             let lock = a.reentrant_lock(format!("l{n}")).unwrap();
-            match lock.try_lock_with(AcquireOptions::new().lease(ms(200 + n))).await {
+            match lock
+                .try_lock_with(AcquireOptions::new().lease(ms(200 + n)))
+                .await
+            {
                 Ok(guard) => guards.extend(guard),
-                // of so short a lease the reply may come when it is over
+                // with so short a lease, the reply may arrive after its end
                 Err(error) => assert!(came_too_late(&error), "{error}"),
             }
         }
@@ -473,10 +558,15 @@ async fn r27_the_end_of_a_lease_is_known_before_anybody_else_can_acquire() {
     assert!(held >= 50, "{held}");
 }
 
+/// When the server hangs past the lease, the holder knows of its loss before any other client can
+/// acquire.
 #[tokio::test]
-async fn f6_a_server_that_hangs_past_the_lease_is_survived_by_the_truth() {
+async fn f6_a_hang_past_the_lease_is_known_before_the_next_acquire() {
     let server = Server::start();
-    let (a, b) = (client(&server, ms(900)).await, server.client_with(|builder| builder.poll_cap(ms(50))).await);
+    let (a, b) = (
+        client(&server, ms(900)).await,
+        server.client_with(|builder| builder.poll_cap(ms(50))).await,
+    );
     for _ in 0..3 {
         let guards = hold_many(&a, 20).await;
         let hang = || {
@@ -504,19 +594,29 @@ async fn f6_a_server_that_hangs_for_less_than_the_lease_costs_nothing() {
     }
 }
 
+/// Renewals that are forbidden end in a loss that is known in time.
 #[tokio::test]
-async fn f28_renewals_that_are_forbidden_end_in_a_loss_that_is_known_in_time() {
+async fn f28_forbidden_renewals_end_in_a_loss_that_is_known_in_time() {
     let server = Server::start_real();
     let rights = |rights: &[&str]| {
-        let reply = server.call(&[&["ACL", "SETUSER", "u", "on", ">p", "~*", "allchannels"], rights].concat());
+        let reply = server.call(
+            &[
+                &["ACL", "SETUSER", "u", "on", ">p", "~*", "allchannels"],
+                rights,
+            ]
+            .concat(),
+        );
         assert!(!reply.is_error(), "{reply:?}");
     };
     rights(&["+@all"]);
-    // two hundred acquires at once are answered within a third of it, also where the machine is busy
+    // a third of it is enough for the replies to 200 concurrent acquires, even on a busy machine
     let builder = LockClient::builder().watchdog_timeout(ms(6_000));
-    let a = builder.connect(format!("redis://u:p@{}", server.addr())).await.unwrap();
+    let a = builder
+        .connect(format!("redis://u:p@{}", server.addr()))
+        .await
+        .unwrap();
     let b = server.client_with(|builder| builder.poll_cap(ms(50))).await;
-    // the request as a whole; then what its script does for each lock
+    // denies the request as a whole, then the script's command for each lock
     for forbidden in [&["-evalsha", "-eval"][..], &["-pexpire"]].repeat(2) {
         rights(&["+@all"]);
         let guards = hold_many(&a, 200).await;
@@ -524,18 +624,39 @@ async fn f28_renewals_that_are_forbidden_end_in_a_loss_that_is_known_in_time() {
     }
 }
 
+/// A record that is gone or taken is reported within a tick.
 #[tokio::test]
-async fn r17_f16_f17_a_record_that_is_gone_or_taken_is_reported_within_a_tick() {
+async fn r17_f16_f17_a_gone_or_taken_record_is_reported_within_a_tick() {
     let server = Server::start();
     let watchdog = ms(900);
     let client = client(&server, watchdog).await;
     type Harm = fn(&Server);
     let harms: [(&str, Harm, LossReason); 5] = [
-        ("DEL", |server| drop(server.call(&["DEL", "l"])), LossReason::RecordMissing),
-        ("FLUSHALL", |server| drop(server.call(&["FLUSHALL"])), LossReason::RecordMissing),
-        ("taken over", |server| drop(ByHand::hold(server, "l", MINUTE)), LossReason::TakenOver),
-        ("a string", |server| drop(server.call(&["SET", "l", "x"])), LossReason::TakenOver),
-        ("shortened", |server| drop(server.call(&["PEXPIRE", "l", "1"])), LossReason::RecordMissing),
+        (
+            "DEL",
+            |server| drop(server.call(&["DEL", "l"])),
+            LossReason::RecordMissing,
+        ),
+        (
+            "FLUSHALL",
+            |server| drop(server.call(&["FLUSHALL"])),
+            LossReason::RecordMissing,
+        ),
+        (
+            "taken over",
+            |server| drop(ByHand::hold(server, "l", MINUTE)),
+            LossReason::TakenOver,
+        ),
+        (
+            "a string",
+            |server| drop(server.call(&["SET", "l", "x"])),
+            LossReason::TakenOver,
+        ),
+        (
+            "shortened",
+            |server| drop(server.call(&["PEXPIRE", "l", "1"])),
+            LossReason::RecordMissing,
+        ),
     ];
     for (what, harm, wanted) in harms {
         let guard = hold(&client, "l").await;
@@ -543,8 +664,13 @@ async fn r17_f16_f17_a_record_that_is_gone_or_taken_is_reported_within_a_tick() 
         let start = Instant::now();
         assert_eq!(reason(&guard.lost().await), wanted, "{what}");
         let took = start.elapsed();
-        assert!(took < watchdog / 3 + watchdog / 3 + ms(1000), "{what}: {took:?}");
-        let Err(error) = guard.unlock().await else { panic!("{what}: released") };
+        assert!(
+            took < watchdog / 3 + watchdog / 3 + ms(1000),
+            "{what}: {took:?}"
+        );
+        let Err(error) = guard.unlock().await else {
+            panic!("{what}: released")
+        };
         assert_eq!(reason(&error), wanted, "{what}");
         server.call(&["DEL", "l"]);
     }
@@ -565,12 +691,13 @@ async fn a_record_without_a_ttl_stays_held_and_is_released() {
     assert!(!server.exists("l"));
 }
 
+/// The remaining time only falls between renewals, and is never more than the server gives.
 #[tokio::test]
-async fn s2_n7_what_remains_only_falls_between_renewals_and_is_never_more_than_the_server_gives() {
+async fn s2_n7_the_time_left_falls_between_renewals_within_the_ttl() {
     let server = &Server::start();
-    // a third of it is more than this process is held up where the machine is busy, also beside what is late
+    // a third of it exceeds the delays of this process on a busy machine plus the late replies
     let watchdog = ms(4_800);
-    // at once; then so late that whoever counts from the answer counts too much
+    // prompt replies, then replies so late that a lease counted from the reply would be too long
     let looks = [None, Some(watchdog / 4)].map(|late| async move {
         let proxy = Proxy::start(server);
         let builder = LockClient::builder().watchdog_timeout(watchdog);
@@ -587,15 +714,22 @@ async fn s2_n7_what_remains_only_falls_between_renewals_and_is_never_more_than_t
             let before = wire.call(&["PTTL", &name]).unwrap().int();
             let (asked, remaining) = (Instant::now(), guard.remaining());
             let after = wire.call(&["PTTL", &name]).unwrap().int();
-            // a renewal may have come in between: the truth at that moment is no more than either
+            // a renewal may have come in between, so the true TTL at that moment is at most the
+            // larger of the two
             let truth = before.max(after + asked.elapsed().as_millis() as i64 + 1);
-            assert!(remaining.as_millis() as i64 <= truth, "{late:?}: {remaining:?} where the server gives {truth} ms");
+            assert!(
+                remaining.as_millis() as i64 <= truth,
+                "{late:?}: {remaining:?} where the server gives {truth} ms"
+            );
             assert!(remaining <= watchdog);
             rises += u32::from(remaining > last);
             last = remaining;
             pass(ms(1)).await;
         }
-        assert!((6..=14).contains(&rises), "{late:?}: rose {rises} times in twelve thirds");
+        assert!(
+            (6..=14).contains(&rises),
+            "{late:?}: rose {rises} times in twelve thirds"
+        );
         proxy.pass();
         guard.unlock().await.unwrap();
     });
@@ -611,7 +745,7 @@ async fn a_renewal_never_shortens_an_extension() {
     guard.extend(MINUTE).await.unwrap();
     pass(4 * watchdog).await;
     assert!(server.pttl("l") > 55_000 && guard.remaining() > ms(55_000));
-    // nor does one by hand
+    // a PEXPIRE by hand is not shortened either
     server.call(&["PEXPIRE", "l", "600000"]);
     pass(2 * watchdog).await;
     assert!(server.pttl("l") > 590_000);
@@ -625,16 +759,22 @@ async fn a_loss_is_final_even_if_an_extension_is_confirmed_late() {
         let server = Server::start();
         let client = server.client().await;
         let lock = client.reentrant_lock("l").unwrap();
-        let guard = lock.try_lock_with(AcquireOptions::new().lease(ms(300))).await.unwrap().unwrap();
-        // so that the server still has it when it answers
+        let guard = lock
+            .try_lock_with(AcquireOptions::new().lease(ms(300)))
+            .await
+            .unwrap()
+            .unwrap();
+        // the record must still exist when the server resumes
         server.call(&["PEXPIRE", "l", "60000"]);
         server.stop();
         let owner = guard.owner();
         let mut extension = pin!(lock.extend(&owner, 10 * MINUTE));
-        let pending = std::future::poll_fn(|cx| std::task::Poll::Ready(extension.as_mut().poll(cx).is_pending()));
+        let pending = std::future::poll_fn(|cx| {
+            std::task::Poll::Ready(extension.as_mut().poll(cx).is_pending())
+        });
         assert!(pending.await);
         assert_eq!(reason(&guard.lost().await), LossReason::LeaseExpired);
-        // the user lets go of what is lost; the answer comes after that
+        // the guard is dropped or unlocked before the reply to the extension arrives
         if unlock {
             assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
         } else {
@@ -642,7 +782,7 @@ async fn a_loss_is_final_even_if_an_extension_is_confirmed_late() {
         }
         server.cont();
         let _ = extension.await;
-        // nobody has it: it must not live on for the ten minutes
+        // no guard is left, so the record must not live for the extended 10 minutes
         eventually("released", || async { !server.exists("l") }).await;
         client.idle().await;
         assert_eq!(client.stats().holds, 0);
@@ -654,18 +794,23 @@ async fn a_guard_that_was_lost_once_stays_lost() {
     let server = Server::start();
     let client = server.client().await;
     let lock = client.reentrant_lock("l").unwrap();
-    let guard = lock.try_lock_with(AcquireOptions::new().lease(ms(300))).await.unwrap().unwrap();
+    let guard = lock
+        .try_lock_with(AcquireOptions::new().lease(ms(300)))
+        .await
+        .unwrap()
+        .unwrap();
     server.call(&["PEXPIRE", "l", "60000"]);
     server.stop();
     let owner = guard.owner();
     let mut extension = pin!(lock.extend(&owner, 10 * MINUTE));
-    let pending = std::future::poll_fn(|cx| std::task::Poll::Ready(extension.as_mut().poll(cx).is_pending()));
+    let pending =
+        std::future::poll_fn(|cx| std::task::Poll::Ready(extension.as_mut().poll(cx).is_pending()));
     assert!(pending.await);
     guard.lost().await;
     server.cont();
     assert!(extension.await.is_err(), "extended what was reported lost");
     assert!(guard.is_lost());
-    // nor does a re-entry revive it
+    // a re-entry does not revive it either
     let again = lock.lock().await;
     assert!(guard.is_lost());
     drop((again, guard));

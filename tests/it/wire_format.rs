@@ -1,4 +1,4 @@
-//! What Redisson sees of nestlock, and nestlock of Redisson: keys, fields, numbers, messages.
+//! Compatibility with Redisson in both directions: keys, fields, numbers, messages.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::support::{
 const LOCK: &str = "orders:7";
 const CHANNEL: &str = "redisson_lock__channel:{orders:7}";
 
-/// Another process with Redisson: the rows of its tables, as plain commands.
+/// A Redisson process, as the plain commands of its scripts.
 struct Redisson {
     wire: Wire,
     field: String,
@@ -21,14 +21,28 @@ struct Redisson {
 
 impl Redisson {
     fn new(server: &Server) -> Self {
-        Self { wire: server.wire(), field: "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:71".into() }
+        Self {
+            wire: server.wire(),
+            field: "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:71".into(),
+        }
     }
 
-    /// Free or its own: one more, and the TTL anew. Held by somebody else: `Some(PTTL)`.
+    /// Acquires if the lock is free or its own, and renews the TTL. Returns the PTTL if another
+    /// owner holds it.
     fn acquire(&mut self, lock: &str, lease: &str) -> Option<i64> {
         let free = self.wire.call(&["EXISTS", lock]).unwrap().int() == 0;
-        if free || self.wire.call(&["HEXISTS", lock, &self.field]).unwrap().int() == 1 {
-            let count = self.wire.call(&["HINCRBY", lock, &self.field, "1"]).unwrap();
+        if free
+            || self
+                .wire
+                .call(&["HEXISTS", lock, &self.field])
+                .unwrap()
+                .int()
+                == 1
+        {
+            let count = self
+                .wire
+                .call(&["HINCRBY", lock, &self.field, "1"])
+                .unwrap();
             assert!(count.int() >= 1, "{count:?}");
             assert_eq!(self.wire.call(&["PEXPIRE", lock, lease]).unwrap().int(), 1);
             return None;
@@ -36,12 +50,25 @@ impl Redisson {
         Some(self.wire.call(&["PTTL", lock]).unwrap().int())
     }
 
-    /// `None`: not its own. `Some(false)`: still held.
+    /// Releases once. Returns `None` if it is not the owner, and `Some(false)` if it still holds
+    /// the lock.
     fn release(&mut self, lock: &str, channel: &str) -> Option<bool> {
-        if self.wire.call(&["HEXISTS", lock, &self.field]).unwrap().int() == 0 {
+        if self
+            .wire
+            .call(&["HEXISTS", lock, &self.field])
+            .unwrap()
+            .int()
+            == 0
+        {
             return None;
         }
-        if self.wire.call(&["HINCRBY", lock, &self.field, "-1"]).unwrap().int() > 0 {
+        if self
+            .wire
+            .call(&["HINCRBY", lock, &self.field, "-1"])
+            .unwrap()
+            .int()
+            > 0
+        {
             self.wire.call(&["PEXPIRE", lock, "30000"]).unwrap();
             return Some(false);
         }
@@ -63,13 +90,16 @@ fn keys(server: &Server) -> Vec<String> {
     server.dump().into_iter().map(|(key, ..)| key).collect()
 }
 
-/// A client that looks for itself so rarely that only a message can wake its waiters in a test's time.
+/// Returns a client with such a long poll interval that only a message wakes its waiters.
 async fn deaf_client(server: &Server) -> LockClient {
-    server.client_with(|builder| builder.poll_cap(Duration::from_secs(600))).await
+    server
+        .client_with(|builder| builder.poll_cap(Duration::from_secs(600)))
+        .await
 }
 
+/// The record is Redisson's byte for byte, and there is no other key next to it.
 #[tokio::test]
-async fn r35_r111_the_record_is_redissons_byte_for_byte_and_nothing_stands_beside_it() {
+async fn r35_r111_the_record_is_redissons_byte_for_byte_and_alone() {
     let server = Server::start();
     let client = server.client().await;
     let lock = client.reentrant_lock(LOCK).unwrap();
@@ -79,21 +109,40 @@ async fn r35_r111_the_record_is_redissons_byte_for_byte_and_nothing_stands_besid
         let owner = guards[0].owner().to_string();
         assert_eq!(server.call(&["TYPE", LOCK]).text(), "hash");
         let record = server.call(&["HGETALL", LOCK]);
-        assert_eq!(record.list(), [Reply::Text(owner.clone()), Reply::Text(holds.to_string())]);
+        assert_eq!(
+            record.list(),
+            [Reply::Text(owner.clone()), Reply::Text(holds.to_string())]
+        );
         let (uuid, task) = owner.split_at(36);
         let hyphens: Vec<usize> = uuid.match_indices('-').map(|(at, _)| at).collect();
         assert_eq!(hyphens, [8, 13, 18, 23], "{owner}");
-        assert!(uuid.bytes().all(|byte| byte == b'-' || byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)));
+        assert!(
+            uuid.bytes()
+                .all(|byte| byte == b'-' || byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+        );
         assert!(task.starts_with(':') && task.len() > 1, "{owner}");
         let ttl = server.pttl(LOCK);
-        assert!((25_000..=30_000).contains(&ttl), "the lease of Redisson's watchdog, not {ttl}");
+        assert!(
+            (25_000..=30_000).contains(&ttl),
+            "the lease of Redisson's watchdog, not {ttl}"
+        );
         assert_eq!(keys(&server), [LOCK], "nothing else in the keyspace");
-        // Redisson can count on it
-        assert_eq!(server.call(&["HINCRBY", LOCK, &owner, "0"]), Reply::Int(holds));
+        // Redisson can do arithmetic on the hold count
+        assert_eq!(
+            server.call(&["HINCRBY", LOCK, &owner, "0"]),
+            Reply::Int(holds)
+        );
     }
     while let Some(guard) = guards.pop() {
         guard.unlock().await.unwrap();
-        assert_eq!(keys(&server), if guards.is_empty() { &[] as &[&str] } else { &[LOCK] });
+        assert_eq!(
+            keys(&server),
+            if guards.is_empty() {
+                &[] as &[&str]
+            } else {
+                &[LOCK]
+            }
+        );
     }
 }
 
@@ -102,7 +151,9 @@ async fn a_spawned_task_is_a_decimal_number_as_a_java_thread_is() {
     let server = Server::start();
     let client = server.client().await;
     let lock = client.reentrant_lock(LOCK).unwrap();
-    let owner = tokio::spawn(async move { lock.lock().await.unwrap().forget() }).await.unwrap();
+    let owner = tokio::spawn(async move { lock.lock().await.unwrap().forget() })
+        .await
+        .unwrap();
     let task = owner.as_str().split_once(':').unwrap().1;
     assert!(task.parse::<i64>().is_ok(), "{owner}");
     assert_eq!(server.record(LOCK), [(owner.to_string(), 1)]);
@@ -117,7 +168,7 @@ async fn a_given_lease_is_the_ttl_in_milliseconds() {
     let guard = lock.try_lock_with(options).await.unwrap().unwrap();
     let ttl = server.pttl(LOCK);
     assert!((7_190_000..=7_200_000).contains(&ttl), "{ttl}");
-    // the last release tells it all, the ones before say nothing
+    // only the last release publishes a message
     let mut ears = server.wire();
     ears.call(&["PSUBSCRIBE", "*"]).unwrap();
     let inner = lock.lock().await.unwrap();
@@ -125,7 +176,10 @@ async fn a_given_lease_is_the_ttl_in_milliseconds() {
     guard.unlock().await.unwrap();
     server.call(&["PUBLISH", "end", "end"]);
     let said = ears.read().unwrap();
-    assert_eq!(said.list()[2..], [Reply::Text(CHANNEL.into()), Reply::Text("0".into())]);
+    assert_eq!(
+        said.list()[2..],
+        [Reply::Text(CHANNEL.into()), Reply::Text("0".into())]
+    );
     assert_eq!(ears.read().unwrap().list()[2].text(), "end");
 }
 
@@ -140,8 +194,19 @@ async fn names_with_braces_keep_them_in_the_channel() {
         ("{tag}:a", "redisson_lock__channel:{tag}:a"),
         ("a:{tag}", "redisson_lock__channel:a:{tag}"),
     ] {
-        client.reentrant_lock(name).unwrap().lock().await.unwrap().unlock().await.unwrap();
-        assert_eq!(ears.read().unwrap().list()[2..], [Reply::Text(channel.into()), Reply::Text("0".into())]);
+        client
+            .reentrant_lock(name)
+            .unwrap()
+            .lock()
+            .await
+            .unwrap()
+            .unlock()
+            .await
+            .unwrap();
+        assert_eq!(
+            ears.read().unwrap().list()[2..],
+            [Reply::Text(channel.into()), Reply::Text("0".into())]
+        );
     }
 }
 
@@ -155,7 +220,11 @@ async fn a_redisson_peer_and_nestlock_exclude_each_other() {
     let guard = lock.lock().await.unwrap();
     let ttl = peer.acquire(LOCK, "30000").expect("nestlock holds it");
     assert!(ttl > 25_000, "{ttl}: Redisson waits that long");
-    assert_eq!(peer.release(LOCK, CHANNEL), None, "Redisson cannot release what it does not hold");
+    assert_eq!(
+        peer.release(LOCK, CHANNEL),
+        None,
+        "Redisson cannot release what it does not hold"
+    );
     guard.unlock().await.unwrap();
 
     for _ in 0..2 {
@@ -169,7 +238,13 @@ async fn a_redisson_peer_and_nestlock_exclude_each_other() {
     assert_eq!(peer.release(LOCK, CHANNEL), Some(false));
     assert!(lock.try_lock().await.unwrap().is_none());
     assert_eq!(peer.release(LOCK, CHANNEL), Some(true));
-    lock.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    lock.try_lock()
+        .await
+        .unwrap()
+        .expect("free")
+        .unlock()
+        .await
+        .unwrap();
     assert_eq!(keys(&server), [] as [&str; 0]);
 }
 
@@ -181,20 +256,28 @@ async fn a_redisson_peer_wakes_a_waiter_of_nestlock() {
     for force in [false, true] {
         assert_eq!(peer.acquire(LOCK, "600000"), None);
         let lock = client.reentrant_lock(LOCK).unwrap();
-        let waiter = tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() });
-        eventually("a subscription", || async { server.channels() == [CHANNEL] }).await;
+        let waiter =
+            tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() });
+        eventually("a subscription", || async {
+            server.channels() == [CHANNEL]
+        })
+        .await;
         if force {
             assert!(peer.force_release(LOCK, CHANNEL));
         } else {
             assert_eq!(peer.release(LOCK, CHANNEL), Some(true));
         }
-        tokio::time::timeout(Duration::from_secs(60), waiter).await.expect("woken by the message").unwrap();
+        tokio::time::timeout(Duration::from_secs(60), waiter)
+            .await
+            .expect("woken by the message")
+            .unwrap();
     }
     assert!(!server.exists(LOCK));
 }
 
+/// A Redisson peer hears of the release and of the force unlock of nestlock.
 #[tokio::test]
-async fn a_redisson_peer_hears_the_release_and_the_force_unlock_of_nestlock() {
+async fn a_redisson_peer_hears_nestlocks_release_and_force_unlock() {
     let server = Server::start();
     let client = server.client().await;
     let lock = client.reentrant_lock(LOCK).unwrap();
@@ -202,7 +285,10 @@ async fn a_redisson_peer_hears_the_release_and_the_force_unlock_of_nestlock() {
     ears.call(&["SUBSCRIBE", CHANNEL]).unwrap();
     let mut hears = || {
         let message = ears.read().unwrap();
-        assert_eq!(message.list()[1..], [Reply::Text(CHANNEL.into()), Reply::Text("0".into())]);
+        assert_eq!(
+            message.list()[1..],
+            [Reply::Text(CHANNEL.into()), Reply::Text("0".into())]
+        );
     };
     lock.lock().await.unwrap().unlock().await.unwrap();
     hears();
@@ -212,14 +298,18 @@ async fn a_redisson_peer_hears_the_release_and_the_force_unlock_of_nestlock() {
     assert!(lock.force_unlock().await.unwrap());
     hears();
     drop(guard);
-    // of a Redisson peer's hold as well
+    // also for the hold of a Redisson client
     assert_eq!(Redisson::new(&server).acquire(LOCK, "30000"), None);
     assert!(lock.force_unlock().await.unwrap());
     hears();
     assert!(!lock.force_unlock().await.unwrap());
     client.idle().await;
     server.call(&["PUBLISH", CHANNEL, "end"]);
-    assert_eq!(ears.read().unwrap().list()[2].text(), "end", "nothing was said twice");
+    assert_eq!(
+        ears.read().unwrap().list()[2].text(),
+        "end",
+        "nothing was said twice"
+    );
 }
 
 #[tokio::test]
@@ -231,11 +321,18 @@ async fn a_hold_that_a_redisson_peer_forced_open_is_lost() {
     let mut peer = Redisson::new(&server);
     assert!(peer.force_release(LOCK, CHANNEL));
     assert_eq!(peer.acquire(LOCK, "30000"), None);
-    assert!(matches!(guard.unlock().await, Err(nestlock::Error::Lost { .. })));
-    assert_eq!(server.record(LOCK), [(peer.field, 1)], "the peer's hold is its own");
+    assert!(matches!(
+        guard.unlock().await,
+        Err(nestlock::Error::Lost { .. })
+    ));
+    assert_eq!(
+        server.record(LOCK),
+        [(peer.field, 1)],
+        "the peer's hold is its own"
+    );
 }
 
-/// Everything that clients send, heartbeats aside, until the list is taken.
+/// Records the commands of clients, without heartbeats.
 struct Monitor(Wire);
 
 impl Monitor {
@@ -245,7 +342,7 @@ impl Monitor {
         Self(wire)
     }
 
-    /// The commands of clients since the last call: not those inside scripts.
+    /// Returns the commands of clients since the last call, without those inside scripts.
     fn sent(&mut self, server: &Server) -> Vec<String> {
         server.call(&["ECHO", "end-of-list"]);
         let mut sent = Vec::new();
@@ -262,9 +359,10 @@ impl Monitor {
     }
 }
 
-/// Of every kind; a multi-lock's are its members', unless one request does for all.
+/// Covers every kind. A multi-lock costs the commands of its members, unless one request serves
+/// all.
 #[tokio::test]
-async fn an_uncontended_lock_and_unlock_of_every_kind_are_two_commands() {
+async fn an_uncontended_lock_and_unlock_of_any_kind_are_two_commands() {
     let server = Server::start();
     let client = server.client().await;
     let read_write = client.read_write_lock("read-write").unwrap();
@@ -273,8 +371,11 @@ async fn an_uncontended_lock_and_unlock_of_every_kind_are_two_commands() {
         client.spin_lock("m2").unwrap(),
         client.non_reentrant_lock("m3").unwrap(),
     ];
-    let mixed: [Lock; 3] =
-        [client.reentrant_lock("m4").unwrap(), client.reentrant_lock("m5").unwrap(), client.fenced_lock("m6").unwrap()];
+    let mixed: [Lock; 3] = [
+        client.reentrant_lock("m4").unwrap(),
+        client.reentrant_lock("m5").unwrap(),
+        client.fenced_lock("m6").unwrap(),
+    ];
     let kinds: [(Lock, usize); 10] = [
         (client.reentrant_lock("reentrant").unwrap(), 2),
         (client.fenced_lock("fenced").unwrap(), 2),
@@ -285,19 +386,28 @@ async fn an_uncontended_lock_and_unlock_of_every_kind_are_two_commands() {
         (client.spin_lock("spin").unwrap(), 2),
         (client.non_reentrant_lock("once").unwrap(), 2),
         (client.multi_lock(plain).unwrap(), 2),
-        // two of its releases go together, but over fred's client
-        (client.multi_lock(mixed).unwrap(), if is_over_fred() { 6 } else { 5 }),
+        // two of the three releases share a request, except over fred's client
+        (
+            client.multi_lock(mixed).unwrap(),
+            if is_over_fred() { 6 } else { 5 },
+        ),
     ];
     let mut monitor = Monitor::new(&server);
     for (lock, commands) in kinds {
         lock.lock().await.unwrap().unlock().await.unwrap();
         monitor.sent(&server); // the first time, texts go along
         lock.lock().await.unwrap().unlock().await.unwrap();
-        assert_eq!(monitor.sent(&server), vec!["EVALSHA"; commands], "{}", lock.name());
+        assert_eq!(
+            monitor.sent(&server),
+            vec!["EVALSHA"; commands],
+            "{}",
+            lock.name()
+        );
     }
 }
 
-/// One round trip to acquire, one to release, no subscription, nothing left. R110: by text the first time, by digest from then on.
+/// R110: one round trip to acquire, one to release, no subscription, no keys left. A script is sent
+/// by text the first time, and by digest from then on.
 #[tokio::test]
 async fn r110_an_uncontended_lock_and_unlock_are_two_commands() {
     let server = Server::start();
@@ -305,7 +415,11 @@ async fn r110_an_uncontended_lock_and_unlock_are_two_commands() {
     let lock = client.reentrant_lock(LOCK).unwrap();
     let mut monitor = Monitor::new(&server);
     lock.lock().await.unwrap().unlock().await.unwrap();
-    assert_eq!(monitor.sent(&server), ["EVAL"; 2], "each text goes along once");
+    assert_eq!(
+        monitor.sent(&server),
+        ["EVAL"; 2],
+        "each text goes along once"
+    );
 
     for _ in 0..3 {
         lock.lock().await.unwrap().unlock().await.unwrap();
@@ -313,7 +427,11 @@ async fn r110_an_uncontended_lock_and_unlock_are_two_commands() {
     }
     drop(lock.lock().await.unwrap());
     client.idle().await;
-    assert_eq!(monitor.sent(&server), ["EVALSHA"; 2], "a dropped guard costs the same");
+    assert_eq!(
+        monitor.sent(&server),
+        ["EVALSHA"; 2],
+        "a dropped guard costs the same"
+    );
 
     let outer = lock.lock().await.unwrap();
     monitor.sent(&server);
@@ -325,7 +443,7 @@ async fn r110_an_uncontended_lock_and_unlock_are_two_commands() {
     assert_eq!(server.command_count("subscribe"), 0);
     assert_eq!(keys(&server), [] as [&str; 0]);
 
-    // a server that has forgotten them is told of each once more
+    // after SCRIPT FLUSH, each script is sent by text once more
     assert!(!server.call(&["SCRIPT", "FLUSH"]).is_error());
     monitor.sent(&server);
     lock.lock().await.unwrap().unlock().await.unwrap();

@@ -1,8 +1,8 @@
-//! Holds nestlock's public API against `api.txt`, so that a change of it is seen in review: `make api`. With `record`, it
-//! writes the file.
+//! Compares nestlock's public API with `api.txt`, so that each change is seen in review: `make
+//! api`. With `record`, it writes the file.
 //!
-//! It reads the JSON that rustdoc writes, whose format is unstable: `public-api` must be of the toolchain's age. Where that
-//! is no nightly, `RUSTC_BOOTSTRAP` lets rustdoc write it.
+//! It reads the JSON output of rustdoc. The format is unstable, so the versions of `public-api` and
+//! the toolchain must match. On a stable toolchain, `RUSTC_BOOTSTRAP` enables this output.
 #![allow(clippy::print_stdout)]
 
 use std::{
@@ -39,15 +39,23 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::FAILURE)
 }
 
-/// One line for each item, sorted.
+/// Returns one line for each item, sorted.
 fn public_api(root: &Path) -> Result<String, Box<dyn Error>> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    // apart: what RUSTC_BOOTSTRAP touches would be built anew by everybody else
+    // its own target folder: `RUSTC_BOOTSTRAP` would otherwise make other builds start over
     let target = root.join("target/api");
     let status = Command::new(cargo)
         .current_dir(root)
         .env("RUSTC_BOOTSTRAP", "1")
-        .args(["rustdoc", "--quiet", "--package", "nestlock", "--lib", "--all-features", "--target-dir"])
+        .args([
+            "rustdoc",
+            "--quiet",
+            "--package",
+            "nestlock",
+            "--lib",
+            "--all-features",
+            "--target-dir",
+        ])
         .arg(&target)
         .args(["--", "-Z", "unstable-options", "--output-format", "json"])
         .status()?;

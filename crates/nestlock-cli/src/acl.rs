@@ -1,8 +1,10 @@
-//! `acl`: the rules that a user needs, from the table that the library has.
+//! `acl`: prints the rules that a user needs, from the table of the library.
 
 use std::collections::BTreeSet;
 
-use nestlock::permissions::{CLUSTER, EVERY_CLIENT, FSYNC, KINDS, Permissions, REPLICAS, SENTINEL, rule};
+use nestlock::permissions::{
+    CLUSTER, EVERY_CLIENT, FSYNC, KINDS, Permissions, REPLICAS, SENTINEL, rule,
+};
 use serde_json::json;
 
 use crate::{
@@ -14,24 +16,24 @@ use crate::{
     say,
 };
 
-/// Below this version HELLO has to be allowed.
+/// Below this version, a rule for HELLO is needed.
 const HELLO_IS_FREE: (u64, u64, u64) = (6, 2, 2);
 
-/// Where a pattern has a name between braces.
+/// How a pattern writes a name between braces.
 const NAME: &str = "{{}";
-/// A key that is read only.
+/// Marks a key that is only read.
 const READ: &str = "%R";
 const EVERY_KEY: &str = "~*";
-/// What the table calls the keys of [`fenced_key`](nestlock::LockClient::fenced_key).
+/// The name in the table for the keys of [`fenced_key`](nestlock::LockClient::fenced_key).
 const GUARDED: &str = "guarded keys";
-/// Older versions do not understand rules about channels.
+/// Older versions do not know rules for channels.
 const CHANNELS_HAVE_RULES: (u64, u64, u64) = (6, 2, 0);
 
-/// Older ones have no messages by slots, and no keys that are read only.
+/// Older versions have no sharded messages, and no rules for keys that are only read.
 const SHARDED: (u64, u64, u64) = (7, 0, 0);
 const SHARDED_MESSAGES: [&str; 3] = ["spublish", "ssubscribe", "sunsubscribe"];
 
-/// What somebody needs, as the library's [`Permissions`] say it.
+/// What a task needs, as in the [`Permissions`] of the library.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     keys: &'static [&'static str],
@@ -40,30 +42,68 @@ struct Part {
 }
 
 impl From<Permissions> for Part {
-    fn from(Permissions { keys, channels, commands, .. }: Permissions) -> Self {
-        Self { keys, channels, commands }
+    fn from(
+        Permissions {
+            keys,
+            channels,
+            commands,
+            ..
+        }: Permissions,
+    ) -> Self {
+        Self {
+            keys,
+            channels,
+            commands,
+        }
     }
 }
 
-/// To read records, and what is beside them. `client|id` is fred's.
+/// To read records, and the keys that belong to them. fred sends `client|id`.
 const READS: Part = Part {
-    keys: &["%R~{}", "%R~lock:{}", "%R~redisson_lock_queue:{{}", "%R~redisson_lock_token:{{}"],
+    keys: &[
+        "%R~{}",
+        "%R~lock:{}",
+        "%R~redisson_lock_queue:{{}",
+        "%R~redisson_lock_token:{{}",
+    ],
     channels: &[],
-    commands: &["client|id", "get", "hgetall", "hlen", "info", "llen", "ping", "pttl", "strlen"],
+    commands: &[
+        "client|id",
+        "get",
+        "hgetall",
+        "hlen",
+        "info",
+        "llen",
+        "ping",
+        "pttl",
+        "strlen",
+    ],
 };
-/// To look through all keys, and see how many listen.
-const LOOKS: Part = Part { keys: &[], channels: &[], commands: &["pubsub|numsub", "scan"] };
-/// Without a prefix it is asked how many keys there are, before.
-const COUNTS: Part = Part { keys: &[], channels: &[], commands: &["dbsize"] };
-/// To see whose connections there are.
-const PEOPLE: Part = Part { keys: &[], channels: &[], commands: &["client|list"] };
-/// To hear of releases.
+/// To scan all keys, and count the subscribers.
+const LOOKS: Part = Part {
+    keys: &[],
+    channels: &[],
+    commands: &["pubsub|numsub", "scan"],
+};
+/// To count the keys before a scan without a prefix.
+const COUNTS: Part = Part {
+    keys: &[],
+    channels: &[],
+    commands: &["dbsize"],
+};
+/// To list the connections of all clients.
+const PEOPLE: Part = Part {
+    keys: &[],
+    channels: &[],
+    commands: &["client|list"],
+};
+/// To subscribe to releases; `publish` tests the subscription.
 const LISTENS: Part = Part {
     keys: &[],
     channels: &["&redisson_lock__channel:{{}", "&redisson_rwlock:{{}"],
     commands: &["psubscribe", "publish"],
 };
-/// To free a lock of any kind, of all holds or of one owner's.
+/// To free a lock of any kind: all holds, or those of one owner.
 const FREES: Part = Part {
     keys: &[
         "~{}",
@@ -103,60 +143,100 @@ const FREES: Part = Part {
         "zscore",
     ],
 };
-/// What the doctor asks besides, and tidies up.
-const EXAMINES: Part = Part { keys: &[], channels: &[], commands: &["client|id", "config|get", "del"] };
-/// What the bench measures locks beside.
-const MEASURES: Part =
-    Part { keys: &[], channels: &[], commands: &["client|id", "client|list", "del", "hset", "script|load"] };
+/// What `doctor` sends and cleans up in addition to its locks.
+const EXAMINES: Part = Part {
+    keys: &[],
+    channels: &[],
+    commands: &["client|id", "config|get", "del"],
+};
+/// What `bench` sends in addition to its locks.
+const MEASURES: Part = Part {
+    keys: &[],
+    channels: &[],
+    commands: &["client|id", "client|list", "del", "hset", "script|load"],
+};
 
-/// Behind sentinels, or one of several addresses.
+/// Needed behind sentinels, and with several addresses.
 const ROLE: &str = "role";
 
-/// What is asked at a sentinel besides, by the same client as at the servers.
+/// Returns what is also sent to a sentinel, by the same client as to the servers.
 fn at_sentinel(tool: For) -> &'static [&'static str] {
-    if tool == For::Doctor { &["client|id", "info", "sentinel|masters"] } else { &[] }
+    if tool == For::Doctor {
+        &["client|id", "info", "sentinel|masters"]
+    } else {
+        &[]
+    }
 }
 
-/// What is needed.
+/// Returns the permissions that are needed.
 fn parts(acl: &Acl, is_cluster: bool, prefix: &str) -> Vec<Part> {
     if acl.sentinel {
         return vec![SENTINEL.into()];
     }
     let asked: BTreeSet<&str> = acl.kinds.iter().map(|kind| kind.permissions()).collect();
     let is_asked = |kind: &Permissions| asked.is_empty() || asked.contains(kind.what);
-    // none of the tools has to do with guarded keys
+    // none of the tools uses guarded keys
     let locks = || KINDS.into_iter().filter(|kind| kind.what != GUARDED);
     let mut parts: Vec<Part> = match acl.tool {
-        None => [EVERY_CLIENT].into_iter().chain(KINDS.into_iter().filter(is_asked)).map(Part::from).collect(),
-        Some(For::Exec) => [EVERY_CLIENT].into_iter().chain(locks().filter(is_asked)).map(Part::from).collect(),
+        None => [EVERY_CLIENT]
+            .into_iter()
+            .chain(KINDS.into_iter().filter(is_asked))
+            .map(Part::from)
+            .collect(),
+        Some(For::Exec) => [EVERY_CLIENT]
+            .into_iter()
+            .chain(locks().filter(is_asked))
+            .map(Part::from)
+            .collect(),
         Some(For::Ls) => vec![READS, LOOKS],
         Some(For::Who) => vec![READS, PEOPLE],
         Some(For::Force) => vec![READS, FREES],
         Some(For::Top) => vec![READS, LOOKS, PEOPLE, LISTENS, FREES],
-        Some(For::Doctor) => [EVERY_CLIENT.into(), EXAMINES].into_iter().chain(locks().map(Part::from)).collect(),
+        Some(For::Doctor) => [EVERY_CLIENT.into(), EXAMINES]
+            .into_iter()
+            .chain(locks().map(Part::from))
+            .collect(),
         Some(For::Bench) => {
-            let fair = KINDS.into_iter().filter(|kind| kind.what == Kind::Fair.permissions());
-            [EVERY_CLIENT.into(), MEASURES].into_iter().chain(fair.map(Part::from)).collect()
+            let fair = KINDS
+                .into_iter()
+                .filter(|kind| kind.what == Kind::Fair.permissions());
+            [EVERY_CLIENT.into(), MEASURES]
+                .into_iter()
+                .chain(fair.map(Part::from))
+                .collect()
         }
     };
     if prefix.is_empty() && matches!(acl.tool, Some(For::Ls | For::Top)) {
         parts.push(COUNTS);
     }
-    // of the tools, one waits for replicas, and none for the disk
-    let waits = (matches!(acl.tool, None | Some(For::Exec)), acl.tool.is_none());
-    let besides = [(is_cluster, CLUSTER), (acl.replicas && waits.0, REPLICAS), (acl.fsync && waits.1, FSYNC)];
-    parts.extend(besides.into_iter().filter(|(is_wanted, _)| *is_wanted).map(|(_, part)| Part::from(part)));
+    // of the tools, only `exec` waits for replicas, and none waits for the disk
+    let waits = (
+        matches!(acl.tool, None | Some(For::Exec)),
+        acl.tool.is_none(),
+    );
+    let besides = [
+        (is_cluster, CLUSTER),
+        (acl.replicas && waits.0, REPLICAS),
+        (acl.fsync && waits.1, FSYNC),
+    ];
+    parts.extend(
+        besides
+            .into_iter()
+            .filter(|(is_wanted, _)| *is_wanted)
+            .map(|(_, part)| Part::from(part)),
+    );
     parts
 }
 
-/// Patterns and commands of those parts that a tool has no need of.
+/// Returns patterns and commands of those parts that a tool does not need.
 fn superfluous(tool: Option<For>) -> &'static [&'static str] {
     match tool {
-        // they tell nobody
+        // these publish nothing
         Some(For::Ls | For::Who) => &SHARDED_MESSAGES,
         // it frees nothing by force, and resets nothing
         Some(For::Exec) => &["scan", "~nestlock_fence:{{}"],
-        // the same; and nobody else wants its locks: no queue moves on, no reader is in the way, no token is the second
+        // as for `exec`; and its locks have no other clients: no queue moves on, no reader is in
+        // the way, no second token is given
         Some(For::Doctor) => &[
             "scan",
             "~nestlock_fence:{{}",
@@ -178,7 +258,7 @@ fn superfluous(tool: Option<For>) -> &'static [&'static str] {
             "zrangebyscore",
             "zremrangebyscore",
         ],
-        // it asks nobody who holds a lock, and none of its waiters dies
+        // it never reads which owner holds a lock, and none of its waiters dies
         Some(For::Bench) => &["hgetall", "ltrim"],
         _ => &[],
     }
@@ -187,35 +267,71 @@ fn superfluous(tool: Option<For>) -> &'static [&'static str] {
 pub(crate) async fn acl(server: &Server, acl: &Acl) -> Result<u8, Failure> {
     let (is_cluster, is_looked_for) = server.is_cluster_or_service()?;
     let is_cluster = is_cluster || acl.cluster;
-    let version = if acl.for_server { Some(version(server).await?) } else { None };
-    let (parts, superfluous) = (parts(acl, is_cluster, &server.prefix), superfluous(acl.tool));
+    let version = if acl.for_server {
+        Some(version(server).await?)
+    } else {
+        None
+    };
+    let (parts, superfluous) = (
+        parts(acl, is_cluster, &server.prefix),
+        superfluous(acl.tool),
+    );
     let of = |what: fn(&Part) -> &'static [&'static str]| -> Vec<String> {
         let mut seen = BTreeSet::new();
-        // a name with a tag of its own gets no braces around it; scratch locks whose kind has braces have none
+        // a name with a hash tag of its own gets no braces around it; the scratch locks of kinds
+        // with braces have no such names
         let are_tagged = is_cluster && !matches!(acl.tool, Some(For::Doctor | For::Bench));
-        let tagged = |pattern: &str| (are_tagged && pattern.contains(NAME)).then(|| pattern.replacen(NAME, "{}", 1));
-        let patterns = |pattern: &&str| [Some((*pattern).to_owned()), tagged(pattern)].into_iter().flatten();
-        let of_part = |part: &Part| what(part).iter().filter(|pattern| !superfluous.contains(pattern));
-        let all = parts.iter().flat_map(|part| of_part(part).flat_map(patterns));
-        all.map(|pattern| rule(&pattern, &server.prefix)).filter(|pattern| seen.insert(pattern.clone())).collect()
+        let tagged = |pattern: &str| {
+            (are_tagged && pattern.contains(NAME)).then(|| pattern.replacen(NAME, "{}", 1))
+        };
+        let patterns = |pattern: &&str| {
+            [Some((*pattern).to_owned()), tagged(pattern)]
+                .into_iter()
+                .flatten()
+        };
+        let of_part = |part: &Part| {
+            what(part)
+                .iter()
+                .filter(|pattern| !superfluous.contains(pattern))
+        };
+        let all = parts
+            .iter()
+            .flat_map(|part| of_part(part).flat_map(patterns));
+        all.map(|pattern| rule(&pattern, &server.prefix))
+            .filter(|pattern| seen.insert(pattern.clone()))
+            .collect()
     };
     let (mut keys, channels) = (of(|part| part.keys), of(|part| part.channels));
-    // what is written is read, too; and older servers have no such rule
+    // writing includes reading, and older servers have no rule for keys that are only read
     let written = keys.clone();
     let is_old = version.is_some_and(|version| version < SHARDED);
-    keys.retain(|pattern| pattern.strip_prefix(READ).is_none_or(|plain| !written.iter().any(|other| other == plain)));
+    keys.retain(|pattern| {
+        pattern
+            .strip_prefix(READ)
+            .is_none_or(|plain| !written.iter().any(|other| other == plain))
+    });
     if is_old {
         for pattern in &mut keys {
             *pattern = pattern.trim_start_matches(READ).to_owned();
         }
     }
-    // without a prefix, each key is a lock's: a server takes no other pattern beside that
-    if let Some(every) = keys.iter().find(|pattern| pattern.trim_start_matches(READ) == EVERY_KEY) {
+    // without a prefix this covers each key, and a server accepts no other pattern next to it
+    if let Some(every) = keys
+        .iter()
+        .find(|pattern| pattern.trim_start_matches(READ) == EVERY_KEY)
+    {
         keys = vec![every.clone()];
     }
-    let words = parts.iter().flat_map(|part| part.commands).filter(|word| !superfluous.contains(word));
+    let words = parts
+        .iter()
+        .flat_map(|part| part.commands)
+        .filter(|word| !superfluous.contains(word));
     let mut commands: BTreeSet<String> = words.map(|word| (*word).to_owned()).collect();
-    let at_sentinel = acl.tool.filter(|_| acl.sentinel).map(at_sentinel).unwrap_or_default();
+    let at_sentinel = acl
+        .tool
+        .filter(|_| acl.sentinel)
+        .map(at_sentinel)
+        .unwrap_or_default();
     commands.extend(at_sentinel.iter().map(|command| (*command).to_owned()));
     if is_looked_for && !acl.sentinel {
         commands.insert(ROLE.into());
@@ -223,18 +339,27 @@ pub(crate) async fn acl(server: &Server, acl: &Acl) -> Result<u8, Failure> {
     if version.is_some_and(|version| version < HELLO_IS_FREE) {
         commands.insert("hello".into());
     }
-    // what a server does not know, it takes no rule about
+    // a server accepts no rule for a command that it does not know
     if is_old {
         commands.retain(|command| !SHARDED_MESSAGES.contains(&&**command));
     }
     if acl.json {
-        say(json!({ "v": 1, "user": acl.user, "keys": keys, "channels": channels, "commands": commands }));
+        say(
+            json!({ "v": 1, "user": acl.user, "keys": keys, "channels": channels, "commands": commands }),
+        );
         return Ok(0);
     }
-    let mut words =
-        vec!["ACL".into(), "SETUSER".into(), acl.user.clone(), "on".into(), ">PASSWORD".into(), "resetkeys".into()];
+    let mut words = vec![
+        "ACL".into(),
+        "SETUSER".into(),
+        acl.user.clone(),
+        "on".into(),
+        ">PASSWORD".into(),
+        "resetkeys".into(),
+    ];
     words.extend(keys);
-    // there are no rules about channels before; from then on all may hear all, up to version 7
+    // older versions have no rules for channels; from then on, until version 7, a new user may use
+    // all channels
     if version.is_none_or(|version| version >= CHANNELS_HAVE_RULES) {
         words.push("resetchannels".into());
         words.extend(channels);
@@ -245,25 +370,40 @@ pub(crate) async fn acl(server: &Server, acl: &Acl) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// For a shell, where `*`, `&` and `>` mean something.
+/// Quotes a word for a shell, where `*`, `&` and `>` have a meaning.
 fn quoted(word: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"+-_:.,|/@".contains(&byte) && byte != b'|';
-    if word.bytes().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+    let plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || b"+-_:.,|/@".contains(&byte) && byte != b'|';
+    if word.bytes().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
 }
 
 async fn version(server: &Server) -> Result<(u64, u64, u64), Failure> {
     let raw = Raw::connect(server).await?;
-    // rules are for all of them
+    // the rules have to suit all servers
     let said = raw.ask_each(&raw.masters(), &["INFO", "server"]).await;
     let said: Result<Vec<_>, _> = said.into_iter().collect();
     let said = said.map_err(|error| error.details().to_owned())?;
-    Ok(said.iter().map(|info| version_of(&text(info).unwrap_or_default())).min().unwrap_or_default())
+    Ok(said
+        .iter()
+        .map(|info| version_of(&text(info).unwrap_or_default()))
+        .min()
+        .unwrap_or_default())
 }
 
-/// The version of Redis whose commands it has.
+/// Returns the version of Redis whose commands the server has.
 pub(crate) fn version_of(info: &str) -> (u64, u64, u64) {
-    let said = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap_or_default();
-    let mut numbers = said.trim().split('.').map(|number| number.parse().unwrap_or(0));
+    let said = info
+        .lines()
+        .find_map(|line| line.strip_prefix("redis_version:"))
+        .unwrap_or_default();
+    let mut numbers = said
+        .trim()
+        .split('.')
+        .map(|number| number.parse().unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0);
     (next(), next(), next())
 }
@@ -282,7 +422,10 @@ mod tests {
 
     #[test]
     fn a_version_is_read_off() {
-        assert_eq!(version_of("# Server\r\nredis_version:6.2.14\r\nredis_mode:standalone\r\n"), (6, 2, 14));
+        assert_eq!(
+            version_of("# Server\r\nredis_version:6.2.14\r\nredis_mode:standalone\r\n"),
+            (6, 2, 14)
+        );
         assert_eq!(version_of("nothing"), (0, 0, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! What is asked for.
+//! The command-line arguments.
 
 use std::{cell::OnceCell, ffi::OsString, fmt, path::PathBuf, time::Duration};
 
@@ -7,7 +7,11 @@ use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use crate::kind::Kind;
 
 #[derive(Debug, Parser)]
-#[command(name = "nestlock", version, about = "Distributed locks on Redis and Valkey, on the command line")]
+#[command(
+    name = "nestlock",
+    version,
+    about = "Distributed locks on Redis and Valkey, on the command line"
+)]
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) server: Server,
@@ -15,7 +19,7 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
-/// Where the locks are.
+/// The server that keeps the locks.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Server {
     /// The server's URL
@@ -35,31 +39,42 @@ pub(crate) struct Server {
         conflicts_with = "url"
     )]
     pub(crate) url_file: Option<PathBuf>,
-    /// What these say. It is read once: the file may be a pipe.
+    /// The URL from these options. It is read once, because the file may be a pipe.
     #[arg(skip)]
     pub(crate) said: OnceCell<String>,
-    /// What stands before each name on the server
-    #[arg(long, global = true, env = "NESTLOCK_PREFIX", default_value = "", value_name = "TEXT")]
+    /// Prefix of every name on the server
+    #[arg(
+        long,
+        global = true,
+        env = "NESTLOCK_PREFIX",
+        default_value = "",
+        value_name = "TEXT"
+    )]
     pub(crate) prefix: String,
     #[command(flatten)]
     pub(crate) tls: Certificates,
 }
 
-/// For `rediss://`, `rediss-cluster://`, `rediss-sentinel://`.
+/// TLS options for `rediss://`, `rediss-cluster://`, `rediss-sentinel://`.
 #[derive(Debug, Default, clap::Args)]
 #[expect(clippy::struct_field_names, reason = "they are the names of options")]
 pub(crate) struct Certificates {
-    /// With TLS: authorities whose signatures are believed, in PEM [default: the system's]
+    /// CA certificates to trust with TLS (PEM) [default: the system's]
     #[arg(long, global = true, env = "NESTLOCK_TLS_CA", value_name = "FILE")]
     pub(crate) tls_ca: Option<PathBuf>,
-    /// The certificate that a server is shown who asks for one, in PEM
+    /// Client certificate (PEM)
     #[arg(long, global = true, env = "NESTLOCK_TLS_CERT", value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// Its private key, in PEM
+    /// Private key of the client certificate (PEM)
     #[arg(long, global = true, env = "NESTLOCK_TLS_KEY", value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// The name that the servers' certificates must have [default: the host]
-    #[arg(long, global = true, env = "NESTLOCK_TLS_SERVER_NAME", value_name = "NAME")]
+    /// Name that the servers' certificates must have [default: the host]
+    #[arg(
+        long,
+        global = true,
+        env = "NESTLOCK_TLS_SERVER_NAME",
+        value_name = "NAME"
+    )]
     pub(crate) tls_server_name: Option<String>,
 }
 
@@ -67,30 +82,31 @@ pub(crate) struct Certificates {
 pub(crate) enum Command {
     /// Run a command under a lock
     Exec(Exec),
-    /// Which locks are held
+    /// List the locks that are held
     Ls(Ls),
-    /// The locks of a server, live
+    /// Show the locks of a server, live
     Top(Top),
-    /// Who holds a lock; exit code 1: nobody
+    /// Show the owners that hold a lock; exit code 1 if it is free
     Who(Who),
-    /// Free a lock, whoever holds it; exit code 1: nobody held it
+    /// Free a lock, whichever owner holds it; exit code 1 if it is free
     Force(Force),
-    /// Give back one hold of an owner; exit code 1: it holds none
+    /// Release one hold of an owner; exit code 1 if it has none
     Release(Release),
-    /// Let an owner's hold live for at least so long; exit code 1: it holds none
+    /// Extend an owner's hold to at least LEASE from now; exit code 1 if it has none
     Extend(Extend),
-    /// What this server means for locks; exit code 0: all is well, 1: something is not, or is not known, 2: something is bad
+    /// Check whether a server is configured safely for locks. Exit code: 0 all good, 1 warnings or
+    /// unknowns, 2 problems
     Doctor(Doctor),
-    /// The rules that a user of the server needs
+    /// Print the ACL rules that a user of the server needs
     Acl(Acl),
-    /// What a lock costs here, beside bare EVALSHA
+    /// Measure the cost of a lock, compared with bare EVALSHA
     Bench(Bench),
-    /// What a shell completes
+    /// Generate shell completions
     Completions {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// The man page
+    /// Print the man page
     Man,
 }
 
@@ -108,55 +124,65 @@ command is killed before it does anything. What the command leaves behind is end
 Linux whichever process group, session or parent it has; elsewhere what is in the command's process group. On Linux all of
 it ends with a nestlock that is killed, too. flock(1) holds a lock for as long as any of them lives.
 A signal that is ignored when nestlock begins, as nohup does with HUP, is not passed on.")]
-#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is an option of its own"
+)]
 pub(crate) struct Exec {
-    /// The lock
+    /// Name of the lock
     pub(crate) name: String,
-    /// Of which kind the lock is
+    /// Kind of the lock
     #[arg(long, default_value = "reentrant")]
     pub(crate) kind: Kind,
-    /// Share it with other readers: --kind read
+    /// Share the lock with other readers; same as --kind read
     #[arg(short, long, conflicts_with = "kind")]
     pub(crate) shared: bool,
-    /// Give up if it is busy for so long: 500ms, 10s, 2m [default: wait for ever]
+    /// Give up after TIME if the lock is busy: 500ms, 10s, 2m [default: wait for ever]
     #[arg(short, long, value_parser = duration, value_name = "TIME", conflicts_with = "nonblock")]
     pub(crate) wait: Option<Duration>,
-    /// Give up at once if it is busy
+    /// Give up at once if the lock is busy
     #[arg(short, long)]
     pub(crate) nonblock: bool,
-    /// After how long without a renewal others may have it
+    /// How long the lock stays held without a renewal
     #[arg(long, value_parser = duration, default_value = "30s", value_name = "TIME")]
     pub(crate) lease: Duration,
-    /// Begin when so many replicas have the lock, too: else a failover may forget it, and two hold it
+    /// Start only when NUMBER replicas have the lock too: otherwise a failover may lose it, and two
+    /// clients hold it
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     pub(crate) replicas: u32,
-    /// How long the command has between TERM and KILL when the lock is lost: a third of the lease at most
+    /// Time between TERM and KILL when the lock is lost; at most a third of the lease
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) grace: Option<Duration>,
-    /// What the command gets first when the lock is gone already: TERM, and KILL after the grace; or KILL at once
+    /// First signal if the lock is already lost: TERM, with KILL after the grace; or KILL at once
     #[arg(long, value_name = "SIGNAL", default_value = "term")]
     pub(crate) on_lost: OnLost,
-    /// Hold the lock until all that the command began has ended, rather than end what the command leaves behind
+    /// Hold the lock until all processes of the command have ended, instead of ending those that it
+    /// leaves behind
     #[arg(long)]
     pub(crate) wait_group: bool,
-    /// The exit code if the lock is busy
+    /// Exit code if the lock is busy
     #[arg(short = 'E', long, default_value_t = 75, value_name = "CODE")]
     pub(crate) conflict_exit_code: u8,
-    /// The exit code if the lock was lost
+    /// Exit code if the lock was lost
     #[arg(long, default_value_t = 76, value_name = "CODE")]
     pub(crate) lost_code: u8,
-    /// Take a hold of its own below another exec of the same lock, too, and wait for that one
+    /// Acquire a separate hold even inside another exec of the same lock, and wait for that one
     #[arg(long)]
     pub(crate) no_inherit: bool,
     /// Run a line of shell instead of a command
-    #[arg(short = 'c', long = "command", value_name = "LINE", conflicts_with = "program")]
+    #[arg(
+        short = 'c',
+        long = "command",
+        value_name = "LINE",
+        conflicts_with = "program"
+    )]
     pub(crate) line: Option<OsString>,
     /// The command
     #[arg(last = true, value_name = "COMMAND", required_unless_present = "line", action = ArgAction::Append)]
     pub(crate) program: Vec<OsString>,
 }
 
-/// How the command is ended when others may have the lock already.
+/// How to end the command when another owner may already have the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLost {
     Term,
@@ -164,19 +190,26 @@ pub(crate) enum OnLost {
 }
 
 impl Exec {
-    /// Whose lock it is, for whoever looks: the command's, rather than this program's.
+    /// Returns the name under which other clients see the holder: the command's, not nestlock's.
     pub(crate) fn application(&self) -> String {
-        let program = self.program.first().map_or_else(|| PathBuf::from("sh"), PathBuf::from);
-        program.file_name().unwrap_or_default().to_string_lossy().into_owned()
+        let program = self
+            .program
+            .first()
+            .map_or_else(|| PathBuf::from("sh"), PathBuf::from);
+        program
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
     }
 }
 
-/// Which lock.
+/// A lock, by name and kind.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Named {
-    /// The lock
+    /// Name of the lock
     pub(crate) name: String,
-    /// Of which kind the lock is [default: what its record says; `string` is never guessed]
+    /// Kind of the lock [default: as its record says; `string` is never guessed]
     #[arg(long)]
     pub(crate) kind: Option<Kind>,
 }
@@ -185,23 +218,23 @@ pub(crate) struct Named {
 pub(crate) struct Who {
     #[command(flatten)]
     pub(crate) named: Named,
-    /// One JSON object
+    /// Print JSON, one object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Go on, and tell it again whenever others hold it, or in another number; `-`: nobody
+    /// Keep running, and print again when the owners or their hold counts change; `-`: free
     #[arg(short, long)]
     pub(crate) watch: bool,
 }
 
-/// Which locks to look for.
+/// Which locks to search for.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Find {
-    /// Names, as the server's KEYS takes them, without the prefix: `order:*` [default: all]
+    /// Pattern for names, as for the server's KEYS, without the prefix: `order:*` [default: all]
     pub(crate) pattern: Option<String>,
-    /// Plain strings with a TTL are locks, too: those of `string`, or of other libraries
+    /// Include plain strings with a TTL: locks of the kind `string`, or of other libraries
     #[arg(long)]
     pub(crate) strings: bool,
-    /// Look through more keys than these only for a PATTERN or with a --prefix
+    /// Refuse to scan a keyspace larger than this unless a PATTERN or --prefix is given
     #[arg(long, default_value_t = 1_000_000, value_name = "COUNT")]
     pub(crate) max_keys: u64,
 }
@@ -216,13 +249,13 @@ Of a cluster all masters are looked through. Exit code 1: one of the servers did
 pub(crate) struct Ls {
     #[command(flatten)]
     pub(crate) find: Find,
-    /// One JSON object a line
+    /// Print JSON, one object per line
     #[arg(long)]
     pub(crate) json: bool,
-    /// Go on, with a line for each change: + held, - free, ~ held by others or in another number
+    /// Keep running, and print each change: + held, - free, ~ other owners or another hold count
     #[arg(short, long, conflicts_with = "stat")]
     pub(crate) watch: bool,
-    /// Go on, with a line of figures a second
+    /// Keep running, and print a line of statistics per second
     #[arg(long)]
     pub(crate) stat: bool,
 }
@@ -234,10 +267,10 @@ does not answer is told, what it had is shown as it was, and whoever takes over 
 pub(crate) struct Top {
     #[command(flatten)]
     pub(crate) find: Find,
-    /// Frees nothing, whichever key is pressed
+    /// Never free a lock, whichever key is pressed
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// How often to ask
+    /// Polling interval
     #[arg(short, long, value_parser = duration, default_value = "1s", value_name = "TIME")]
     pub(crate) interval: Duration,
 }
@@ -246,12 +279,12 @@ pub(crate) struct Top {
 #[command(after_help = "\
 Of the nodes of a cluster, each row tells the worst, with its address. A plain URL to a node tells of that alone.")]
 pub(crate) struct Doctor {
-    /// One JSON object a line
+    /// Print JSON, one object per line
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Which command a user is for.
+/// The command that a user runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum For {
     Exec,
@@ -264,49 +297,52 @@ pub(crate) enum For {
 }
 
 #[derive(Debug, clap::Args)]
-#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is an option of its own"
+)]
 pub(crate) struct Acl {
-    /// Which kinds of locks it uses [default: all]
+    /// Kinds of locks that the user needs [default: all]
     #[arg(long, value_delimiter = ',', value_name = "KINDS")]
     pub(crate) kinds: Vec<Kind>,
-    /// Which of these commands it runs
+    /// Command that the user runs
     #[arg(long = "for", value_name = "COMMAND")]
     pub(crate) tool: Option<For>,
-    /// Its servers are a cluster [default: as the URL says]
+    /// The servers are a cluster [default: as the URL says]
     #[arg(long)]
     pub(crate) cluster: bool,
-    /// It wants its locks to be on replicas
+    /// Include the rules for locks that wait for replicas
     #[arg(long)]
     pub(crate) replicas: bool,
-    /// It wants its locks to be on disk
+    /// Include the rules for locks that wait for the disk
     #[arg(long)]
     pub(crate) fsync: bool,
-    /// The rules that it needs at each sentinel, in place of those for the servers
+    /// Print the rules for each sentinel instead of those for the servers
     #[arg(long, conflicts_with_all = ["kinds", "cluster", "replicas", "fsync"])]
     pub(crate) sentinel: bool,
-    /// The user's name
+    /// Name of the user
     #[arg(long, default_value = "nestlock", value_name = "NAME")]
     pub(crate) user: String,
-    /// Ask the server for its version: old ones need a rule more
+    /// Read the version of the server: older versions need other rules
     #[arg(long)]
     pub(crate) for_server: bool,
-    /// One JSON object
+    /// Print JSON, one object
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Bench {
-    /// So many at a time
+    /// Concurrent tasks
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) tasks: u16,
-    /// So many rounds, of which the median counts
+    /// Number of rounds, of which the median counts
     #[arg(long, default_value_t = 5, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) rounds: u16,
-    /// So many pairs of lock and unlock in all, 1000 at least
+    /// Total pairs of lock and unlock, at least 1000
     #[arg(long, default_value_t = 20_000, value_name = "COUNT", value_parser = clap::value_parser!(u32))]
     pub(crate) pairs: u32,
-    /// Also where the server is far away, or others use it
+    /// Run even if the server is remote or in use
     #[arg(short, long)]
     pub(crate) yes: bool,
 }
@@ -315,7 +351,7 @@ pub(crate) struct Bench {
 pub(crate) struct Force {
     #[command(flatten)]
     pub(crate) named: Named,
-    /// Only what this owner holds: its holds are given back one by one
+    /// Release only the holds of this owner, one by one
     #[arg(long, value_name = "OWNER")]
     pub(crate) if_owner: Option<String>,
 }
@@ -324,7 +360,7 @@ pub(crate) struct Force {
 pub(crate) struct Release {
     #[command(flatten)]
     pub(crate) named: Named,
-    /// Whose hold it is, as `who` tells it
+    /// Owner of the hold, as `who` prints it
     #[arg(long)]
     pub(crate) owner: String,
 }
@@ -333,15 +369,15 @@ pub(crate) struct Release {
 pub(crate) struct Extend {
     #[command(flatten)]
     pub(crate) named: Named,
-    /// For at least so long from now on: 500ms, 10s, 2m
+    /// Minimum lease from now: 500ms, 10s, 2m
     #[arg(value_parser = duration)]
     pub(crate) lease: Duration,
-    /// Whose hold it is, as `who` tells it
+    /// Owner of the hold, as `who` prints it
     #[arg(long)]
     pub(crate) owner: String,
 }
 
-/// What was asked for makes no sense: no fault of the tool's.
+/// A usage error: the request makes no sense, and the tool is not at fault.
 #[derive(Debug)]
 pub(crate) struct Unusable(pub(crate) String);
 
@@ -353,9 +389,11 @@ impl fmt::Display for Unusable {
 
 impl std::error::Error for Unusable {}
 
-/// A time as people write it: `500ms`, `1.5s`, `2m`, `1h`; a bare number is seconds, as flock has it.
+/// Parses a time such as `500ms`, `1.5s`, `2m`, `1h`. A bare number is in seconds, as with flock.
 fn duration(text: &str) -> Result<Duration, String> {
-    let unit_at = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
+    let unit_at = text
+        .find(|letter: char| letter.is_ascii_alphabetic())
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
     let seconds = match unit {
         "ms" => 0.001,
@@ -364,7 +402,9 @@ fn duration(text: &str) -> Result<Duration, String> {
         "h" => 3600.0,
         _ => return Err(format!("{unit:?} is no unit of time; use ms, s, m or h")),
     };
-    let number = number.parse::<f64>().map_err(|_| "say it as 500ms, 10s or 2m".to_owned())?;
+    let number = number
+        .parse::<f64>()
+        .map_err(|_| "say it as 500ms, 10s or 2m".to_owned())?;
     Duration::try_from_secs_f64(number * seconds).map_err(|error| error.to_string())
 }
 
@@ -381,7 +421,8 @@ mod tests {
 
     #[test]
     fn times_are_read_as_people_write_them() {
-        let millis = ["500ms", "1.5s", "2m", "1h", "3", "0"].map(|text| duration(text).unwrap().as_millis());
+        let millis =
+            ["500ms", "1.5s", "2m", "1h", "3", "0"].map(|text| duration(text).unwrap().as_millis());
         assert_eq!(millis, [500, 1_500, 120_000, 3_600_000, 3_000, 0]);
         for wrong in ["", "s", "5 s", "-1s", "5d", "1e99h", "nan"] {
             duration(wrong).unwrap_err();

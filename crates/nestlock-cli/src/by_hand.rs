@@ -1,4 +1,4 @@
-//! `who`, `force`, `release`, `extend`: what an operator asks and does by hand.
+//! `who`, `force`, `release`, `extend`: inspect or change a single lock by hand.
 
 use std::time::Duration;
 
@@ -19,16 +19,16 @@ use crate::{
     whose::{People, Whose},
 };
 
-/// How often `--watch` looks.
+/// How often `--watch` polls.
 const LOOK: Duration = Duration::from_secs(1);
-/// There was nothing to tell, or to do.
+/// Exit code: there was no hold to report or to change.
 const NOBODY: u8 = 1;
 
 fn owner(text: &str) -> Result<OwnerId, Unusable> {
     OwnerId::from_value(text).map_err(|error| Unusable(error.to_string()))
 }
 
-/// What an error that means "nobody held it" comes to.
+/// Converts an error that means "not held" into `false`.
 fn done(outcome: nestlock::Result<()>) -> nestlock::Result<bool> {
     match outcome {
         Ok(()) => Ok(true),
@@ -41,17 +41,21 @@ fn code(is_done: bool, name: &str, owner: &str) -> u8 {
     if is_done {
         return 0;
     }
-    warn(format_args!("{} does not hold {}", printable(owner), printable(name)));
+    warn(format_args!(
+        "{} does not hold {}",
+        printable(owner),
+        printable(name)
+    ));
     NOBODY
 }
 
-/// The servers, and which lock of theirs is asked about.
+/// The servers, and the prefix of the names there.
 struct Sight<'s> {
     raw: Raw<'s>,
     prefix: &'s str,
 }
 
-/// A lock that somebody holds.
+/// A lock that is held.
 struct Held {
     lock: Lock,
     found: Found,
@@ -59,21 +63,39 @@ struct Held {
 
 impl<'s> Sight<'s> {
     async fn open(server: &'s Server) -> Result<Self, Failure> {
-        Ok(Self { raw: Raw::connect(server).await?, prefix: &server.prefix })
+        Ok(Self {
+            raw: Raw::connect(server).await?,
+            prefix: &server.prefix,
+        })
     }
 
-    /// Who holds it: what its record says, as `ls` reads it.
+    /// Returns the lock and its holders, as `ls` reads them from the record. Returns `None` if it
+    /// is free.
     async fn held(&self, named: &Named) -> Result<Option<Held>, Failure> {
-        let lock = |kind: Kind| kind.lock(self.raw.locks()?, &named.name).map_err(Failure::from);
-        // a name that no lock can have
+        let lock = |kind: Kind| {
+            kind.lock(self.raw.locks()?, &named.name)
+                .map_err(Failure::from)
+        };
+        // fails for a name that no lock can have
         lock(named.kind.unwrap_or(Kind::Reentrant))?;
-        let Some(found) = search::named(&self.raw, self.prefix, &named.name, named.kind).await? else {
+        let Some(found) = search::named(&self.raw, self.prefix, &named.name, named.kind).await?
+        else {
             return Ok(None);
         };
         let kind = named.kind.unwrap_or(Kind::of(found.record));
-        // the other half of a read-write lock is held
-        let is_other_half = matches!((kind, found.record), (Kind::Read, Record::Write) | (Kind::Write, Record::Read));
-        Ok(if is_other_half { None } else { Some(Held { lock: lock(kind)?, found }) })
+        // the other half of a read-write lock is held, so this half is free
+        let is_other_half = matches!(
+            (kind, found.record),
+            (Kind::Read, Record::Write) | (Kind::Write, Record::Read)
+        );
+        Ok(if is_other_half {
+            None
+        } else {
+            Some(Held {
+                lock: lock(kind)?,
+                found,
+            })
+        })
     }
 }
 
@@ -87,7 +109,10 @@ pub(crate) async fn who(server: &Server, who: &Who) -> Result<u8, Failure> {
     }
     let away = sight.raw.away();
     if !away.is_empty() {
-        warn(format_args!("{}; whose connections are there is not known", told(&away)));
+        warn(format_args!(
+            "{}; whose connections are there is not known",
+            told(&away)
+        ));
     }
     if !who.watch {
         return Ok(if held.is_some() { 0 } else { NOBODY });
@@ -104,16 +129,20 @@ pub(crate) async fn who(server: &Server, who: &Who) -> Result<u8, Failure> {
     }
 }
 
-/// Nobody is no line, unless somebody goes on to look.
+/// Prints the holders. As text, a free lock prints nothing, or `-` with `--watch`.
 fn tell_holders(who: &Who, server: &Server, held: Option<&Held>, people: &People) {
     let found = held.map(|held| &held.found);
     let holders = found.map_or(&[][..], |found| &found.holders);
     if who.json {
-        let holders: Vec<_> =
-            holders.iter().map(|(owner, holds)| holder_json(owner, *holds, people.of(owner))).collect();
+        let holders: Vec<_> = holders
+            .iter()
+            .map(|(owner, holds)| holder_json(owner, *holds, people.of(owner)))
+            .collect();
         let name = format!("{}{}", server.prefix, who.named.name);
-        // that of a free lock nobody knows
-        let kind = found.map(|found| found.record.name().to_owned()).or(who.named.kind.map(Kind::name));
+        // a free lock has no record that shows its kind
+        let kind = found
+            .map(|found| found.record.name().to_owned())
+            .or(who.named.kind.map(Kind::name));
         return say(json!({
             "v": 1, "name": name, "kind": kind, "maybe": found.and_then(Found::maybe), "holders": holders,
             "ttl_ms": found.and_then(|found| found.ttl), "last_token": found.and_then(|found| found.last_token),
@@ -121,7 +150,13 @@ fn tell_holders(who: &Who, server: &Server, held: Option<&Held>, people: &People
     }
     for (owner, holds) in holders {
         let whose = people.of(owner).map_or("- - - -".to_owned(), |whose| {
-            let Whose { application, host, process, age, .. } = whose;
+            let Whose {
+                application,
+                host,
+                process,
+                age,
+                ..
+            } = whose;
             format!("{application} {host} {process} {age}s")
         });
         let ttl = found.map_or_else(String::new, Found::ttl_text);
@@ -144,7 +179,9 @@ fn holder_json(owner: &str, holds: u64, whose: Option<&Whose>) -> serde_json::Va
 pub(crate) async fn force(server: &Server, force: &Force) -> Result<u8, Failure> {
     let owner = force.if_owner.as_deref().map(owner).transpose()?;
     let sight = Sight::open(server).await?;
-    let Some(Held { lock, found, .. }) = sight.held(&force.named).await? else { return Ok(NOBODY) };
+    let Some(Held { lock, found, .. }) = sight.held(&force.named).await? else {
+        return Ok(NOBODY);
+    };
     let name = &force.named.name;
     let freed = match &owner {
         Some(owner) => match lock.inspect().await? {
@@ -157,13 +194,23 @@ pub(crate) async fn force(server: &Server, force: &Force) -> Result<u8, Failure>
         None => return Ok(NOBODY),
     };
     for (owner, holds) in freed {
-        say(format_args!("freed {} {} {holds} {}", printable(name), printable(&owner), found.ttl_text()));
+        say(format_args!(
+            "freed {} {} {holds} {}",
+            printable(name),
+            printable(&owner),
+            found.ttl_text()
+        ));
     }
     Ok(0)
 }
 
-/// Gives back all that this owner holds, one by one: nothing of whoever may have it by now. `false`: it holds nothing.
-pub(crate) async fn free_of(lock: &Lock, found: &Inspection, owner: &OwnerId) -> nestlock::Result<bool> {
+/// Releases all holds of this owner one by one, and none of an owner that has the lock by now.
+/// Returns `false` if this owner has no hold.
+pub(crate) async fn free_of(
+    lock: &Lock,
+    found: &Inspection,
+    owner: &OwnerId,
+) -> nestlock::Result<bool> {
     let mut any = false;
     for _ in 0..found.hold_count(owner).max(1) {
         if !done(lock.release(owner).await)? {

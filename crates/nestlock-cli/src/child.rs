@@ -1,4 +1,4 @@
-//! The command: how it begins, behind its guards and in a process group of its own, and how that is ended.
+//! The command: how it starts behind its guards and in its own process group, and how it is ended.
 
 use std::{
     collections::HashSet,
@@ -25,85 +25,89 @@ use crate::{
     wait::{End, Event},
 };
 
-/// What the command does within this time after a signal it does for that.
+/// A stop of the command within this time after a forwarded stop signal is due to that signal.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
-/// What the command is told, and what it is not told though this program was.
+/// The environment variables of the command. `None`: removed, though this process has it.
 pub(crate) type Variables = Vec<(String, Option<String>)>;
 
-/// What became of the command.
+/// A change of the command's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// In a terminal, so that a shell waits for this program to stop, too.
+    /// It has stopped in a terminal. This process has to stop too, because a shell waits for that.
     Stopped(Signal),
-    /// The guards have ended it, as this program stood still until the deadline.
+    /// The guards have ended it, because this process stood still until the deadline.
     Overdue,
     /// A guard was killed.
     Unguarded,
 }
 
-/// What the first guard says of those below it.
+/// What the first guard reports of the processes below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Guard {
-    /// There are some.
+    /// Some are left.
     Runs,
-    /// The command's own was killed, and the command with it: its number may be another's.
+    /// The command's own guard was killed, and the command with it. The command's process ID may be
+    /// reused.
     Alone,
     /// All have ended.
     Done,
-    /// Nothing: they are this program's own now.
+    /// Nothing: the first guard has ended, and what is left are children of this process now.
     Lost,
 }
 
-/// Whose the terminal is.
+/// Whether the command has the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Terminal {
-    /// Not the command's.
+    /// It does not.
     Elsewhere,
-    /// The command's, until it ends.
+    /// It does, until it ends.
     Given,
-    /// The command had it when it ended.
+    /// It had the terminal when it ended.
     GivenBack,
 }
 
-/// The command, and all that it begins.
+/// The command, and all processes that it starts.
 pub(crate) struct Child {
-    /// The command's.
+    /// The process group of the command.
     group: Pid,
     family: Family,
     first: Pid,
     guard: Guard,
-    /// What the guards tell, while they do.
+    /// Messages of the guards. `None` after the last one.
     told: Option<Receiver>,
-    /// Its end tells the guards of this program's.
+    /// The guards notice the end of this process by the end of this pipe.
     _life: PipeWriter,
     deadline: Deadline,
-    /// The guards have said so before it began.
+    /// The guards reported the deadline before the command started.
     is_overdue: bool,
     terminal: Terminal,
-    /// When it was told last to stop as a job does.
+    /// When a stop signal was last forwarded to the command.
     told_to_stop: Option<Instant>,
     ended: Option<End>,
-    /// The guards are ended, too.
+    /// Everything is being ended, including the guards.
     is_ending: bool,
-    /// The process group was asked to end.
+    /// The process group got TERM.
     is_asked: bool,
-    /// Who was asked besides.
+    /// Other processes that got TERM.
     asked: HashSet<Pid>,
 }
 
 impl Child {
-    /// Until `deadline` it may work, by what is known then. `None`: that was over before it began.
+    /// Starts the command, which may run until `deadline`. The deadline is evaluated again while
+    /// the guards start. Returns `None` if it passed before the command started.
     pub(crate) async fn begin(
         program: &[OsString],
         variables: Variables,
         deadline: impl Fn() -> Instant,
         signals: &Signals,
     ) -> io::Result<Option<Self>> {
-        // what the guards leave behind, when they are killed, is this program's child then
+        // first, so that this process adopts what the guards leave behind when they are killed
         let mut family = Family::begin()?;
         if family.is_blind() {
-            warn("/proc is not that of this process: of what the command begins, only its process group can be ended");
+            warn(
+                "/proc is not that of this process: of what the command begins, only its process group can be ended",
+            );
         }
         let (theirs, life) = pipe()?;
         let (told, tells) = pipe()?;
@@ -128,7 +132,11 @@ impl Child {
                 Ok(Some(Told::Overdue)) => is_overdue = true,
                 Ok(Some(_)) => {}
                 Ok(None) if is_overdue => return Ok(None),
-                Ok(None) => return Err(io::Error::other("the command's guards ended before it began")),
+                Ok(None) => {
+                    return Err(io::Error::other(
+                        "the command's guards ended before it began",
+                    ));
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     until.set(deadline())?;
                     let _ = tokio::time::timeout(LEFT, told.readable()).await;
@@ -146,7 +154,11 @@ impl Child {
             _life: life,
             deadline: until,
             is_overdue,
-            terminal: if has_terminal { Terminal::Given } else { Terminal::Elsewhere },
+            terminal: if has_terminal {
+                Terminal::Given
+            } else {
+                Terminal::Elsewhere
+            },
             told_to_stop: None,
             ended: None,
             is_ending: false,
@@ -155,25 +167,34 @@ impl Child {
         }))
     }
 
-    /// Until then it may work. When this program stands still, the guards end it at that time.
+    /// Sets until when the command may run. If this process stands still, the guards end it then.
     pub(crate) fn until(&self, deadline: Instant) {
-        // what was said last stays, which is sooner
+        // after a failure the previous deadline stays, which is earlier
         let _ = self.deadline.set(deadline);
     }
 
-    /// Hands the terminal over, if it is this program's to give: not to take it away from another job.
+    /// Gives the terminal to the command, unless another job has it.
     fn give_terminal(&mut self) {
         if terminal::has_foreground() && terminal::give(self.group) {
             self.terminal = Terminal::Given;
         }
     }
 
-    /// Takes the terminal back, and says whether the command had it.
+    /// Takes the terminal back. Returns whether the command had it.
     fn take_terminal(&mut self) -> bool {
         let had = self.terminal == Terminal::Given;
-        self.terminal = if had { Terminal::Elsewhere } else { self.terminal };
-        // not from a shell that has taken it meanwhile, or the job that this has given it to
-        let is_its = |group| group == self.group || killpg(group, None) == Err(Errno::ESRCH) || self.family.has(group);
+        self.terminal = if had {
+            Terminal::Elsewhere
+        } else {
+            self.terminal
+        };
+        // not from a shell that has taken it back in the meantime, or from the job to which that
+        // shell gave it
+        let is_its = |group| {
+            group == self.group
+                || killpg(group, None) == Err(Errno::ESRCH)
+                || self.family.has(group)
+        };
         let is_taken = had && terminal::foreground().is_some_and(is_its);
         if is_taken {
             terminal::give(getpgrp());
@@ -181,54 +202,60 @@ impl Child {
         is_taken
     }
 
-    /// To the command's process group; when the command has ended, to those that it left behind, and to their groups.
+    /// Sends a signal to the command's process group. After the command has ended, sends it to the
+    /// processes that it left behind, and to their groups.
     pub(crate) fn send(&mut self, signal: Signal) {
         if is_pause(signal) {
             self.told_to_stop = Some(Instant::now());
         }
         if self.ended.is_none() && self.guard == Guard::Runs {
             if killpg(self.group, signal) == Err(Errno::EPERM) {
-                warn(format_args!("{signal} does not reach the command: it runs as another user"));
+                warn(format_args!(
+                    "{signal} does not reach the command: it runs as another user"
+                ));
             }
         } else {
             self.family.tell(signal, |_, _| false);
         }
     }
 
-    /// Asks all of them to end: each once, and those whose parent runs on when that has ended.
+    /// Sends TERM to all processes, once each. A process whose parent still runs gets it after its
+    /// parent has ended.
     pub(crate) fn ask(&mut self) {
         if self.ended.is_none() && !std::mem::replace(&mut self.is_asked, true) {
             self.send(Signal::SIGTERM);
         }
-        let is_asked = |pid, group| (self.is_asked && group == self.group) || self.asked.contains(&pid);
+        let is_asked =
+            |pid, group| (self.is_asked && group == self.group) || self.asked.contains(&pid);
         let asked = self.family.tell(Signal::SIGTERM, is_asked);
         self.asked.extend(asked);
     }
 
-    /// Ends all of them, and says who was still there. Again, until all is over.
+    /// Kills all processes, and returns those that were still there. The caller repeats this until
+    /// everything has ended.
     pub(crate) fn end(&mut self, tries: &Tries) -> Vec<Member> {
         self.is_ending = true;
         self.family.end(tries)
     }
 
-    /// How it ended, if it has.
+    /// Returns how the command ended, if it has.
     pub(crate) fn ended(&self) -> Option<End> {
         self.ended
     }
 
-    /// Whether it had the terminal when it ended.
+    /// Returns whether the command had the terminal when it ended.
     pub(crate) fn had_terminal(&self) -> bool {
         self.terminal == Terminal::GivenBack
     }
 
-    /// Whether the command has ended, and all that it began.
+    /// Returns whether the command and all processes that it started have ended.
     pub(crate) fn is_over(&mut self) -> bool {
         let is_over = match self.guard {
             Guard::Runs | Guard::Alone => false,
             Guard::Done => true,
             Guard::Lost => !self.family.has_any(),
         };
-        // what the guards have told before they ended may still have to be read
+        // messages that the guards sent before they ended may still be unread
         let is_over = is_over && (self.ended.is_some() || self.told.is_none());
         if is_over {
             self.take_terminal();
@@ -236,7 +263,7 @@ impl Child {
         is_over
     }
 
-    /// Something may have changed. Cancel safe.
+    /// Waits until the guards may have sent a message. Cancel safe.
     pub(crate) async fn told(&self) {
         match &self.told {
             Some(told) => drop(told.readable().await),
@@ -244,15 +271,20 @@ impl Child {
         }
     }
 
-    /// What has changed since this was asked last.
+    /// Returns the next change since the last call.
     pub(crate) fn change(&mut self) -> Option<Change> {
         for event in self.family.news().unwrap_or_default() {
-            // once: its number may be another's after that. Of the command's end the guards tell
+            // only once, as the process ID may be reused after that; the guards report the end of
+            // the command
             if let Event::Ended(pid, end) = event
                 && pid == self.first
                 && matches!(self.guard, Guard::Runs | Guard::Alone)
             {
-                self.guard = if end == End::Exit(0) { Guard::Done } else { Guard::Lost };
+                self.guard = if end == End::Exit(0) {
+                    Guard::Done
+                } else {
+                    Guard::Lost
+                };
             }
         }
         if std::mem::take(&mut self.is_overdue) {
@@ -262,14 +294,25 @@ impl Child {
         while let Some(told) = &self.told {
             match read(told) {
                 Ok(Some(Told::Ended(end))) => self.end_with(end),
-                // what is being ended is stopped, too
-                Ok(Some(Told::Stopped(signal))) if !self.is_ending && guard::is_stopped(self.group) => {
+                // killing also stops the command first, which is not a change to report
+                Ok(Some(Told::Stopped(signal)))
+                    if !self.is_ending && guard::is_stopped(self.group) =>
+                {
                     let wants_terminal = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
-                    if wants_terminal && self.terminal != Terminal::Given && terminal::has_foreground() {
+                    if wants_terminal
+                        && self.terminal != Terminal::Given
+                        && terminal::has_foreground()
+                    {
                         self.give_terminal();
                         self.send(Signal::SIGCONT);
-                    } else if self.terminal == Terminal::Given || is_pause(signal) && terminal::is_there() {
-                        return Some(Change::Stopped(if is_pause(signal) { signal } else { Signal::SIGTSTP }));
+                    } else if self.terminal == Terminal::Given
+                        || is_pause(signal) && terminal::is_there()
+                    {
+                        return Some(Change::Stopped(if is_pause(signal) {
+                            signal
+                        } else {
+                            Signal::SIGTSTP
+                        }));
                     }
                 }
                 Ok(Some(Told::Unguarded)) => {
@@ -289,8 +332,9 @@ impl Child {
                 Ok(None) | Err(_) => self.told = None,
             }
         }
-        // what it told before it ended was read
-        let is_unguarded = self.guard == Guard::Lost && !std::mem::replace(&mut self.is_ending, true);
+        // all messages that the guards sent before they ended have been read
+        let is_unguarded =
+            self.guard == Guard::Lost && !std::mem::replace(&mut self.is_ending, true);
         is_unguarded.then_some(Change::Unguarded)
     }
 
@@ -302,17 +346,21 @@ impl Child {
         }
     }
 
-    /// Stops as the command has, as a shell expects of a job, until it is told to go on, and returns whether the command had the
-    /// terminal. Meanwhile nothing renews the lock.
+    /// Stops this process as the command has stopped, as a shell expects of a job, until SIGCONT.
+    /// Returns whether the command had the terminal. Nothing renews the lock during the stop.
     pub(crate) fn stop_along(&mut self, signal: Signal) -> bool {
         let had_terminal = self.take_terminal();
-        // of what came to this program the others of its job know: it came to them, too, or was not for them
-        let came_here = self.told_to_stop.take().is_some_and(|at| at.elapsed() < AT_ONCE);
+        // a stop signal that came to this process also reached the rest of its job, or was not
+        // meant for it
+        let came_here = self
+            .told_to_stop
+            .take()
+            .is_some_and(|at| at.elapsed() < AT_ONCE);
         pause(signal, !came_here);
         had_terminal
     }
 
-    /// Lets a stopped command go on.
+    /// Resumes a stopped command.
     pub(crate) fn go_on(&mut self, had_terminal: bool) {
         if had_terminal {
             self.give_terminal();
@@ -321,14 +369,20 @@ impl Child {
     }
 }
 
-/// The next message; `None`: there will be none.
+/// Reads the next message. Returns `None` after the last one.
 fn read(told: &Receiver) -> io::Result<Option<Told>> {
     let mut bytes = Told::NOTHING;
     let read = match told.try_read(&mut bytes) {
-        // so it says, too, while the runtime has not heard of what is there
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => nix::unistd::read(told, &mut bytes)?,
+        // also the result while the runtime has not yet noticed that the pipe is readable
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            nix::unistd::read(told, &mut bytes)?
+        }
         read => read?,
     };
-    // each is written, and so read, as a whole
-    Ok(if read == 0 { None } else { Told::from_bytes(bytes) })
+    // a message is short enough to be written, and so read, as a whole
+    Ok(if read == 0 {
+        None
+    } else {
+        Told::from_bytes(bytes)
+    })
 }

@@ -1,4 +1,4 @@
-//! The way to the server.
+//! Connects to the server: reads the URL and the certificates, and builds the client.
 
 use std::{
     ffi::OsString,
@@ -16,9 +16,10 @@ use crate::{
     args::{Certificates, Server, Unusable},
 };
 
-/// How long replicas are waited for each time: an acquire that too few have heard of by then is taken back, and tried again.
+/// How long each acquire waits for replicas. An acquire that too few of them have acknowledged by
+/// then is released and retried.
 const REPLICAS_TIMEOUT: Duration = Duration::from_secs(1);
-/// What is asked of a server that one knows to be there.
+/// The connect timeout, for a server that is known to be there.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Server {
@@ -30,15 +31,25 @@ impl Server {
     }
 
     fn read(&self) -> Result<String, Failure> {
-        // what is said beats what is around
+        // options take precedence over environment variables
         let around = self.url.is_none() && self.url_file.is_none();
-        let of_variable = |name: &str| std::env::var_os(name).filter(|value| around && !value.is_empty());
-        let url = self.url.clone().map(OsString::from).or_else(|| of_variable("NESTLOCK_URL"));
-        let file = self.url_file.clone().or_else(|| of_variable("NESTLOCK_URL_FILE").map(PathBuf::from));
+        let of_variable =
+            |name: &str| std::env::var_os(name).filter(|value| around && !value.is_empty());
+        let url = self
+            .url
+            .clone()
+            .map(OsString::from)
+            .or_else(|| of_variable("NESTLOCK_URL"));
+        let file = self
+            .url_file
+            .clone()
+            .or_else(|| of_variable("NESTLOCK_URL_FILE").map(PathBuf::from));
         let url = if let Some(url) = url {
-            url.into_string().map_err(|_| Unusable("the URL is no text".to_owned()))?
+            url.into_string()
+                .map_err(|_| Unusable("the URL is no text".to_owned()))?
         } else if let Some(file) = &file {
-            let text = fs::read_to_string(file).map_err(|error| unreadable(file, "--url-file", &error))?;
+            let text =
+                fs::read_to_string(file).map_err(|error| unreadable(file, "--url-file", &error))?;
             text.lines().next().unwrap_or_default().trim().to_owned()
         } else {
             "redis://127.0.0.1:6379".to_owned()
@@ -54,58 +65,79 @@ impl Server {
         Ok(url)
     }
 
-    /// Where it is, for people: without user and password, and of many addresses the first.
+    /// Returns the address for display: without user and password, and of several addresses the
+    /// first.
     pub(crate) fn address(&self) -> Result<String, Failure> {
         let (_, rest) = self.parts()?;
-        let (hosts, path) = rest.split_once('/').map_or((&*rest, ""), |(hosts, path)| (hosts, path));
+        let (hosts, path) = rest
+            .split_once('/')
+            .map_or((&*rest, ""), |(hosts, path)| (hosts, path));
         Ok(match hosts.split(',').collect::<Vec<_>>()[..] {
             [first, _, ..] => {
-                let path = if path.is_empty() { String::new() } else { format!("/{path}") };
+                let path = if path.is_empty() {
+                    String::new()
+                } else {
+                    format!("/{path}")
+                };
                 format!("{first} +{}{path}", hosts.matches(',').count())
             }
             _ => rest,
         })
     }
 
-    /// Scheme and address, without user, password and options.
+    /// Returns the scheme and the address, without user, password and options.
     fn parts(&self) -> Result<(String, String), Failure> {
         let url = self.url()?;
-        // one that is read whole has no `@`, `/` or `?` but where they part it
+        // in a URL that the library accepts, `@`, `/` and `?` occur only as separators
         self.build()?.fred_config(&url, None)?;
         let (scheme, rest) = url.split_once("://").unwrap_or(("", &url));
         let rest = rest.split('?').next().unwrap_or_default();
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
+        let hosts = authority
+            .rsplit_once('@')
+            .map_or(authority, |(_, hosts)| hosts);
         Ok((scheme.to_owned(), format!("{hosts}{path}")))
     }
 
-    /// What the URL says of the servers: whether they are a cluster, and whether the master is looked for.
+    /// Returns what the URL says of the servers: whether they are a cluster, and whether the master
+    /// has to be discovered.
     pub(crate) fn is_cluster_or_service(&self) -> Result<(bool, bool), Failure> {
         let (scheme, address) = self.parts()?;
         let is_list = address.split('/').next().unwrap_or_default().contains(',');
         let is_cluster = scheme.ends_with("-cluster");
-        Ok((is_cluster, scheme.ends_with("-sentinel") || is_list && !is_cluster))
+        Ok((
+            is_cluster,
+            scheme.ends_with("-sentinel") || is_list && !is_cluster,
+        ))
     }
 
     pub(crate) fn build(&self) -> Result<LockClientBuilder, Failure> {
-        let builder = LockClient::builder().name_prefix(&self.prefix).connect_timeout(CONNECT_TIMEOUT);
+        let builder = LockClient::builder()
+            .name_prefix(&self.prefix)
+            .connect_timeout(CONNECT_TIMEOUT);
         Ok(match self.tls.read()? {
             Some(tls) => builder.tls(tls),
             None => builder,
         })
     }
 
-    /// Connects to look: the user may be one who runs no scripts.
+    /// Connects for reading only: the user may lack the permission to run scripts.
     pub(crate) async fn connect_to_look(&self) -> Result<LockClient, Failure> {
-        Ok(self.build()?.application("nestlock").tries_scripts(false).connect(self.url()?).await?)
+        Ok(self
+            .build()?
+            .application("nestlock")
+            .tries_scripts(false)
+            .connect(self.url()?)
+            .await?)
     }
 
-    /// Connects. `lease`: how long a hold lasts that is not renewed.
+    /// Connects. `lease`: how long a hold lasts without a renewal.
     pub(crate) async fn connect(&self, lease: Option<Duration>) -> Result<LockClient, Failure> {
         self.connect_for(lease, 0, "nestlock".into()).await
     }
 
-    /// The same for this program, as others are told. `replicas`: how many must have what it acquires.
+    /// Connects as `program`, the name that other clients see. `replicas`: how many replicas must
+    /// have a lock that is acquired.
     pub(crate) async fn connect_for(
         &self,
         lease: Option<Duration>,
@@ -124,42 +156,62 @@ impl Server {
 }
 
 impl Certificates {
-    /// `None`: nothing is said, and the system's authorities are believed.
+    /// Reads the certificates. Returns `None` if no option is set: the system's authorities are
+    /// trusted then.
     fn read(&self) -> Result<Option<Tls>, Failure> {
-        let file = |option: &str, file: &Path| fs::read(file).map_err(|error| unreadable(file, option, &error));
-        // a variable may be empty
-        let said = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
+        let file = |option: &str, file: &Path| {
+            fs::read(file).map_err(|error| unreadable(file, option, &error))
+        };
+        // an environment variable may be empty
+        let said =
+            |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
         let (mut tls, mut any) = (Tls::new(), false);
         if let Some(ca) = &said(&self.tls_ca) {
             (tls, any) = (tls.ca_pem(file("--tls-ca", ca)?), true);
         }
         match (&said(&self.tls_cert), &said(&self.tls_key)) {
             (Some(cert), Some(key)) => {
-                (tls, any) = (tls.client_cert_pem(file("--tls-cert", cert)?, file("--tls-key", key)?), true);
+                (tls, any) = (
+                    tls.client_cert_pem(file("--tls-cert", cert)?, file("--tls-key", key)?),
+                    true,
+                );
             }
             (None, None) => {}
             _ => return Err(Unusable("--tls-cert and --tls-key go together".to_owned()).into()),
         }
-        if let Some(name) = self.tls_server_name.as_ref().filter(|name| !name.is_empty()) {
+        if let Some(name) = self
+            .tls_server_name
+            .as_ref()
+            .filter(|name| !name.is_empty())
+        {
             (tls, any) = (tls.server_name(name), true);
         }
         Ok(any.then_some(tls))
     }
 }
 
-/// A file that cannot be read is a wrong use, unless the system has no file descriptor left to open it.
+/// Converts a read error. It is a usage error, unless no file descriptor was left to open the file.
 fn unreadable(file: &Path, option: &str, error: &io::Error) -> Failure {
-    let why = format!("the file {} of {option} cannot be read: {error}", file.display());
-    let is_in_need =
-        error.raw_os_error().is_some_and(|code| [Errno::EMFILE as i32, Errno::ENFILE as i32].contains(&code));
-    if is_in_need { why.into() } else { Unusable(why).into() }
+    let why = format!(
+        "the file {} of {option} cannot be read: {error}",
+        file.display()
+    );
+    let is_in_need = error
+        .raw_os_error()
+        .is_some_and(|code| [Errno::EMFILE as i32, Errno::ENFILE as i32].contains(&code));
+    if is_in_need {
+        why.into()
+    } else {
+        Unusable(why).into()
+    }
 }
 
-/// Whether it is on this machine: an address, or the path of a socket.
+/// Returns whether an address or the path of a socket is on this machine.
 pub(crate) fn is_near(address: &str) -> bool {
     let host = address.split('/').next().unwrap_or_default();
     let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
-    matches!(host, "" | "localhost" | "::1" | "[::1]") || host.parse().is_ok_and(|host: Ipv4Addr| host.is_loopback())
+    matches!(host, "" | "localhost" | "::1" | "[::1]")
+        || host.parse().is_ok_and(|host: Ipv4Addr| host.is_loopback())
 }
 
 #[cfg(test)]
@@ -195,17 +247,26 @@ mod tests {
             ("redis+unix:///a/b", "/a/b"),
             ("redis+unix://u:secret@/a/b?db=3", "/a/b"),
             ("redis://u:secret@h:1/3?wire=own", "h:1/3"),
-            ("redis-sentinel://:secret@a:1,b,c:3/main/2?sentinelPassword=secret", "a:1 +2/main/2"),
+            (
+                "redis-sentinel://:secret@a:1,b,c:3/main/2?sentinelPassword=secret",
+                "a:1 +2/main/2",
+            ),
             ("redis-cluster://a:1,b:2", "a:1 +1"),
         ] {
             assert_eq!(server(url).address().unwrap(), told);
         }
     }
 
-    /// What could be read as another URL is refused, and none of it is shown as an address.
+    /// A URL that could be read in another way is refused, and no part of it is shown as an
+    /// address.
     #[test]
     fn a_url_that_is_not_read_whole_has_no_address() {
-        for url in ["redis://u:12?secret@h", "redis://u:12#secret@h", "redis://u:12/secret@h", "redis://u:secret"] {
+        for url in [
+            "redis://u:12?secret@h",
+            "redis://u:12#secret@h",
+            "redis://u:12/secret@h",
+            "redis://u:secret",
+        ] {
             let error = server(url).address().unwrap_err().to_string();
             assert!(!error.contains("secret"), "{url}: {error}");
         }
@@ -223,6 +284,12 @@ mod tests {
         ] {
             assert_eq!(server(url).is_cluster_or_service().unwrap(), said, "{url}");
         }
-        assert!(server("redis://a,redis://b").url().unwrap_err().to_string().contains("several URLs"));
+        assert!(
+            server("redis://a,redis://b")
+                .url()
+                .unwrap_err()
+                .to_string()
+                .contains("several URLs")
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Until when the command may work: nestlock writes it down, and the guards keep to it while nestlock stands still.
+//! The time until which the command may run. nestlock writes it, and the guards keep to it while
+//! nestlock stands still.
 
 use std::{
     fs::File,
@@ -9,13 +10,13 @@ use std::{
 
 use nix::{sys::time::TimeValLike, time::ClockId};
 
-/// It goes on while the machine sleeps, as the server's does.
+/// A clock that keeps running while the machine is suspended, as the server's does.
 #[cfg(target_os = "linux")]
 const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
 #[cfg(not(target_os = "linux"))]
 const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
 
-/// A file that has eight bytes and no name: the last word counts, however late it is read.
+/// A file of 8 bytes without a name: the last value counts, however late it is read.
 #[derive(Debug)]
 pub(crate) struct Deadline(File);
 
@@ -26,18 +27,23 @@ impl Deadline {
         Ok(deadline)
     }
 
-    /// What another process has made.
+    /// Wraps the file that another process has created.
     pub(crate) fn of(file: File) -> Self {
         Self(file)
     }
 
     pub(crate) fn set(&self, at: Instant) -> io::Result<()> {
-        // each process has clocks of its own, but for the kernel's
+        // an `Instant` has no meaning in another process, but the kernel's clock has
         let at = now()?.saturating_add(at.saturating_duration_since(Instant::now()));
-        self.0.write_all_at(&u64::try_from(at.as_nanos()).unwrap_or(u64::MAX).to_le_bytes(), 0)
+        self.0.write_all_at(
+            &u64::try_from(at.as_nanos())
+                .unwrap_or(u64::MAX)
+                .to_le_bytes(),
+            0,
+        )
     }
 
-    /// How long it is until then.
+    /// Returns the time that is left until the deadline.
     pub(crate) fn left(&self) -> io::Result<Duration> {
         let mut bytes = [0; 8];
         self.0.read_exact_at(&mut bytes, 0)?;
@@ -51,7 +57,9 @@ impl Deadline {
 
 fn now() -> io::Result<Duration> {
     let nanoseconds = CLOCK.now()?.num_nanoseconds();
-    Ok(Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or_default()))
+    Ok(Duration::from_nanos(
+        u64::try_from(nanoseconds).unwrap_or_default(),
+    ))
 }
 
 #[cfg(target_os = "linux")]
@@ -63,7 +71,11 @@ fn nameless() -> io::Result<File> {
 #[cfg(not(target_os = "linux"))]
 fn nameless() -> io::Result<File> {
     let path = std::env::temp_dir().join(format!("nestlock-deadline-{}", std::process::id()));
-    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)?;
     std::fs::remove_file(path)?;
     Ok(file)
 }

@@ -1,4 +1,4 @@
-//! What the release channels say: a connection of its own.
+//! Counts releases on their channels, with a separate connection.
 
 use std::{
     collections::BTreeSet,
@@ -21,9 +21,10 @@ use crate::{
     raw::Raw,
 };
 
-/// Whoever may listen hears what is said within this time, be the server far away and busy.
+/// How long a test message may take, even from a busy server far away. After that, this user is
+/// taken to lack the permission to subscribe.
 const HEARD: Duration = Duration::from_secs(3);
-/// After which it is said again, as it may not have listened then.
+/// Interval of the test message, as the subscription may not be active at first.
 const SAID: Duration = Duration::from_millis(500);
 
 pub(crate) struct Ears {
@@ -33,11 +34,12 @@ pub(crate) struct Ears {
 }
 
 impl Ears {
-    /// `None`: nobody can listen to all of them, or this user may not.
+    /// Subscribes to all releases. Returns `None` if not all of them can be heard, or this user may
+    /// not subscribe.
     pub(crate) async fn open(raw: &Raw<'_>, prefix: &str) -> Option<Self> {
         let node = raw.masters().into_iter().next()?;
         if raw.is_cluster() {
-            // sharded messages have no patterns; others are heard wherever one listens
+            // patterns do not match sharded messages; other messages reach a subscriber at any node
             let sharded = node.ask(&["PUBSUB", "SHARDNUMSUB"]).await;
             if sharded.is_ok() || sharded.is_err_and(|error| is_denied(&error) || is_over(&error)) {
                 return None;
@@ -45,33 +47,48 @@ impl Ears {
         }
         let client = node.connect().await.ok()?;
         let mut messages = client.message_rx();
-        let all = [EVERY_CLIENT].into_iter().chain(KINDS).flat_map(|part| part.channels);
-        // a pattern may be listened to if it is, letter by letter, what a rule says
-        let patterns: Vec<String> = all.map(|channel| rule(channel.trim_start_matches('&'), prefix)).collect();
+        let all = [EVERY_CLIENT]
+            .into_iter()
+            .chain(KINDS)
+            .flat_map(|part| part.channels);
+        // a user may subscribe to a pattern only if a rule has exactly the same text
+        let patterns: Vec<String> = all
+            .map(|channel| rule(channel.trim_start_matches('&'), prefix))
+            .collect();
         client.psubscribe(patterns.clone()).await.ok()?;
-        // fred tells of no refusal: what is heard is what is said, about a lock that nobody has
+        // fred does not report a refusal: wait for a test message about a lock that is never taken
         for pattern in &patterns {
-            let channel = format!("{}nestlock-top:{}}}", pattern.trim_end_matches('*'), std::process::id());
+            let channel = format!(
+                "{}nestlock-top:{}}}",
+                pattern.trim_end_matches('*'),
+                std::process::id()
+            );
             let is_heard = async {
                 loop {
                     node.ask(&["PUBLISH", &channel, "0"]).await.ok()?;
                     let said = timeout(SAID, messages.recv()).await;
-                    if said.is_ok_and(|said| said.is_ok_and(|message| *message.channel == *channel)) {
+                    if said.is_ok_and(|said| said.is_ok_and(|message| *message.channel == *channel))
+                    {
                         return Some(());
                     }
                 }
             };
             timeout(HEARD, is_heard).await.ok()??;
         }
-        Some(Self { client, messages, since: Instant::now() })
+        Some(Self {
+            client,
+            messages,
+            since: Instant::now(),
+        })
     }
 
-    /// Whether it still listens.
+    /// Returns whether the subscription still works.
     pub(crate) fn hear(&self) -> bool {
         self.client.is_connected()
     }
 
-    /// How many releases there were a second since this was asked last, and of which locks; `None`: it hears no more.
+    /// Returns the releases per second since the last call, and the names of the locks. Returns
+    /// `None` if the subscription has ended.
     pub(crate) fn heard(&mut self) -> Option<(f64, BTreeSet<String>)> {
         if !self.hear() {
             return None;
@@ -81,11 +98,16 @@ impl Ears {
             match self.messages.try_recv() {
                 Ok(message) => {
                     count += 1;
-                    // `{name}`, and behind it, perhaps, whom of a queue it is for
-                    let name = message.channel.split_once('{').and_then(|(_, name)| name.split_once('}'));
+                    // `{name}`, perhaps followed by the waiter that the message is for
+                    let name = message
+                        .channel
+                        .split_once('{')
+                        .and_then(|(_, name)| name.split_once('}'));
                     names.extend(name.map(|(name, _)| name.to_owned()));
                 }
-                Err(TryRecvError::Lagged(missed)) => count += u32::try_from(missed).unwrap_or(u32::MAX),
+                Err(TryRecvError::Lagged(missed)) => {
+                    count += u32::try_from(missed).unwrap_or(u32::MAX);
+                }
                 Err(_) => break,
             }
         }

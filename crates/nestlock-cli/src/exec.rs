@@ -1,4 +1,4 @@
-//! `exec`: a command under a lock.
+//! `exec`: runs a command under a lock.
 
 use std::{
     ffi::OsString,
@@ -21,29 +21,33 @@ use crate::{
     wait,
 };
 
-/// A machine that slept wakes up in the midst of a pause: so none is longer.
+/// Longest pause between two checks of the lease. A suspended machine may wake up in the middle of
+/// a pause, and a long pause would delay the next check.
 const LOOK: Duration = Duration::from_millis(500);
-/// So often at least in a lease.
+/// Minimum number of checks per lease.
 const LOOKS: u32 = 10;
-/// Who asks twice within this time means it; not one who tells a process and then its group, as `timeout` does.
+/// How soon a second INT or TERM has to follow to mean "kill now". An earlier repeat does not
+/// count: `timeout` signals a process and then its group.
 const TWICE: Range<Duration> = Duration::from_millis(100)..Duration::from_secs(2);
-/// The longest grace that is not asked for.
+/// Longest default grace.
 const GRACE: Duration = Duration::from_secs(10);
-/// How long the server has to reply to the release once the command has ended.
+/// How long the server has to reply to the release after the command has ended.
 const ANSWER: Duration = Duration::from_millis(300);
 
-/// How long a place in a queue may take to be given up.
+/// How long the client has to leave the wait queue after a signal.
 const LEAVE: Duration = Duration::from_secs(1);
-/// KILL comes this part of the lease before its end, so that all is over by then.
+/// A divisor: KILL is sent 1/20 of the lease before its end, so that all processes have ended by
+/// then.
 const SPARE: u32 = 20;
 const STOOD_STILL: &str = "nestlock stood still until the lease's end";
-/// So late the guards send it, if this program has not.
+/// A divisor: the guards send KILL 1/40 of the lease before its end if nestlock has not.
 const SPARE_OF_GUARDS: u32 = 40;
-/// The lock was lost, and something of the command cannot be ended: `EX_NOPERM`.
+/// Exit code (`EX_NOPERM`): the lock was lost, and a process of the command cannot be ended.
 const UNENDED: u8 = 77;
 
-/// Ends as what a signal ended: by SIGINT itself, as a shell's loop takes an exit code for a reason to go on. `all`: the others of this
-/// program's process group did not get it.
+/// Ends nestlock as `signal` would have, or returns the exit code 128+N. SIGINT ends the process
+/// itself, because a shell loop continues after an exit code. `all`: also sends it to the rest of
+/// nestlock's process group, which did not get it.
 fn as_by(signal: Signal, all: bool) -> u8 {
     if signal == Signal::SIGINT {
         end_by_interrupt(all);
@@ -54,7 +58,8 @@ fn as_by(signal: Signal, all: bool) -> u8 {
 pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
     let grace = grace(exec)?;
     let kind = if exec.shared { Kind::Read } else { exec.kind };
-    // from a pipe that may have no writer, so that a signal has to end this program
+    // before the signal listeners start: the URL may come from a pipe without a writer, and a
+    // signal must still end this process
     server.url()?;
     let mut signals = Signals::listen()?;
     let client = tokio::select! {
@@ -63,7 +68,11 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
         client = server.connect_for(Some(exec.lease), exec.replicas, exec.application()) => client?,
     };
     let lock = kind.lock(&client, &exec.name)?;
-    let above = if exec.no_inherit { None } else { Above::of(&lock, kind) };
+    let above = if exec.no_inherit {
+        None
+    } else {
+        Above::of(&lock, kind)
+    };
     let acquired = tokio::select! {
         biased;
         signal = signals.stop() => Err(signal),
@@ -73,7 +82,7 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
         Ok(Ok(Some(hold))) => hold,
         Ok(Ok(None)) => return Ok(exec.conflict_exit_code),
         Ok(Err(error)) => return Err(error.into()),
-        // what was under way is undone: no place in a queue stays
+        // undo what is in flight, or an entry would stay in the wait queue
         Err(signal) => {
             tokio::select! {
                 biased;
@@ -84,19 +93,19 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
             return Ok(as_by(signal, false));
         }
     };
-    // nothing is begun after it was told to stop
+    // a signal that has already arrived must keep the command from starting
     let outcome = tokio::select! {
         biased;
         signal = signals.stop() => Ok(Outcome::By { signal, all: false }),
         () = std::future::ready(()) => command(&lock, kind, &hold, exec, grace, &mut signals).await,
     };
     if let Ok(Outcome::Unended) = outcome {
-        // what is left of the lease is not given back
+        // do not release the rest of the lease: a process of the command still runs
         std::mem::forget(hold);
         at_once(client);
         return Ok(UNENDED);
     }
-    // a server that does not answer is not waited for: the lease frees the lock
+    // do not wait longer for a server that does not reply: the lease frees the lock
     let end = tokio::time::Instant::now() + ANSWER;
     let kept = match tokio::time::timeout_at(end, hold.give_back()).await {
         Ok(kept) => kept.map_err(|error| {
@@ -105,14 +114,19 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
         }),
         Err(_) => Err((false, format!("no reply within {ANSWER:?}"))),
     };
-    if tokio::time::timeout_at(end, client.shutdown()).await.is_err() {
+    if tokio::time::timeout_at(end, client.shutdown())
+        .await
+        .is_err()
+    {
         at_once(client);
     }
     let outcome = outcome?;
     match kept {
         Err((true, _)) => return Ok(exec.lost_code),
         Err((false, why)) if !matches!(outcome, Outcome::Lost) => {
-            warn(format_args!("the lock is free when its lease is over: {why}"));
+            warn(format_args!(
+                "the lock is free when its lease is over: {why}"
+            ));
         }
         _ => {}
     }
@@ -124,7 +138,7 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
     })
 }
 
-/// Its last handle would wait for answers when it is dropped.
+/// Leaks the client: dropping its last handle would wait for replies.
 fn at_once(client: LockClient) {
     std::mem::forget(client);
 }
@@ -132,22 +146,27 @@ fn at_once(client: LockClient) {
 fn grace(exec: &Exec) -> Result<Duration, Unusable> {
     let most = exec.lease / 3;
     match exec.grace {
-        Some(grace) if grace > most => {
-            Err(Unusable(format!("--grace {grace:?} does not fit into a lease of {:?}: {most:?} at most", exec.lease)))
-        }
+        Some(grace) if grace > most => Err(Unusable(format!(
+            "--grace {grace:?} does not fit into a lease of {:?}: {most:?} at most",
+            exec.lease
+        ))),
         Some(grace) => Ok(grace),
         None => Ok(most.min(GRACE)),
     }
 }
 
-/// Where another `exec` above this one has the same lock: whose hold it is.
+/// The owner of the hold if an outer `exec` already has the same lock.
 struct Above(OwnerId);
 
 impl Above {
-    /// The lock and its kind, in letters that a variable may have.
+    /// Returns the name of an environment variable for this lock and kind, in hex because few
+    /// characters are allowed in such names.
     fn variable(what: &str, lock: &Lock, kind: Kind) -> String {
         let name = format!("{}/{}", kind.name(), lock.name());
-        name.bytes().fold(format!("NESTLOCK_{what}_"), |variable, byte| format!("{variable}{byte:02X}"))
+        name.bytes()
+            .fold(format!("NESTLOCK_{what}_"), |variable, byte| {
+                format!("{variable}{byte:02X}")
+            })
     }
 
     fn of(lock: &Lock, kind: Kind) -> Option<Self> {
@@ -156,15 +175,15 @@ impl Above {
     }
 }
 
-/// What the command runs under.
+/// The hold under which the command runs.
 enum Hold {
     Own(LockGuard),
-    /// Another `exec`'s, which this one goes along with: it keeps it alive and never changes its count.
+    /// The hold of an outer `exec`. This process renews it, but never changes its hold count.
     Theirs {
         lock: Lock,
         owner: OwnerId,
         lease: Duration,
-        /// When it was asked for.
+        /// When the request that extended it was sent.
         asked: Instant,
     },
 }
@@ -173,8 +192,15 @@ async fn hold(lock: &Lock, above: Option<Above>, exec: &Exec) -> nestlock::Resul
     if let Some(Above(owner)) = above {
         let asked = Instant::now();
         match lock.extend(&owner, exec.lease).await {
-            Ok(()) => return Ok(Some(Hold::Theirs { lock: lock.clone(), owner, lease: exec.lease, asked })),
-            // it is over: as if there was none
+            Ok(()) => {
+                return Ok(Some(Hold::Theirs {
+                    lock: lock.clone(),
+                    owner,
+                    lease: exec.lease,
+                    asked,
+                }));
+            }
+            // the outer hold is over: acquire a new one
             Err(Error::NotHeld { .. } | Error::Lost { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -196,7 +222,8 @@ impl Hold {
         }
     }
 
-    /// When the question was sent that was answered with the hold.
+    /// Returns when the request that confirmed the hold was sent. For an own hold this is the
+    /// current time, which [`Self::until`] ignores.
     fn asked(&self) -> Instant {
         match self {
             Self::Own(_) => Instant::now(),
@@ -204,8 +231,8 @@ impl Hold {
         }
     }
 
-    /// Until when it may be relied on, by all that is known now. `asked`: when the last question was sent that was answered,
-    /// where nobody else asks.
+    /// Returns until when the hold is valid, as far as is known now. `asked`: when the last
+    /// acknowledged `extend` was sent, which matters only for the hold of an outer `exec`.
     fn until(&self, asked: Instant) -> Instant {
         match self {
             Self::Own(guard) => Instant::now() + guard.remaining(),
@@ -213,11 +240,14 @@ impl Hold {
         }
     }
 
-    /// Keeps it alive for a while, and says when it asked last; or how it was lost.
+    /// Keeps the hold alive for a while, and returns when the last acknowledged `extend` was sent.
+    /// Fails if the hold is lost. For an own hold it returns only then, as the watchdog renews it.
     async fn keep(&self, asked: Instant) -> Result<Instant, Error> {
         match self {
             Self::Own(guard) => Err(guard.lost().await),
-            Self::Theirs { lock, owner, lease, .. } => {
+            Self::Theirs {
+                lock, owner, lease, ..
+            } => {
                 let pause = (asked + *lease / 3).saturating_duration_since(Instant::now());
                 if !pause.is_zero() {
                     tokio::time::sleep(pause.min(LOOK)).await;
@@ -227,7 +257,7 @@ impl Hold {
                 match lock.extend(owner, *lease).await {
                     Ok(()) => return Ok(asked),
                     Err(error @ (Error::NotHeld { .. } | Error::Lost { .. })) => return Err(error),
-                    // again, for as long as it lives
+                    // retry while the lease lasts
                     Err(_) => tokio::time::sleep(LOOK.min(*lease / 10)).await,
                 }
                 Ok(before)
@@ -243,27 +273,28 @@ impl Hold {
     }
 }
 
-/// What the command's end was asked for by.
+/// Whether, when and why the command is ended.
 #[derive(Default)]
 struct Ending {
     /// The lock was lost, or is about to be.
     is_lost: bool,
-    /// When those get KILL who are still there.
+    /// When the remaining processes get KILL.
     kill_at: Option<Instant>,
     tries: Tries,
-    /// What cannot be ended was told.
+    /// Processes that cannot be ended were reported.
     is_said: bool,
 }
 
-/// What became of the command.
+/// How the command ended.
 enum Outcome {
-    /// All of it has ended, with this exit code.
+    /// Everything has ended, with this exit code.
     Code(u8),
-    /// So it has, or did not begin: by this signal. `all`: it came from a terminal that the command had for itself.
+    /// Everything has ended, or did not start, because of this signal. `all`: the signal came from
+    /// a terminal that the command had for itself.
     By { signal: Signal, all: bool },
-    /// So it has, but the lock was lost before.
+    /// Everything has ended, or did not start, but the lock was lost before.
     Lost,
-    /// The lock was lost, and something cannot be ended.
+    /// The lock was lost, and a process cannot be ended.
     Unended,
 }
 
@@ -275,12 +306,13 @@ impl Ending {
         }
     }
 
-    /// When those get KILL who are still there, though the lock may be another's by now.
+    /// Returns when the remaining processes get KILL if the lock was lost. Another owner may have
+    /// it by then.
     fn lost_at(&self) -> Option<Instant> {
         self.kill_at.filter(|_| self.is_lost)
     }
 
-    /// Of what is left when the command itself has ended.
+    /// Sets when the processes that the command left behind get KILL, unless a time is set.
     fn of_rest(&mut self, kill_at: Instant) {
         self.kill_at.get_or_insert(kill_at);
     }
@@ -289,11 +321,14 @@ impl Ending {
         self.kill_at = Some(self.kill_at.map_or(kill_at, |sooner| sooner.min(kill_at)));
     }
 
-    /// What is due of it, and when to come again. `Err`: the lock is lost, and something cannot be ended.
+    /// Does what is due, and returns the pause until the next call. Returns `None` if the command
+    /// is not being ended, and `Err` if the lock is lost and a process cannot be ended.
     fn go_on(&mut self, child: &mut Child, now: Instant) -> Result<Option<Duration>, ()> {
-        let Some(kill_at) = self.kill_at else { return Ok(None) };
+        let Some(kill_at) = self.kill_at else {
+            return Ok(None);
+        };
         let left = kill_at.saturating_duration_since(now);
-        // whoever is to have no grace is not asked
+        // without a grace there is no TERM
         if !left.is_zero() {
             child.ask();
             return Ok(Some(left.min(LEFT)));
@@ -304,8 +339,11 @@ impl Ending {
         if unended.is_empty() && !for_long {
             return Ok(Some(self.tries.pause(&left)));
         }
-        let then =
-            if self.is_lost { "it works on though the lock is lost" } else { "the lock is kept until it has ended" };
+        let then = if self.is_lost {
+            "it works on though the lock is lost"
+        } else {
+            "the lock is kept until it has ended"
+        };
         if self.is_lost || !std::mem::replace(&mut self.is_said, true) {
             for member in unended {
                 warn(format_args!("{member}; {then}"));
@@ -316,14 +354,20 @@ impl Ending {
                 ));
             }
             if unended.iter().any(|member| member.is_refused) {
-                warn("run nestlock as that user, inside: sudo nestlock exec .., rather than nestlock exec .. sudo");
+                warn(
+                    "run nestlock as that user, inside: sudo nestlock exec .., rather than nestlock exec .. sudo",
+                );
             }
         }
-        if self.is_lost { Err(()) } else { Ok(Some(AT_LAST)) }
+        if self.is_lost {
+            Err(())
+        } else {
+            Ok(Some(AT_LAST))
+        }
     }
 }
 
-/// Runs the command for as long as the lock is held.
+/// Runs the command while the lock is held.
 async fn command(
     lock: &Lock,
     kind: Kind,
@@ -333,15 +377,20 @@ async fn command(
     signals: &mut Signals,
 ) -> Result<Outcome, Failure> {
     let shell = |line: &OsString| vec![shell(), "-c".into(), line.clone()];
-    let program = exec.line.as_ref().map_or_else(|| exec.program.clone(), shell);
+    let program = exec
+        .line
+        .as_ref()
+        .map_or_else(|| exec.program.clone(), shell);
     let mut asked = hold.asked();
     let before = |until: Instant, part: u32| until.checked_sub(exec.lease / part).unwrap_or(until);
     let deadline = || before(hold.until(asked), SPARE_OF_GUARDS);
-    let Some(mut child) = Child::begin(&program, variables(lock, kind, hold), deadline, signals).await? else {
+    let Some(mut child) =
+        Child::begin(&program, variables(lock, kind, hold), deadline, signals).await?
+    else {
         warn(format_args!("{STOOD_STILL}: the command does not begin"));
         return Ok(Outcome::Lost);
     };
-    // not begun anew while it waits for an answer, however long that takes
+    // not restarted in each pass: a request in flight has to survive, however long its reply takes
     let mut keeping = Box::pin(hold.keep(asked));
     let (mut ending, mut is_known, mut is_guarded) = (Ending::default(), true, true);
     let mut last_stop = None::<(Signal, Instant)>;
@@ -352,7 +401,7 @@ async fn command(
                 Change::Stopped(signal) => {
                     let had_terminal = child.stop_along(signal);
                     if hold.until(asked) <= Instant::now() {
-                        // before it does anything
+                        // the command must not resume without the lock
                         ending.of_loss(Instant::now(), "the lease was over when it went on");
                     } else {
                         child.go_on(had_terminal);
@@ -372,13 +421,18 @@ async fn command(
         let (now, until) = (Instant::now(), hold.until(asked));
         match came.take() {
             Some(signal @ (Signal::SIGINT | Signal::SIGTERM))
-                if last_stop.is_some_and(|(last, at)| last == signal && TWICE.contains(&at.elapsed())) =>
+                if last_stop
+                    .is_some_and(|(last, at)| last == signal && TWICE.contains(&at.elapsed())) =>
             {
                 ending.at(now);
             }
             Some(signal) => {
                 child.send(signal);
-                last_stop = if is_stop(signal) { Some((signal, now)) } else { last_stop };
+                last_stop = if is_stop(signal) {
+                    Some((signal, now))
+                } else {
+                    last_stop
+                };
             }
             None => {}
         }
@@ -390,9 +444,15 @@ async fn command(
         if renewed_by <= now {
             ending.of_loss(kill_at, "the lock could not be renewed");
         }
-        child.until(ending.lost_at().unwrap_or_else(|| before(until, SPARE_OF_GUARDS)));
-        let Ok(pause) = ending.go_on(&mut child, now) else { return Ok(Outcome::Unended) };
-        // the guards are told of a renewal in that time
+        child.until(
+            ending
+                .lost_at()
+                .unwrap_or_else(|| before(until, SPARE_OF_GUARDS)),
+        );
+        let Ok(pause) = ending.go_on(&mut child, now) else {
+            return Ok(Outcome::Unended);
+        };
+        // short enough for the guards to hear of a renewal in time
         let longest = LOOK.min(exec.lease / LOOKS);
         let pause = pause.unwrap_or_else(|| renewed_by.saturating_duration_since(now).min(longest));
         tokio::select! {
@@ -413,13 +473,18 @@ async fn command(
             () = tokio::time::sleep(pause) => {}
         }
     }
-    let ended = child.ended().unwrap_or(wait::End::Signal(Signal::SIGKILL as u8));
+    let ended = child
+        .ended()
+        .unwrap_or(wait::End::Signal(Signal::SIGKILL as u8));
     Ok(if ending.is_lost {
         Outcome::Lost
     } else if !is_guarded {
         Outcome::Code(crate::FAILED)
     } else if ended == wait::End::Signal(Signal::SIGINT as u8) {
-        Outcome::By { signal: Signal::SIGINT, all: child.had_terminal() }
+        Outcome::By {
+            signal: Signal::SIGINT,
+            all: child.had_terminal(),
+        }
     } else {
         Outcome::Code(ended.code())
     })
@@ -429,10 +494,14 @@ fn shell() -> OsString {
     std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into())
 }
 
-/// What the command is told: of its own lock, whatever an `exec` above said of another.
+/// Returns the environment of the command. It describes the command's own lock, even if an outer
+/// `exec` has set these variables for another lock.
 fn variables(lock: &Lock, kind: Kind, hold: &Hold) -> Variables {
     let owner = hold.owner().to_string();
-    let depth = std::env::var("NESTLOCK_DEPTH").ok().and_then(|depth| depth.parse::<u32>().ok()).unwrap_or_default();
+    let depth = std::env::var("NESTLOCK_DEPTH")
+        .ok()
+        .and_then(|depth| depth.parse::<u32>().ok())
+        .unwrap_or_default();
     let of_lock = Above::variable("TOKEN", lock, kind);
     let token = match hold {
         Hold::Own(guard) => guard.fencing_token().map(|token| token.to_string()),

@@ -1,5 +1,5 @@
-//! What the command began, whichever process group, session or parent that has now. On Linux a subreaper adopts all of it; elsewhere
-//! only the command's process group is known.
+//! The processes that the command starts, whichever process group, session or parent they have now.
+//! On Linux a subreaper adopts all of them; elsewhere only the command's process group is known.
 
 use std::{
     collections::HashSet,
@@ -15,95 +15,123 @@ use nix::{
 
 use crate::wait::{self, End, Event};
 
-/// The command, or a process that it began, directly or not.
+/// The command, or a process that it started, directly or indirectly.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) pid: Pid,
     pub(crate) name: String,
-    /// It belongs to another user: no signal reaches it.
+    /// It belongs to another user, so no signal reaches it.
     pub(crate) is_refused: bool,
 }
 
 impl fmt::Display for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pid, name, is_refused } = self;
-        let why =
-            if *is_refused { "it runs as another user" } else { "it got SIGKILL, and the kernel has not ended it yet" };
+        let Self {
+            pid,
+            name,
+            is_refused,
+        } = self;
+        let why = if *is_refused {
+            "it runs as another user"
+        } else {
+            "it got SIGKILL, and the kernel has not ended it yet"
+        };
         write!(f, "process {pid} ({name}) cannot be ended: {why}")
     }
 }
 
-/// The exit code of a guard that has itself ended all that was below it.
+/// The exit code of a guard that has itself ended everything below it.
 pub(crate) const ENDED_ALL: u8 = 1;
 
-/// Whether a guard that ended like this may have left something of the command: it was killed, or failed.
+/// Returns whether a guard that ended like this may have left processes behind: it was killed, or
+/// failed.
 pub(crate) fn may_leave_some(end: End) -> bool {
     !matches!(end, End::Exit(0 | ENDED_ALL))
 }
 
-/// After how long what was killed is looked for again. Each time twice as long, while it is the same.
+/// First pause before the next attempt to end what is left. It doubles while no new process is
+/// found.
 const AGAIN: Duration = Duration::from_millis(1);
-/// What that comes to at last: for what cannot be ended yet.
+/// Longest pause, for processes that cannot be ended yet.
 pub(crate) const AT_LAST: Duration = Duration::from_millis(500);
-/// How long a guard has to end when nothing is below it any more.
+/// How long a guard has to end after everything below it has ended.
 const ALONE: Duration = Duration::from_millis(100);
-/// How long the kernel has to end what got SIGKILL.
+/// How long the kernel has to end a process that got SIGKILL.
 const KILLED: Duration = Duration::from_secs(2);
 
-/// How often, and for how long, it is tried to end what is left.
+/// How often, and for how long, ending the remaining processes was tried.
 #[derive(Debug)]
 pub(crate) struct Tries {
     seen: HashSet<Pid>,
-    /// The last one, which a signal may have cut short, and when it began.
+    /// The last pause, which a signal may have cut short, and when it began.
     pause: Duration,
     since: Instant,
-    /// In all before that.
+    /// The sum of all earlier pauses.
     paused: Duration,
 }
 
 impl Default for Tries {
     fn default() -> Self {
-        Self { seen: HashSet::new(), pause: Duration::ZERO, since: Instant::now(), paused: Duration::ZERO }
+        Self {
+            seen: HashSet::new(),
+            pause: Duration::ZERO,
+            since: Instant::now(),
+            paused: Duration::ZERO,
+        }
     }
 }
 
 impl Tries {
-    /// How long to wait after one that left these.
+    /// Returns how long to wait after an attempt that left these processes.
     pub(crate) fn pause(&mut self, left: &[Member]) -> Duration {
         self.paused = self.paused();
-        let is_same = left.iter().filter(|member| self.seen.insert(member.pid)).count() == 0;
-        // what begins others and ends is not caught by waiting
-        self.pause = if is_same { (self.pause * 2).clamp(AGAIN, AT_LAST) } else { AGAIN };
+        let is_same = left
+            .iter()
+            .filter(|member| self.seen.insert(member.pid))
+            .count()
+            == 0;
+        // longer pauses never catch a process that forks and exits
+        self.pause = if is_same {
+            (self.pause * 2).clamp(AGAIN, AT_LAST)
+        } else {
+            AGAIN
+        };
         self.since = Instant::now();
         self.pause
     }
 
-    /// How long it was waited. That this program stood still does not count.
+    /// Returns the total time waited. Time in which this process stood still does not count.
     fn paused(&self) -> Duration {
         self.paused + self.since.elapsed().min(self.pause)
     }
 
-    /// Whether a guard that still has nothing below it does not end by itself.
+    /// Returns whether a guard with nothing below it fails to end by itself.
     fn keepers_hang(&self) -> bool {
         self.paused() >= ALONE
     }
 
-    /// Whether the kernel had time to end all of them.
+    /// Returns whether the kernel had time to end all of them.
     pub(crate) fn for_long(&self) -> bool {
         self.paused() >= KILLED
     }
 }
 
-/// Those that cannot be ended, when they were told to `for_long`, or all that are left cannot.
+/// Returns the processes that cannot be ended: all that are left if that was tried `for_long`, or
+/// if all of them belong to another user.
 pub(crate) fn unended(left: &[Member], for_long: bool) -> &[Member] {
-    if for_long || left.iter().all(|member| member.is_refused) { left } else { &[] }
+    if for_long || left.iter().all(|member| member.is_refused) {
+        left
+    } else {
+        &[]
+    }
 }
 
-/// All that is below this process, from now on. It alone reaps, so that all that is known of a number goes with the process.
+/// All processes below this one, from now on. Nothing else reaps them, so a process ID is dropped
+/// as soon as its process is reaped.
 #[derive(Debug)]
 pub(crate) struct Family {
     known: Known,
-    /// What has happened and was not asked for yet: the kernel tells each only once.
+    /// Events that were not fetched yet: the kernel reports each only once.
     news: Vec<Event>,
 }
 
@@ -111,7 +139,7 @@ pub(crate) struct Family {
 enum Known {
     #[cfg(target_os = "linux")]
     Tree(tree::Tree),
-    /// The command's process group is all that can be found.
+    /// Only the command's process group can be found.
     Group(Option<Pid>),
 }
 
@@ -121,19 +149,28 @@ impl Family {
         {
             nix::sys::prctl::set_child_subreaper(true)?;
             if let Some(tree) = tree::Tree::begin() {
-                return Ok(Self { known: Known::Tree(tree), news: Vec::new() });
+                return Ok(Self {
+                    known: Known::Tree(tree),
+                    news: Vec::new(),
+                });
             }
         }
-        Ok(Self { known: Known::Group(None), news: Vec::new() })
+        Ok(Self {
+            known: Known::Group(None),
+            news: Vec::new(),
+        })
     }
 
-    /// Linux has lists of what is below this process, but they are not to be read.
+    /// Returns whether this is Linux, but its lists of child processes cannot be read.
     pub(crate) fn is_blind(&self) -> bool {
         cfg!(target_os = "linux") && matches!(self.known, Known::Group(_))
     }
 
-    /// A process between this one and the command.
-    #[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "nothing finds what it has"))]
+    /// Adds a guard, a process between this one and the command.
+    #[cfg_attr(
+        not(target_os = "linux"),
+        expect(unused_variables, reason = "nothing finds what it has")
+    )]
     pub(crate) fn keeper(&mut self, pid: Pid) {
         match &mut self.known {
             #[cfg(target_os = "linux")]
@@ -142,7 +179,7 @@ impl Family {
         }
     }
 
-    /// It leads a process group of its own.
+    /// Sets the command, which leads a process group of its own.
     pub(crate) fn command(&mut self, pid: Pid) {
         match &mut self.known {
             #[cfg(target_os = "linux")]
@@ -151,17 +188,18 @@ impl Family {
         }
     }
 
-    /// Where a guard has reaped it.
+    /// Notes that a guard has reaped the command.
     pub(crate) fn command_ended(&mut self) {
         match &mut self.known {
             #[cfg(target_os = "linux")]
             Known::Tree(tree) => tree.command = None,
-            // what it left behind is in that group
+            // the processes that it left behind are in that group
             Known::Group(_) => {}
         }
     }
 
-    /// What has happened to children since this was asked last. What has ended is reaped.
+    /// Returns what has happened to children since the last call. Children that have ended are
+    /// reaped.
     pub(crate) fn news(&mut self) -> io::Result<Vec<Event>> {
         match &mut self.known {
             #[cfg(target_os = "linux")]
@@ -171,7 +209,7 @@ impl Family {
         Ok(std::mem::take(&mut self.news))
     }
 
-    /// Whether this is the command, or one that it began.
+    /// Returns whether this is the command, or a process that it started.
     pub(crate) fn has(&self, pid: Pid) -> bool {
         match &self.known {
             #[cfg(target_os = "linux")]
@@ -180,17 +218,21 @@ impl Family {
         }
     }
 
-    /// Whether there is anything that no keeper but this process has.
+    /// Returns whether anything is left below this process, apart from the guards.
     pub(crate) fn has_any(&self) -> bool {
         match &self.known {
             #[cfg(target_os = "linux")]
             Known::Tree(tree) => tree.has_any(),
             Known::Group(_) if cfg!(target_os = "linux") => wait::has_children(),
-            Known::Group(group) => group.is_some_and(|group| killpg(group, None) != Err(Errno::ESRCH)),
+            Known::Group(group) => {
+                group.is_some_and(|group| killpg(group, None) != Err(Errno::ESRCH))
+            }
         }
     }
 
-    /// Sends it to those whose parent has ended, and to all of their process groups. The groups that `skip` names have had it.
+    /// Sends a signal to the processes whose parent has ended, and to all members of their process
+    /// groups. Leaves out those that `skip` selects by process ID and group. Returns the processes
+    /// that got it.
     pub(crate) fn tell(&self, signal: Signal, skip: impl Fn(Pid, Pid) -> bool) -> Vec<Pid> {
         match &self.known {
             #[cfg(target_os = "linux")]
@@ -205,8 +247,9 @@ impl Family {
         }
     }
 
-    /// Ends all of them: those that were still there. Again, until there are none. The keepers that do not end by themselves are
-    /// ended, too, where nothing is left for them to adopt: one that is killed tells nothing more.
+    /// Kills all of them, and returns those that were still there. The caller repeats this until
+    /// there are none. Guards that do not end by themselves are killed too, but only when nothing
+    /// is left for them to adopt: a killed guard reports nothing more.
     pub(crate) fn end(&mut self, tries: &Tries) -> Vec<Member> {
         match &mut self.known {
             #[cfg(target_os = "linux")]
@@ -239,26 +282,28 @@ mod tree {
 
     use super::{Event, HashSet, Member, Pid, Signal, Tries, io, may_leave_some, wait};
 
-    /// How often it is looked whether more have been begun while the others were stopped.
+    /// How often the search for processes is repeated, as some may start while others are being
+    /// stopped.
     const LOOKS: u32 = 16;
 
-    /// Of the kernel's flags of a process, in its `include/linux/sched.h`.
+    /// The kernel's flag of a process that is exiting, from its `include/linux/sched.h`.
     const PF_EXITING: u32 = 4;
 
-    /// What is found by the lists in `/proc`.
+    /// The processes that the lists in `/proc` show.
     #[derive(Debug)]
     pub(crate) struct Tree {
-        /// Those that adopt, and end last: this process first.
+        /// The processes that adopt orphans, and end last: this process first.
         keepers: Vec<Pid>,
-        /// The children that this process had before, and has still.
+        /// Children of this process that do not belong to the command.
         others: HashSet<Pid>,
-        /// Whether what the command leaves behind comes to this process: there is no guard between them, or one was lost.
+        /// Whether this process adopts what the command leaves behind: there is no guard between
+        /// them, or a guard was lost.
         adopts: bool,
-        /// While it runs.
+        /// The command, while it runs.
         pub(super) command: Option<Pid>,
     }
 
-    /// One of them, and who had it when it was found.
+    /// A process, and its parent when it was found.
     #[derive(Debug, Clone, Copy)]
     struct Found {
         pid: Pid,
@@ -266,12 +311,19 @@ mod tree {
     }
 
     impl Tree {
-        /// `None`: the `/proc` here is that of other processes.
+        /// Creates the tree. Returns `None` if `/proc` shows the processes of another namespace.
         pub(super) fn begin() -> Option<Self> {
             let own = getpid();
-            let said = fs::read_link("/proc/self").ok().and_then(|said| pid(said.to_str()?));
+            let said = fs::read_link("/proc/self")
+                .ok()
+                .and_then(|said| pid(said.to_str()?));
             let others = || Lists::look().children(own).into_iter().collect();
-            (said == Some(own)).then(|| Self { keepers: vec![own], others: others(), adopts: true, command: None })
+            (said == Some(own)).then(|| Self {
+                keepers: vec![own],
+                others: others(),
+                adopts: true,
+                command: None,
+            })
         }
 
         pub(super) fn keeper(&mut self, pid: Pid) {
@@ -279,21 +331,33 @@ mod tree {
             self.adopts = false;
         }
 
-        /// Knows what has come to this process from elsewhere, before it ends the first guard itself.
+        /// Records the children that came to this process from elsewhere, before it kills the first
+        /// guard.
         fn know_others(&mut self) {
-            let Some(guard) = self.keepers.get(1).filter(|_| !self.adopts) else { return };
+            let Some(guard) = self.keepers.get(1).filter(|_| !self.adopts) else {
+                return;
+            };
             let here = Lists::look().children(self.keepers[0]);
-            // what others may have killed meanwhile adopts nothing more: some of these may be the command's
+            // a guard that was killed in the meantime no longer adopts: some of these children may
+            // be the command's
             if Stat::of(*guard).is_some_and(|stat| !stat.is_exiting) {
-                self.others.extend(here.into_iter().filter(|pid| pid != guard));
+                self.others
+                    .extend(here.into_iter().filter(|pid| pid != guard));
             }
         }
 
-        /// Reaps what has ended, and forgets it. Returns the numbers, which others may have next.
+        /// Reaps children that have ended, and drops them. Returns their process IDs, which may be
+        /// reused.
         pub(super) fn reap(&mut self, news: &mut Vec<Event>) -> io::Result<Vec<Pid>> {
             let before = news.len();
             let reaped = wait::news(news);
-            let end = |event: &Event| if let Event::Ended(pid, end) = event { Some((*pid, *end)) } else { None };
+            let end = |event: &Event| {
+                if let Event::Ended(pid, end) = event {
+                    Some((*pid, *end))
+                } else {
+                    None
+                }
+            };
             let ended: Vec<_> = news[before..].iter().filter_map(end).collect();
             for (pid, end) in &ended {
                 self.others.remove(pid);
@@ -314,14 +378,23 @@ mod tree {
             if self.adopts && self.others.is_empty() {
                 return wait::has_children();
             }
-            // a child that ends while the list is read may hide another one
-            (0..2).any(|_| self.all().iter().any(|found| Stat::of_living(*found).is_some()))
+            // a child that ends while the list is read may hide another one, so read it twice
+            (0..2).any(|_| {
+                self.all()
+                    .iter()
+                    .any(|found| Stat::of_living(*found).is_some())
+            })
         }
 
         pub(super) fn tell(&self, signal: Signal, skip: impl Fn(Pid, Pid) -> bool) -> Vec<Pid> {
             let lists = Lists::look();
             let orphans = self.keepers.iter().flat_map(|parent| {
-                self.children(&lists, *parent).map(|pid| Found { pid, parent: *parent }).collect::<Vec<_>>()
+                self.children(&lists, *parent)
+                    .map(|pid| Found {
+                        pid,
+                        parent: *parent,
+                    })
+                    .collect::<Vec<_>>()
             });
             let groups: HashSet<Pid> = orphans
                 .filter(|found| !self.keepers.contains(&found.pid))
@@ -329,15 +402,16 @@ mod tree {
                 .filter(|(pid, group)| !skip(*pid, *group))
                 .map(|(_, group)| group)
                 .collect();
-            // not all are looked at each time: there may be thousands
+            // do not visit all of them each time: there may be thousands
             if groups.is_empty() {
                 return Vec::new();
             }
             let all = self.all();
             let family = self.with_keepers(&all);
             let told = all.iter().filter(|found| {
-                Stat::of_living(**found)
-                    .is_some_and(|stat| groups.contains(&stat.group) && !skip(found.pid, stat.group))
+                Stat::of_living(**found).is_some_and(|stat| {
+                    groups.contains(&stat.group) && !skip(found.pid, stat.group)
+                })
             });
             told.map(|found| {
                 let _ = send(*found, signal, &family);
@@ -348,13 +422,15 @@ mod tree {
 
         pub(super) fn end(&mut self, tries: &Tries, news: &mut Vec<Event>) -> Vec<Member> {
             if let Some(command) = self.command {
-                // at once, however many they are, and however busy they keep the machine
+                // all at once, however many they are, and however busy they keep the machine
                 let _ = killpg(command, Signal::SIGSTOP);
             }
             let (mut all, mut family) = (Vec::<Found>::new(), self.with_keepers(&[]));
-            // stopped first, each before its children are looked for: none begins more, or sees another one end and goes on
+            // stop each process before its children are searched for: it can start no more, and
+            // cannot react to the end of another one
             for _ in 0..LOOKS {
-                // a chain of fork and exit is faster than the looking
+                // a chain of fork and exit is faster than the search, so the IDs of ended processes
+                // may be reused
                 for ended in self.reap(news).unwrap_or_default() {
                     family.remove(&ended);
                 }
@@ -371,19 +447,31 @@ mod tree {
             }
             let kill = |found: &Found| {
                 let (stat, sent) = send(*found, Signal::SIGKILL, &family)?;
-                Some(Member { pid: found.pid, name: stat.name, is_refused: sent == Err(Errno::EPERM) })
+                Some(Member {
+                    pid: found.pid,
+                    name: stat.name,
+                    is_refused: sent == Err(Errno::EPERM),
+                })
             };
             let mut left: Vec<Member> = all.iter().rev().filter_map(kill).collect();
             if left.is_empty() && tries.keepers_hang() {
                 self.know_others();
                 let pairs = self.keepers.windows(2).rev();
-                left.extend(pairs.filter_map(|pair| kill(&Found { pid: pair[1], parent: pair[0] })));
+                left.extend(pairs.filter_map(|pair| {
+                    kill(&Found {
+                        pid: pair[1],
+                        parent: pair[0],
+                    })
+                }));
             }
             left
         }
 
         fn with_keepers(&self, all: &[Found]) -> HashSet<Pid> {
-            all.iter().map(|found| found.pid).chain(self.keepers.iter().copied()).collect()
+            all.iter()
+                .map(|found| found.pid)
+                .chain(self.keepers.iter().copied())
+                .collect()
         }
 
         fn all(&self) -> Vec<Found> {
@@ -393,17 +481,24 @@ mod tree {
             all
         }
 
-        /// The children that are of the family, or keepers of it.
+        /// Returns the children that belong to the command, or are guards.
         fn children(&self, lists: &Lists, parent: Pid) -> impl Iterator<Item = Pid> {
-            // of what the command did not begin some may come to this process, too
+            // this process may also adopt orphans that the command did not start
             let is_here = move |pid: &Pid| {
-                if self.adopts { !self.others.contains(pid) } else { self.keepers.get(1) == Some(pid) }
+                if self.adopts {
+                    !self.others.contains(pid)
+                } else {
+                    self.keepers.get(1) == Some(pid)
+                }
             };
             let is_own = parent == self.keepers[0];
-            lists.children(parent).into_iter().filter(move |pid| !is_own || is_here(pid))
+            lists
+                .children(parent)
+                .into_iter()
+                .filter(move |pid| !is_own || is_here(pid))
         }
 
-        /// Parents before children.
+        /// Visits all processes, parents before children.
         fn walk(&self, mut sees: impl FnMut(Found)) {
             let lists = Lists::look();
             let mut known = HashSet::new();
@@ -411,7 +506,7 @@ mod tree {
             let mut at = 0;
             while let Some(parent) = parents.get(at).copied() {
                 for pid in self.children(&lists, parent) {
-                    // what is adopted meanwhile has two parents
+                    // a process that is adopted during the walk has two parents
                     if known.insert(pid) {
                         sees(Found { pid, parent });
                         parents.push(pid);
@@ -424,7 +519,8 @@ mod tree {
 
     struct Stat {
         name: String,
-        /// The kernel has begun to end it, and gives what it would adopt to the next one above it.
+        /// The kernel has begun to end it, and passes the orphans that it would adopt to the next
+        /// subreaper above it.
         is_exiting: bool,
         has_ended: bool,
         parent: Pid,
@@ -435,68 +531,105 @@ mod tree {
         fn of(pid: Pid) -> Option<Self> {
             let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
             let text = String::from_utf8_lossy(&text);
-            // the name may be anything
+            // the name may contain anything, so split at the last parenthesis
             let (head, rest) = text.rsplit_once(") ")?;
             let mut words = rest.split(' ');
-            // of a process whose first thread has ended, the others may be at work; only threads that are not ended are listed
-            let others = || fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|threads| threads.count() > 1);
+            // the first thread may have ended while others still run; other threads that have ended
+            // are not listed
+            let others = || {
+                fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|threads| threads.count() > 1)
+            };
             let has_ended = matches!(words.next()?, "Z" | "X") && !others();
             let mut number = || words.next()?.parse().ok();
             let (parent, group) = (Pid::from_raw(number()?), Pid::from_raw(number()?));
-            // session, terminal, its foreground
+            // skip the session, the terminal and its foreground group
             let flags: u32 = words.nth(3)?.parse().ok()?;
             let (name, is_exiting) = (head.split_once(" (")?.1.to_owned(), flags & PF_EXITING != 0);
-            Some(Self { name, is_exiting, has_ended, parent, group })
+            Some(Self {
+                name,
+                is_exiting,
+                has_ended,
+                parent,
+                group,
+            })
         }
 
-        /// `None`: it has ended, or is another's by now. Of what `/proc` hides is known no more than that it is there.
+        /// Returns the state of a process. Returns `None` if it has ended. Of a process that
+        /// `/proc` hides, only its existence is known.
         fn of_living(found: Found) -> Option<Self> {
             let Found { pid, parent } = found;
-            let is_there = || kill(pid, None) != Err(Errno::ESRCH) && Lists::look().children(parent).contains(&pid);
-            let hidden =
-                || Self { name: "hidden by /proc".to_owned(), is_exiting: false, has_ended: false, parent, group: pid };
+            let is_there = || {
+                kill(pid, None) != Err(Errno::ESRCH)
+                    && Lists::look().children(parent).contains(&pid)
+            };
+            let hidden = || Self {
+                name: "hidden by /proc".to_owned(),
+                is_exiting: false,
+                has_ended: false,
+                parent,
+                group: pid,
+            };
             let stat = Self::of(pid).or_else(|| is_there().then(hidden));
             stat.filter(|stat| !stat.has_ended)
         }
     }
 
-    /// `None`: it has ended, or is another one by now.
-    fn send(found: Found, signal: Signal, family: &HashSet<Pid>) -> Option<(Stat, Result<(), Errno>)> {
+    /// Sends a signal. Returns `None` if the process has ended, or its ID belongs to another
+    /// process by now.
+    fn send(
+        found: Found,
+        signal: Signal,
+        family: &HashSet<Pid>,
+    ) -> Option<(Stat, Result<(), Errno>)> {
         let pid = found.pid;
-        let opened = process::pidfd_open(process::Pid::from_raw(pid.as_raw())?, PidfdFlags::empty());
-        // after it was opened: what it stands for is of this family
+        let opened =
+            process::pidfd_open(process::Pid::from_raw(pid.as_raw())?, PidfdFlags::empty());
+        // only after the open, so that the descriptor is known to stand for a member of this family
         let stat = Stat::of_living(found).filter(|stat| family.contains(&stat.parent))?;
         let sent = match (opened, process::Signal::from_named_raw(signal as i32)) {
-            (Ok(process), Some(signal)) => {
-                process::pidfd_send_signal(&process, signal).map_err(|error| Errno::from_raw(error.raw_os_error()))
-            }
+            (Ok(process), Some(signal)) => process::pidfd_send_signal(&process, signal)
+                .map_err(|error| Errno::from_raw(error.raw_os_error())),
             (Err(rustix::io::Errno::SRCH), _) => return None,
-            // before Linux 5.3, or in a sandbox that knows no such call
+            // before Linux 5.3, or in a sandbox without this system call
             _ => kill(pid, signal),
         };
         (sent != Err(Errno::ESRCH)).then_some((stat, sent))
     }
 
-    /// Who is whose child.
+    /// The children of each process.
     enum Lists {
-        /// The kernel says it of each process.
+        /// The kernel lists them for each process.
         Kernel,
-        /// As it was when it was looked at.
+        /// A snapshot of all processes by their parents.
         ByParent(HashMap<Pid, Vec<Pid>>),
     }
 
     impl Lists {
         fn look() -> Self {
-            let are_there = fs::exists("/proc/thread-self/children").is_ok_and(|are_there| are_there);
-            if are_there { Self::Kernel } else { Self::by_parent() }
+            let are_there =
+                fs::exists("/proc/thread-self/children").is_ok_and(|are_there| are_there);
+            if are_there {
+                Self::Kernel
+            } else {
+                Self::by_parent()
+            }
         }
 
         fn children(&self, parent: Pid) -> Vec<Pid> {
             match self {
                 Self::Kernel => {
-                    let threads = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
-                    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-                    lists.flat_map(|list| list.split_whitespace().filter_map(pid).collect::<Vec<_>>()).collect()
+                    let threads = fs::read_dir(format!("/proc/{parent}/task"))
+                        .into_iter()
+                        .flatten()
+                        .flatten();
+                    let lists = threads.filter_map(|thread| {
+                        fs::read_to_string(thread.path().join("children")).ok()
+                    });
+                    lists
+                        .flat_map(|list| {
+                            list.split_whitespace().filter_map(pid).collect::<Vec<_>>()
+                        })
+                        .collect()
                 }
                 Self::ByParent(all) => all.get(&parent).cloned().unwrap_or_default(),
             }
@@ -527,7 +660,10 @@ mod tree {
         #[test]
         fn children_are_found_with_and_without_the_kernels_lists() {
             let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-            let found = Found { pid: Pid::from_raw(child.id().cast_signed()), parent: getpid() };
+            let found = Found {
+                pid: Pid::from_raw(child.id().cast_signed()),
+                parent: getpid(),
+            };
             assert!(Lists::Kernel.children(getpid()).contains(&found.pid));
             assert!(Lists::by_parent().children(getpid()).contains(&found.pid));
             assert_eq!(Stat::of(found.pid).unwrap().parent, getpid());
@@ -549,7 +685,7 @@ mod tests {
             tries.pause(&[]);
         }
         assert!(!tries.for_long());
-        // nor does a sleep count for more than was to be waited
+        // a sleep of the machine counts for no more than the pause
         assert!(tries.pause(&[]) == AT_LAST);
         tries.since = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
         assert!(tries.keepers_hang() && !tries.for_long());

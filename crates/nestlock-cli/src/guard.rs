@@ -1,5 +1,6 @@
-//! The guards between nestlock and the command, which are this program, too. Each adopts what the command leaves behind, and ends
-//! all that is below it when nestlock, or the guard below it, is gone.
+//! The guards between nestlock and the command, which run this same program. Each adopts what the
+//! command leaves behind, and ends everything below it when nestlock, or the guard below it, is
+//! gone.
 
 use std::{
     ffi::OsString,
@@ -36,28 +37,33 @@ const NOT_EXECUTABLE: u8 = 126;
 const GUARD: &str = "__guard";
 /// The first argument of the step between the last guard and the command.
 const STEP: &str = "__step";
-/// One more than may be killed along with nestlock.
+/// Number of guards: one more than may be killed along with nestlock.
 const GUARDS: u8 = 2;
-/// How often what is left is looked at while it is asked to end.
+/// How often the remaining processes are checked after they got TERM.
 pub(crate) const LEFT: Duration = Duration::from_millis(20);
-/// Of stops no more is told than this, in bytes that nestlock has not read: while it stands still, the end and the deadline have room.
+/// No stop is reported while nestlock has this many unread bytes. That leaves room for the end and
+/// the deadline while nestlock stands still.
 const UNREAD: u64 = 1_000;
-/// How often at least a guard looks. A machine that slept wakes up in the midst of a pause; and elsewhere than on Linux no signal
-/// tells of a process group's end.
-const LOOK: Duration = if cfg!(target_os = "linux") { Duration::from_millis(500) } else { LEFT };
+/// Longest pause between two checks of a guard. A suspended machine may wake up in the middle of a
+/// pause; and on systems other than Linux no signal reports the end of a process group.
+const LOOK: Duration = if cfg!(target_os = "linux") {
+    Duration::from_millis(500)
+} else {
+    LEFT
+};
 
-/// What the guards tell nestlock.
+/// A message of a guard to nestlock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Told {
-    /// This is one.
+    /// The process ID of a guard.
     Guard(Pid),
-    /// This is the command.
+    /// The process ID of the command.
     Begun(Pid),
     Stopped(Signal),
     Ended(End),
     /// The guard of the command was killed, and the command with it.
     Unguarded,
-    /// nestlock stood still until the deadline: all of it is ended.
+    /// nestlock stood still until the deadline, so everything is being ended.
     Overdue,
 }
 
@@ -93,62 +99,89 @@ impl Told {
     }
 }
 
-/// The first guard, to which the command's own words are still to be added. `life` ends with nestlock, `told` is for messages.
+/// Returns the `Command` for the first guard; the caller adds the user's command. `life` ends with
+/// nestlock, and `told` is for messages.
 pub(crate) fn command(
     life: &PipeReader,
     told: &PipeWriter,
     deadline: &Deadline,
     takes_terminal: bool,
 ) -> io::Result<Command> {
-    let (life, told, deadline) = (passed_on(life)?, passed_on(told)?, passed_on(&deadline.file())?);
-    Guard { below: GUARDS - 1, life, told, deadline, takes_terminal }.command()
+    let (life, told, deadline) = (
+        passed_on(life)?,
+        passed_on(told)?,
+        passed_on(&deadline.file())?,
+    );
+    Guard {
+        below: GUARDS - 1,
+        life,
+        told,
+        deadline,
+        takes_terminal,
+    }
+    .command()
 }
 
-/// Lets the next program inherit a descriptor: its number.
+/// Lets the next program inherit a descriptor, and returns its number.
 fn passed_on(end: &impl AsFd) -> io::Result<RawFd> {
     fcntl(end.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
     Ok(end.as_fd().as_raw_fd())
 }
 
-/// A descriptor that was passed on, as one of this program's own.
+/// Opens an inherited descriptor as a file of this process.
 fn inherited(end: RawFd, writes: bool) -> io::Result<File> {
-    let fds = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
-    File::options().read(!writes).write(writes).open(format!("{fds}/{end}"))
+    let fds = if cfg!(target_os = "linux") {
+        "/proc/self/fd"
+    } else {
+        "/dev/fd"
+    };
+    File::options()
+        .read(!writes)
+        .write(writes)
+        .open(format!("{fds}/{end}"))
 }
 
-/// This program, though it may have been replaced while it waited for the lock.
+/// Returns this program. On Linux this works even if its file was replaced while nestlock waited
+/// for the lock.
 fn own_program() -> io::Result<Command> {
-    let path: PathBuf = if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { std::env::current_exe()? };
+    let path: PathBuf = if cfg!(target_os = "linux") {
+        "/proc/self/exe".into()
+    } else {
+        std::env::current_exe()?
+    };
     let mut command = Command::new(path);
-    // a group of its own: what is meant for nestlock's, or for the command's, does not reach a guard
+    // a process group of its own, so that signals for nestlock's or the command's do not reach a
+    // guard
     command.arg0("nestlock").process_group(0);
     Ok(command)
 }
 
-/// Whether the command is stopped now.
+/// Returns whether the command is stopped now.
 pub(crate) fn is_stopped(command: Pid) -> bool {
-    // its name may be anything
+    // read as bytes: the process name in it may not be text
     let stat = std::fs::read(format!("/proc/{command}/stat"));
-    stat.map_or(cfg!(not(target_os = "linux")), |stat| String::from_utf8_lossy(&stat).contains(") T "))
+    stat.map_or(cfg!(not(target_os = "linux")), |stat| {
+        String::from_utf8_lossy(&stat).contains(") T ")
+    })
 }
 
-/// What this program is begun for, if it is not by a user.
+/// The role of a process that nestlock itself starts.
 pub(crate) enum Part {
     Guard(Guard, Vec<OsString>),
-    /// What becomes the command.
+    /// The process that becomes the user's command.
     Step {
         parent: Pid,
         takes_terminal: bool,
-        /// The guard writes a byte when it has told nestlock of the command.
+        /// The guard writes a byte here after it has reported the command to nestlock.
         may: RawFd,
         program: Vec<OsString>,
     },
 }
 
-/// A guard, as its arguments say.
+/// A guard, as its arguments describe it.
 #[derive(Clone, Copy)]
 pub(crate) struct Guard {
-    /// How many more are to be below it.
+    /// How many guards follow below it.
     below: u8,
     life: RawFd,
     told: RawFd,
@@ -164,13 +197,29 @@ impl Part {
         let mut args = std::env::args_os().skip(1);
         match args.next()?.to_str()? {
             GUARD => {
-                let (below, life, told) = (number(&mut args)?, number(&mut args)?, number(&mut args)?);
+                let (below, life, told) =
+                    (number(&mut args)?, number(&mut args)?, number(&mut args)?);
                 let (deadline, takes_terminal) = (number(&mut args)?, number(&mut args)?);
-                Some(Self::Guard(Guard { below, life, told, deadline, takes_terminal }, args.collect()))
+                Some(Self::Guard(
+                    Guard {
+                        below,
+                        life,
+                        told,
+                        deadline,
+                        takes_terminal,
+                    },
+                    args.collect(),
+                ))
             }
             STEP => {
-                let (parent, takes_terminal) = (Pid::from_raw(number(&mut args)?), number(&mut args)?);
-                Some(Self::Step { parent, takes_terminal, may: number(&mut args)?, program: args.collect() })
+                let (parent, takes_terminal) =
+                    (Pid::from_raw(number(&mut args)?), number(&mut args)?);
+                Some(Self::Step {
+                    parent,
+                    takes_terminal,
+                    may: number(&mut args)?,
+                    program: args.collect(),
+                })
             }
             _ => None,
         }
@@ -179,7 +228,8 @@ impl Part {
     pub(crate) fn run(self) -> ExitCode {
         match self {
             Self::Guard(guard, program) => {
-                // on this thread, and no other: the command is told of the end of the thread that began it
+                // on this thread and no other: the command is killed at the end of the thread that
+                // started it
                 match crate::runtime().and_then(|runtime| runtime.block_on(guard.run(&program))) {
                     Ok(true) => ExitCode::SUCCESS,
                     Ok(false) => ExitCode::from(ENDED_ALL),
@@ -189,7 +239,12 @@ impl Part {
                     }
                 }
             }
-            Self::Step { parent, takes_terminal, may, program } => step(parent, takes_terminal, may, &program),
+            Self::Step {
+                parent,
+                takes_terminal,
+                may,
+                program,
+            } => step(parent, takes_terminal, may, &program),
         }
     }
 }
@@ -197,7 +252,11 @@ impl Part {
 impl Guard {
     fn command(self) -> io::Result<Command> {
         let mut command = own_program()?;
-        command.arg(GUARD).args([self.below.to_string(), self.life.to_string(), self.told.to_string()]);
+        command.arg(GUARD).args([
+            self.below.to_string(),
+            self.life.to_string(),
+            self.told.to_string(),
+        ]);
         command.args([self.deadline.to_string(), self.takes_terminal.to_string()]);
         Ok(command)
     }
@@ -209,27 +268,39 @@ impl Guard {
         Ok(())
     }
 
-    /// Until all that is below it has ended. `false`: it ended that itself.
+    /// Runs until everything below has ended. Returns `false` if this guard ended it.
     async fn run(self, program: &[OsString]) -> io::Result<bool> {
-        // none of them is for a guard
+        // the listeners only keep these signals from ending a guard
         let mut signals = Signals::listen()?;
         let mut family = Family::begin()?;
-        let (life, told) = (Receiver::from_file(inherited(self.life, false)?)?, inherited(self.told, true)?);
+        let (life, told) = (
+            Receiver::from_file(inherited(self.life, false)?)?,
+            inherited(self.told, true)?,
+        );
         let deadline = Deadline::of(inherited(self.deadline, false)?);
-        // not waited for where it is full, as nestlock stands still
+        // do not wait while the pipe is full, as nestlock stands still then
         fcntl(&told, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let tell = |what: Told| (&told).write_all(&what.to_bytes());
         tell(Told::Guard(getpid()))?;
         let (is_last, mut is_well) = (self.below == 0, true);
         let begins = if is_last { Some(pipe()?) } else { None };
         let mut next = if let Some((may, _)) = &begins {
-            // not for the command
+            // the command must not inherit these
             self.close()?;
             let mut step = own_program()?;
-            step.args([STEP, &getpid().to_string(), &self.takes_terminal.to_string(), &passed_on(may)?.to_string()]);
+            step.args([
+                STEP,
+                &getpid().to_string(),
+                &self.takes_terminal.to_string(),
+                &passed_on(may)?.to_string(),
+            ]);
             step
         } else {
-            Self { below: self.below - 1, ..self }.command()?
+            Self {
+                below: self.below - 1,
+                ..self
+            }
+            .command()?
         };
         let begun = Pid::from_raw(signals.spawn(next.args(program))?.id().cast_signed());
         if let Some((may, mut begin)) = begins {
@@ -237,12 +308,13 @@ impl Guard {
             family.command(begun);
             is_well = !deadline.left()?.is_zero();
             if is_well {
-                // the command begins when nestlock knows of it: a guard that is killed before that leaves none behind
+                // the command starts only when nestlock knows of it: a guard that is killed before
+                // that leaves no command behind
                 tell(Told::Begun(begun))?;
-                // the step may have been killed: that is seen below
+                // the step may have been killed, which the loop below notices
                 let _ = begin.write_all(&[0]);
             } else {
-                // the step ends by itself
+                // without the byte, the step ends by itself
                 tell(Told::Overdue)?;
             }
         } else {
@@ -256,7 +328,7 @@ impl Guard {
             for event in family.news()? {
                 match event {
                     Event::Childless => is_childless = !family.has_any(),
-                    // its number may be another's after its end
+                    // after the end its process ID may be reused
                     Event::Stopped(pid, signal) if is_last && child == Some(pid) => {
                         if rustix::io::ioctl_fionread(&told).is_ok_and(|unread| unread < UNREAD) {
                             let _ = tell(Told::Stopped(signal));
@@ -294,7 +366,7 @@ impl Guard {
                 }
             } else {
                 let left = family.end(&tries);
-                // the last one says it, while there is one
+                // the lowest guard that is left reports it
                 if is_alone && !is_said {
                     for member in unended(&left, false) {
                         warn(format_args!(
@@ -309,7 +381,7 @@ impl Guard {
     }
 }
 
-/// Until nestlock is gone, which never writes anything.
+/// Waits until nestlock is gone. nestlock never writes to this pipe.
 async fn gone(life: &Receiver) {
     while life.readable().await.is_ok() {
         match life.try_read(&mut [0]) {
@@ -319,14 +391,14 @@ async fn gone(life: &Receiver) {
     }
 }
 
-/// Becomes the command, when nestlock knows of it, and unless who began it has died.
+/// Becomes the command when nestlock knows of it, unless the guard has died.
 fn step(parent: Pid, takes_terminal: bool, may: RawFd, program: &[OsString]) -> ExitCode {
     #[cfg(target_os = "linux")]
     if let Err(error) = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL) {
         warn(format_args!("the command would outlive nestlock: {error}"));
         return ExitCode::from(crate::FAILED);
     }
-    // it may have died before that
+    // the guard may have died before the signal was requested
     if getppid() != parent {
         return ExitCode::from(crate::FAILED);
     }
@@ -335,10 +407,12 @@ fn step(parent: Pid, takes_terminal: bool, may: RawFd, program: &[OsString]) -> 
         return ExitCode::from(crate::FAILED);
     }
     if takes_terminal {
-        // before it reads
+        // before the command reads from it
         terminal::give(getpgrp());
     }
-    let Some((program, args)) = program.split_first() else { return ExitCode::from(crate::USAGE) };
+    let Some((program, args)) = program.split_first() else {
+        return ExitCode::from(crate::USAGE);
+    };
     let error = Command::new(program).args(args).exec();
     warn(format_args!("{}: {error}", program.display()));
     let missing = error.kind() == io::ErrorKind::NotFound;

@@ -35,7 +35,7 @@ impl Kind {
         }
     }
 
-    /// By which a record of this sort is freed.
+    /// Returns a kind that can free a record of this sort.
     pub(crate) fn of(record: Record) -> Self {
         match record {
             Record::Reentrant => Self::Reentrant,
@@ -47,20 +47,25 @@ impl Kind {
         }
     }
 
-    /// Whether a lock of this kind may have a record of this sort.
+    /// Returns whether a lock of this kind may have a record of this sort.
     pub(crate) fn has(self, record: Record) -> bool {
         match self {
-            Self::Reentrant | Self::NonReentrant | Self::Fair | Self::NonReentrantFair | Self::Fenced | Self::Spin => {
+            Self::Reentrant
+            | Self::NonReentrant
+            | Self::Fair
+            | Self::NonReentrantFair
+            | Self::Fenced
+            | Self::Spin => {
                 matches!(record, Record::Reentrant | Record::Fair)
             }
-            // either half of the same lock
+            // the record may be that of either half of the same lock
             Self::Read | Self::Write => matches!(record, Record::Read | Record::Write),
             Self::Signal => record == Record::Signal,
             Self::String => record == Record::String,
         }
     }
 
-    /// What it is called in the table of permissions.
+    /// Returns the name of the kind in the table of permissions.
     pub(crate) fn permissions(self) -> &'static str {
         match self {
             Self::Reentrant | Self::NonReentrant | Self::Spin => "reentrant",
@@ -72,8 +77,10 @@ impl Kind {
         }
     }
 
-    /// As it is written on the command line.
+    /// Returns the name of the kind on the command line.
     pub(crate) fn name(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+        self.to_possible_value()
+            .map(|value| value.get_name().to_owned())
+            .unwrap_or_default()
     }
 }

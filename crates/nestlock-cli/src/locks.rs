@@ -1,16 +1,17 @@
-//! What a lock is on a server, and how it is told. What the server does not say is `None`, never zero.
+//! A lock as a server has it, and its forms for display. What the server does not report is `None`,
+//! never zero.
 
 use fred::types::Value;
 use serde_json::json;
 
 use crate::node::{lossy, pairs, text};
 
-/// What the record says of its kind.
+/// The kind of a lock, as far as its record shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Record {
-    /// Of a reentrant lock, and of all kinds that have the same.
+    /// A reentrant lock, or another kind with the same record.
     Reentrant,
-    /// The same, with a queue.
+    /// The same record, with a wait queue.
     Fair,
     Read,
     Write,
@@ -31,12 +32,12 @@ impl Record {
     }
 }
 
-/// Who waits, as far as the server knows.
+/// The waiters, as far as the server knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Waiting {
-    /// Client processes that listen for its release.
+    /// Client processes that are subscribed to its releases.
     Clients(u64),
-    /// In its queue.
+    /// Tasks in its wait queue.
     Tasks(u64),
 }
 
@@ -51,29 +52,31 @@ impl Waiting {
 /// A lock that is held.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Without the prefix.
+    /// The name, without the prefix.
     pub(crate) name: String,
     pub(crate) record: Record,
-    /// Each owner, and how often it holds the lock.
+    /// Each owner, with its hold count.
     pub(crate) holders: Vec<(String, u64)>,
-    /// In milliseconds.
+    /// The TTL in milliseconds.
     pub(crate) ttl: Option<u64>,
     pub(crate) waiting: Option<Waiting>,
-    /// The last token that was given at this name: perhaps not to this holder.
+    /// The last fencing token that was given at this name, perhaps not to this holder.
     pub(crate) last_token: Option<u64>,
 }
 
 impl Found {
-    /// Of which kind it may be besides: a plain hold's record is a fenced one's, and the tokens of a name outlive its holds.
+    /// Returns which kind it may be instead: a fenced lock has the same record as a reentrant one,
+    /// and the tokens of a name outlive its holds.
     pub(crate) fn maybe(&self) -> Option<&'static str> {
         (self.record == Record::Reentrant && self.last_token.is_some()).then_some("fenced")
     }
 
     pub(crate) fn kind_text(&self) -> String {
-        self.maybe().map_or_else(|| self.record.name().to_owned(), |kind| format!("{kind}?"))
+        self.maybe()
+            .map_or_else(|| self.record.name().to_owned(), |kind| format!("{kind}?"))
     }
 
-    /// The holders, as there is room for them in a line.
+    /// Returns the holders in a form that fits into a line.
     pub(crate) fn holder(&self) -> String {
         match &self.holders[..] {
             [] => "-".to_owned(),
@@ -100,13 +103,17 @@ impl Found {
     }
 
     pub(crate) fn token_text(&self) -> String {
-        self.last_token.map_or("-".to_owned(), |token| token.to_string())
+        self.last_token
+            .map_or("-".to_owned(), |token| token.to_string())
     }
 
-    /// One object, of the first version of this format.
+    /// Returns a JSON object, in the first version of this format.
     pub(crate) fn json(&self) -> serde_json::Value {
-        let holders: Vec<_> =
-            self.holders.iter().map(|(owner, holds)| json!({ "owner": owner, "holds": holds })).collect();
+        let holders: Vec<_> = self
+            .holders
+            .iter()
+            .map(|(owner, holds)| json!({ "owner": owner, "holds": holds }))
+            .collect();
         let (tasks, clients) = match self.waiting {
             Some(Waiting::Tasks(tasks)) => (Some(tasks), None),
             Some(Waiting::Clients(clients)) => (None, Some(clients)),
@@ -119,12 +126,17 @@ impl Found {
     }
 }
 
-/// The key, or the channel, that belongs to a lock.
+/// Returns the key or the channel that belongs to a lock.
 pub(crate) fn derived(prefix: &str, name: &str) -> String {
-    if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
+    if name.contains('{') {
+        format!("{prefix}:{name}")
+    } else {
+        format!("{prefix}:{{{name}}}")
+    }
 }
 
-/// `<uuid>:<task>`, and of a writer `:write` behind it.
+/// Returns the owner in a field of a record, `<uuid>:<task>`; the field of a writer ends with
+/// `:write`. Returns `None` if the field has no owner.
 fn owner(field: &str) -> Option<&str> {
     let (client, task) = field.split_once(':')?;
     let is_uuid = client.len() == 36
@@ -136,7 +148,7 @@ fn owner(field: &str) -> Option<&str> {
 }
 
 impl Found {
-    /// Whether it is a lock's record.
+    /// Reads a hash. Returns whether it is the record of a lock.
     pub(crate) fn take_hash(
         &mut self,
         record: Value,
@@ -144,26 +156,33 @@ impl Found {
         token: Option<Value>,
         [plain, shared]: [Option<u64>; 2],
     ) -> bool {
-        let Some(fields) = pairs(record) else { return false };
+        let Some(fields) = pairs(record) else {
+            return false;
+        };
         let (mut mode, mut writers) = (None, Vec::new());
         for (field, value) in fields {
             match (owner(&field), value.parse()) {
-                (Some(owner), Ok(holds)) if owner.len() < field.len() => writers.push((owner.to_owned(), holds)),
+                (Some(owner), Ok(holds)) if owner.len() < field.len() => {
+                    writers.push((owner.to_owned(), holds));
+                }
                 (Some(owner), Ok(holds)) => self.holders.push((owner.to_owned(), holds)),
                 _ if field == "mode" => mode = Some(value),
-                // an empty field is written for a moment, on a server that is short of memory
+                // on a server that is short of memory, a record may have an empty field for a
+                // moment
                 _ if field.is_empty() => {}
                 _ => return false,
             }
         }
-        // who reads inside its own writing is the writer
+        // an owner that reads inside its own write hold is the writer
         if mode.as_deref() == Some("write") {
             self.holders = writers;
         }
         if self.holders.is_empty() {
             return false;
         }
-        let in_queue = queue.and_then(|queue| queue.as_u64()).filter(|length| *length > 0);
+        let in_queue = queue
+            .and_then(|queue| queue.as_u64())
+            .filter(|length| *length > 0);
         self.last_token = token.and_then(|token| text(&token)?.parse().ok());
         (self.record, self.waiting) = match mode.as_deref() {
             Some("read") => (Record::Read, shared.map(Waiting::Clients)),
@@ -176,7 +195,9 @@ impl Found {
     }
 
     pub(crate) fn take_string(&mut self, record: &Value, kind: Record) -> bool {
-        let Some(owner) = lossy(record).filter(|owner| !owner.is_empty()) else { return false };
+        let Some(owner) = lossy(record).filter(|owner| !owner.is_empty()) else {
+            return false;
+        };
         self.holders.push((owner, 1));
         self.record = kind;
         true
@@ -193,7 +214,12 @@ mod tests {
     fn an_owner_is_told_from_data() {
         assert_eq!(owner(OWNER), Some(OWNER));
         assert_eq!(owner(&format!("{OWNER}:write")), Some(OWNER));
-        for data in ["", "a:b", "0a1b2c3d-1111-4222-8333-44445555666x:42", "0a1b2c3d-1111-4222-8333-444455556666:"] {
+        for data in [
+            "",
+            "a:b",
+            "0a1b2c3d-1111-4222-8333-44445555666x:42",
+            "0a1b2c3d-1111-4222-8333-444455556666:",
+        ] {
             assert_eq!(owner(data), None, "{data}");
         }
     }
@@ -208,8 +234,15 @@ mod tests {
             waiting: None,
             last_token: None,
         };
-        assert_eq!((found.waiting_text(), found.ttl_text(), found.token_text()), ("-".into(), "-".into(), "-".into()));
+        assert_eq!(
+            (found.waiting_text(), found.ttl_text(), found.token_text()),
+            ("-".into(), "-".into(), "-".into())
+        );
         let json = found.json();
-        assert!(json["waiting_tasks"].is_null() && json["waiting_clients"].is_null() && json["ttl_ms"].is_null());
+        assert!(
+            json["waiting_tasks"].is_null()
+                && json["waiting_clients"].is_null()
+                && json["ttl_ms"].is_null()
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! `ls`: which locks are held, once or for ever.
+//! `ls`: lists the locks that are held, once or continuously.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,32 +19,40 @@ use crate::{
     stderr::warn,
 };
 
-/// How often new locks are looked for, as that goes through all keys.
+/// How often new locks are discovered, which scans all keys.
 pub(crate) const DISCOVER: Duration = Duration::from_secs(10);
-/// Some server did not answer: what it has is not there.
+/// Exit code: a server did not reply, and its locks are missing.
 const MISSING: u8 = 1;
-/// How often those that are known are asked for.
+/// How often the known locks are read.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// What to look for; refused where it would cost the servers too much.
+/// Returns what to search for. Fails if the search would cost the servers too much.
 pub(crate) async fn wanted(raw: &Raw<'_>, server: &Server, find: &Find) -> Result<Wanted, Failure> {
     let (prefix, pattern, strings) = (server.prefix.clone(), find.pattern.clone(), find.strings);
     let mut most_keys = None;
     if pattern.is_none() && prefix.is_empty() {
         let counts = raw.ask_each(&raw.masters(), &["DBSIZE"]).await;
-        // those of a server that does not answer are not looked through, either
-        let counts = counts.into_iter().filter(|count| !count.as_ref().is_err_and(is_not_now));
+        // a server that does not reply is not scanned, either
+        let counts = counts
+            .into_iter()
+            .filter(|count| !count.as_ref().is_err_and(is_not_now));
         let counts: Option<Vec<u64>> = counts.map(|count| count.ok()?.as_u64()).collect();
         match counts.map(|counts| counts.into_iter().sum::<u64>()) {
             Some(keys) if keys > find.max_keys => {
                 return Err(search::too_many(&format!("{keys} keys"), find.max_keys).into());
             }
             Some(_) => {}
-            // they are counted while they are looked through
+            // without a count, the scan itself counts the keys
             None => most_keys = Some(find.max_keys),
         }
     }
-    Ok(Wanted { prefix, pattern, most_keys, strings, by_name: false })
+    Ok(Wanted {
+        prefix,
+        pattern,
+        most_keys,
+        strings,
+        by_name: false,
+    })
 }
 
 pub(crate) async fn ls(server: &Server, ls: &Ls) -> Result<u8, Failure> {
@@ -69,7 +77,9 @@ pub(crate) async fn ls(server: &Server, ls: &Ls) -> Result<u8, Failure> {
         table(&found);
     }
     for what in findings.denied {
-        warn(format_args!("this user may not ask everything (+{what}); what is not known is `-`"));
+        warn(format_args!(
+            "this user may not ask everything (+{what}); what is not known is `-`"
+        ));
     }
     if let Some(unheard) = findings.unheard {
         warn(unheard);
@@ -77,13 +87,17 @@ pub(crate) async fn ls(server: &Server, ls: &Ls) -> Result<u8, Failure> {
     if away.is_empty() {
         return Ok(0);
     }
-    warn(format_args!("{}; the locks there are missing here", told(&away)));
+    warn(format_args!(
+        "{}; the locks there are missing here",
+        told(&away)
+    ));
     Ok(MISSING)
 }
 
-/// Columns as wide as they need to be.
+/// Prints a table with columns as wide as their content.
 fn table(found: &[&Found]) {
-    let mut rows = vec![["NAME", "KIND", "HOLDER", "HOLDS", "TTL", "WAITING", "TOKEN"].map(str::to_owned)];
+    let mut rows =
+        vec![["NAME", "KIND", "HOLDER", "HOLDS", "TTL", "WAITING", "TOKEN"].map(str::to_owned)];
     rows.extend(found.iter().map(|found| {
         [
             printable(&found.name),
@@ -102,17 +116,29 @@ fn table(found: &[&Found]) {
         }
     }
     for row in &rows {
-        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        let cells: Vec<String> = row
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
         say(cells.join("  ").trim_end());
     }
 }
 
-/// A name may have anything in it, which must not move the cursor.
+/// Replaces control characters: a name may contain any, and must not move the cursor.
 pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { '\u{FFFD}' } else { letter }).collect()
+    text.chars()
+        .map(|letter| {
+            if letter.is_control() {
+                '\u{FFFD}'
+            } else {
+                letter
+            }
+        })
+        .collect()
 }
 
-/// What was looked for, and who was away last.
+/// What was discovered, and the servers that were away last.
 struct Watched {
     candidates: BTreeSet<Candidate>,
     discovered: Option<Instant>,
@@ -120,12 +146,13 @@ struct Watched {
 }
 
 impl Watched {
-    /// Servers may come and go meanwhile: who does is told once, and what they had is taken to be as it was.
+    /// Reads the known locks, and discovers new ones if that is due. A change of the servers that
+    /// are away is reported once; the caller keeps the locks of those servers as they were.
     async fn look(&mut self, raw: &Raw<'_>, wanted: &Wanted) -> Result<Findings, Failure> {
         let mut away = Away::new();
         if self.discovered.is_none_or(|at| at.elapsed() >= DISCOVER) {
             (self.candidates, away) = search::discover(raw, wanted, &self.candidates).await?;
-            // one that was away is looked through as soon as it is back
+            // a server that was away is scanned as soon as it is back
             self.discovered = away.is_empty().then(Instant::now);
         }
         let findings = search::read(raw, wanted, &self.candidates).await;
@@ -134,7 +161,10 @@ impl Watched {
             if away.is_empty() {
                 warn("all servers answer");
             } else {
-                warn(format_args!("{}; what is told of the locks there is old", told(&away)));
+                warn(format_args!(
+                    "{}; what is told of the locks there is old",
+                    told(&away)
+                ));
             }
         }
         self.away = away;
@@ -143,7 +173,11 @@ impl Watched {
 }
 
 async fn watch(raw: &Raw<'_>, wanted: &Wanted, ls: &Ls) -> Result<u8, Failure> {
-    let mut watched = Watched { candidates: BTreeSet::new(), discovered: None, away: Away::new() };
+    let mut watched = Watched {
+        candidates: BTreeSet::new(),
+        discovered: None,
+        away: Away::new(),
+    };
     let mut known: Option<BTreeMap<String, Found>> = None;
     let mut ticks = interval(REFRESH);
     loop {
@@ -157,23 +191,34 @@ async fn watch(raw: &Raw<'_>, wanted: &Wanted, ls: &Ls) -> Result<u8, Failure> {
         } else {
             match changes {
                 None => now.values().for_each(|found| tell('=', found, ls.json)),
-                Some(changes) => changes.into_iter().for_each(|(what, found)| tell(what, found, ls.json)),
+                Some(changes) => changes
+                    .into_iter()
+                    .for_each(|(what, found)| tell(what, found, ls.json)),
             }
         }
         known = Some(now);
-        // a server that was slow is not asked at once again
+        // a slow server must not be polled again at once
         sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// What has changed: `+` held now, `-` free now, `~` somebody else's or held another number of times.
-fn changes<'f>(before: &'f BTreeMap<String, Found>, now: &'f BTreeMap<String, Found>) -> Vec<(char, &'f Found)> {
-    let gone = before.iter().filter(|(name, _)| !now.contains_key(*name)).map(|(_, found)| ('-', found));
-    let other = now.iter().filter_map(|(name, found)| match before.get(name) {
-        None => Some(('+', found)),
-        Some(known) if known.holders != found.holders => Some(('~', found)),
-        Some(_) => None,
-    });
+/// Returns the changes: `+` held now, `-` free now, `~` held by other owners, or with another hold
+/// count.
+fn changes<'f>(
+    before: &'f BTreeMap<String, Found>,
+    now: &'f BTreeMap<String, Found>,
+) -> Vec<(char, &'f Found)> {
+    let gone = before
+        .iter()
+        .filter(|(name, _)| !now.contains_key(*name))
+        .map(|(_, found)| ('-', found));
+    let other = now
+        .iter()
+        .filter_map(|(name, found)| match before.get(name) {
+            None => Some(('+', found)),
+            Some(known) if known.holders != found.holders => Some(('~', found)),
+            Some(_) => None,
+        });
     gone.chain(other).collect()
 }
 
@@ -190,18 +235,30 @@ fn tell(what: char, found: &Found, as_json: bool) {
         return say(line);
     }
     let (name, holder) = (printable(&found.name), printable(&found.holder()));
-    say(format_args!("{what} {name} {} {holder} {} {}", found.kind_text(), found.holds(), found.ttl_text()));
+    say(format_args!(
+        "{what} {name} {} {holder} {} {}",
+        found.kind_text(),
+        found.holds(),
+        found.ttl_text()
+    ));
 }
 
 fn stat(now: &BTreeMap<String, Found>, changes: usize, as_json: bool) {
-    let waiting: u64 = now.values().filter_map(|found| found.waiting).map(Waiting::count).sum();
+    let waiting: u64 = now
+        .values()
+        .filter_map(|found| found.waiting)
+        .map(Waiting::count)
+        .sum();
     let unknown = now.values().filter(|found| found.waiting.is_none()).count();
     if as_json {
         return say(
             json!({ "v": 1, "held": now.len(), "waiting": waiting, "waiting_unknown": unknown, "changes": changes }),
         );
     }
-    say(format_args!("{} held, {waiting} waiting ({unknown} unknown), {changes} changes", now.len()));
+    say(format_args!(
+        "{} held, {waiting} waiting ({unknown} unknown), {changes} changes",
+        now.len()
+    ));
 }
 
 #[cfg(test)]
@@ -226,7 +283,10 @@ mod tests {
     fn a_change_is_told_once() {
         let before = BTreeMap::from([held("a", "1"), held("b", "1"), held("c", "1")]);
         let now = BTreeMap::from([held("b", "2"), held("c", "1"), held("d", "1")]);
-        let told: Vec<_> = changes(&before, &now).into_iter().map(|(what, found)| (what, &*found.name)).collect();
+        let told: Vec<_> = changes(&before, &now)
+            .into_iter()
+            .map(|(what, found)| (what, &*found.name))
+            .collect();
         assert_eq!(told, [('-', "a"), ('~', "b"), ('+', "d")]);
     }
 

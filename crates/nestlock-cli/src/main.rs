@@ -36,9 +36,9 @@ use clap::{CommandFactory, Parser};
 use stderr::warn;
 use tokio::runtime::Runtime;
 
-/// Wrong use; clap's own code would read as the child's.
+/// Exit code for wrong use. clap's own code could be taken for that of the command.
 const USAGE: u8 = 64;
-/// The tool itself failed.
+/// Exit code if nestlock itself failed.
 const FAILED: u8 = 125;
 
 fn main() -> ExitCode {
@@ -87,10 +87,14 @@ fn run() -> ExitCode {
 }
 
 fn runtime() -> io::Result<Runtime> {
-    // tokio panics where it has no file descriptor for signals, and the hook would print that
+    // tokio panics if no file descriptor is left for signals, and the hook would print that
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
-    let runtime = panic::catch_unwind(|| tokio::runtime::Builder::new_current_thread().enable_all().build());
+    let runtime = panic::catch_unwind(|| {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+    });
     panic::set_hook(hook);
     runtime.unwrap_or_else(|_| Err(io::Error::other("Too many open files: see ulimit -n")))
 }
@@ -102,7 +106,7 @@ fn completions(shell: clap_complete::Shell) -> u8 {
     0
 }
 
-/// One page for all commands.
+/// Prints one page for all commands.
 fn man() -> Result<u8, Failure> {
     let (mut text, command) = (Vec::new(), Args::command());
     let page = clap_mangen::Man::new(command.clone());
@@ -123,24 +127,31 @@ fn man() -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// What makes no sense, whichever server it is said to: no fault of the tool's.
+/// Returns whether an error is wrong use, whichever server it is for: the tool is not at fault.
 fn is_wrong_use(error: &Failure) -> bool {
     use nestlock::Error::{InvalidConfig, InvalidLease, InvalidName, InvalidOwner};
     let said = error.downcast_ref::<nestlock::Error>();
     error.is::<args::Unusable>()
         || said.is_some_and(|error| {
-            matches!(error, InvalidConfig { .. } | InvalidLease { .. } | InvalidName { .. } | InvalidOwner { .. })
+            matches!(
+                error,
+                InvalidConfig { .. }
+                    | InvalidLease { .. }
+                    | InvalidName { .. }
+                    | InvalidOwner { .. }
+            )
         })
 }
 
-/// What ends the program: an error that is told, and answered with [`FAILED`], or [`USAGE`].
+/// The error that ends the program. It is printed, and the exit code is [`FAILED`] or [`USAGE`].
 type Failure = Box<dyn std::error::Error>;
 
-/// A line of output. Whoever reads may have enough of it.
+/// Prints a line. Ends the program if that fails, for example because the reader has closed the
+/// pipe.
 fn say(line: impl std::fmt::Display) {
     if let Err(error) = writeln!(io::stdout(), "{line}") {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
-            // as a program that the signal ended
+            // the exit code of a program that the signal has ended
             stderr::finish();
             std::process::exit(128 + nix::sys::signal::Signal::SIGPIPE as i32);
         }

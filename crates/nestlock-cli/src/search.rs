@@ -1,4 +1,4 @@
-//! Which locks there are, over all servers.
+//! Searches all servers for locks, and reads the records.
 
 use std::{
     cell::Cell,
@@ -19,31 +19,32 @@ use crate::{
     raw::{Away, Raw, SERVICE, Unheard},
 };
 
-/// Keys that locks keep beside their records.
+/// Prefixes of the keys that locks keep in addition to their records.
 const OTHERS: [&str; 3] = ["redisson_", "nestlock_", "lock-signal:"];
 const SIGNAL: &str = "lock:";
-/// Keys that one SCAN looks through.
+/// Keys that one SCAN visits.
 const PAGE: u64 = 1_000;
-/// Between two of them others are served, who may have waited meanwhile: so many keys are no more than half of the server's time.
+/// Pause between two calls of SCAN, for other clients whose requests have queued up. A page takes
+/// the server no longer than that, so a scan uses at most half of its time.
 const PAUSE: Duration = Duration::from_millis(1);
-/// A hash of more fields is somebody's data: it is not read.
+/// A hash with more fields is other data, and is not read.
 const MOST_HOLDERS: i64 = 100_000;
 
-/// Which locks to look for.
+/// Which locks to search for.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) prefix: String,
-    /// A pattern of the server's, without the prefix.
+    /// A pattern in the server's syntax, without the prefix.
     pub(crate) pattern: Option<String>,
-    /// How many keys may be looked through.
+    /// How many keys may be scanned. `None`: any number.
     pub(crate) most_keys: Option<u64>,
     /// Plain strings with a TTL count as locks.
     pub(crate) strings: bool,
-    /// It is one that is called by its name: its record may lack a TTL, and nobody asks who waits.
+    /// A single lock is read by its name: its record may lack a TTL, and waiters are not counted.
     pub(crate) by_name: bool,
 }
 
-/// What may be a lock: its record's key.
+/// The key of what may be a lock's record.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Candidate {
     Hash(String),
@@ -51,50 +52,70 @@ pub(crate) enum Candidate {
     String(String),
 }
 
-/// What was found, and what this user may not ask.
+/// The locks that were found, and what this user may not read.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
-    /// By the keys of their records: locks of two sorts may have one name.
+    /// By the keys of their records: two locks of different kinds may have one name.
     pub(crate) found: BTreeMap<String, Found>,
     pub(crate) denied: BTreeSet<&'static str>,
-    /// Records that their servers said nothing of.
+    /// Records that their servers could not serve now.
     pub(crate) unread: BTreeSet<String>,
-    /// Keys of which this user may not ask something.
+    /// Keys of which this user may not read everything.
     pub(crate) hidden: BTreeSet<String>,
-    /// Keys where something else is kept than a lock's record.
+    /// Keys that hold something other than a lock's record.
     pub(crate) others: BTreeSet<String>,
     pub(crate) away: Away,
-    /// Why it is not known who waits, if somebody is away who has no locks, either.
+    /// Why the waiters are unknown, unless `away` already gives the reason.
     pub(crate) unheard: Option<String>,
 }
 
 impl Findings {
-    /// Of what nothing is known now, what was known before: it is not free.
+    /// Keeps the previous state of records that could not be read now: these locks are not free.
     pub(crate) fn keep<'f>(&mut self, before: impl Fn(&str) -> Option<&'f Found>) {
-        let kept = self.unread.iter().filter_map(|key| Some((key.clone(), before(key)?.clone())));
+        let kept = self
+            .unread
+            .iter()
+            .filter_map(|key| Some((key.clone(), before(key)?.clone())));
         self.found.extend(kept);
     }
 }
 
-/// Who is away, for people, and why.
+/// Formats which servers are away, and why.
 pub(crate) fn told(away: &Away) -> String {
-    let all: Vec<String> = away.iter().map(|(address, why)| format!("{address}: {why}")).collect();
+    let all: Vec<String> = away
+        .iter()
+        .map(|(address, why)| format!("{address}: {why}"))
+        .collect();
     all.join("; ")
 }
 
-/// The prefix may have characters that mean something in a pattern.
+/// Escapes the characters of a prefix that have a meaning in a pattern.
 fn quoted(text: &str) -> String {
-    text.chars().flat_map(|letter| "*?[]\\^".contains(letter).then_some('\\').into_iter().chain([letter])).collect()
+    text.chars()
+        .flat_map(|letter| {
+            "*?[]\\^"
+                .contains(letter)
+                .then_some('\\')
+                .into_iter()
+                .chain([letter])
+        })
+        .collect()
 }
 
-/// Looks through all keys of all servers for what may be a lock. A key that stays is found; one that comes or goes meanwhile
-/// may be. Of servers that are away, what is known is kept.
+/// Scans all keys of all servers for what may be a lock. A key that stays is found; a key that is
+/// created or deleted during the scan may be. If a server is away, the known candidates are kept.
 pub(crate) async fn discover(
     raw: &Raw<'_>,
     wanted: &Wanted,
     known: &BTreeSet<Candidate>,
 ) -> Result<(BTreeSet<Candidate>, Away), Failure> {
-    let of = |before: &str| format!("{before}{}{}", quoted(&wanted.prefix), wanted.pattern.as_deref().unwrap_or("*"));
+    let of = |before: &str| {
+        format!(
+            "{before}{}{}",
+            quoted(&wanted.prefix),
+            wanted.pattern.as_deref().unwrap_or("*")
+        )
+    };
     let (all_keys, signals) = (of(""), of(SIGNAL));
     let mut kinds = vec![(&all_keys, "hash"), (&signals, "string")];
     if wanted.strings {
@@ -105,7 +126,9 @@ pub(crate) async fn discover(
     while !masters.is_empty() {
         for (at, (pattern, kind)) in kinds.iter().enumerate() {
             let looked = Cell::new(0);
-            let scans = masters.iter().map(|node| scan(node, wanted, pattern, kind, &looked));
+            let scans = masters
+                .iter()
+                .map(|node| scan(node, wanted, pattern, kind, &looked));
             for (node, keys) in masters.iter().zip(join_all(scans).await) {
                 let keys = match keys? {
                     Ok(keys) => keys,
@@ -123,7 +146,7 @@ pub(crate) async fn discover(
             }
         }
         looked_through.extend(masters.iter().map(|node| node.address.clone()));
-        // somebody may have taken over meanwhile
+        // another server may have taken over during the scan
         away.extend(raw.away());
         away.remove(SERVICE);
         masters = raw.masters();
@@ -141,14 +164,15 @@ fn is_other(key: &str) -> bool {
     OTHERS.iter().any(|other| key.starts_with(other)) || key.contains(":rwlock_timeout:")
 }
 
-/// Who looks through that many does it knowingly.
+/// Returns the error for a scan of too many keys, which the user has to request explicitly.
 pub(crate) fn too_many(there: &str, most: u64) -> Unusable {
     Unusable(format!(
         "there are {there}, more than {most}, and all would be looked through; say a PATTERN, --prefix or a higher --max-keys"
     ))
 }
 
-/// What is kept at a name, without looking through the keys. `None`: nothing, as far as this user may see.
+/// Reads the lock with this name, without a scan. Returns `None` if there is none, as far as this
+/// user may see.
 pub(crate) async fn named(
     raw: &Raw<'_>,
     prefix: &str,
@@ -156,15 +180,32 @@ pub(crate) async fn named(
     kind: Option<Kind>,
 ) -> Result<Option<Found>, Failure> {
     let key = format!("{prefix}{name}");
-    let (hash, signal) = (Candidate::Hash(key.clone()), Candidate::Signal(format!("{SIGNAL}{key}")));
+    let (hash, signal) = (
+        Candidate::Hash(key.clone()),
+        Candidate::Signal(format!("{SIGNAL}{key}")),
+    );
     let candidates = match kind {
         None => BTreeSet::from([hash, signal]),
         Some(Kind::Signal) => BTreeSet::from([signal]),
         Some(Kind::String) => BTreeSet::from([Candidate::String(key.clone())]),
         Some(_) => BTreeSet::from([hash]),
     };
-    let wanted = Wanted { prefix: prefix.to_owned(), pattern: None, most_keys: None, strings: true, by_name: true };
-    let Findings { found, denied, unread, hidden, others, away, .. } = read(raw, &wanted, &candidates).await;
+    let wanted = Wanted {
+        prefix: prefix.to_owned(),
+        pattern: None,
+        most_keys: None,
+        strings: true,
+        by_name: true,
+    };
+    let Findings {
+        found,
+        denied,
+        unread,
+        hidden,
+        others,
+        away,
+        ..
+    } = read(raw, &wanted, &candidates).await;
     if !unread.is_empty() {
         return Err(told(&away).into());
     }
@@ -177,16 +218,27 @@ pub(crate) async fn named(
         ))
         .into()),
         (Some(one), None) => match kind {
-            Some(kind) if !kind.has(one.record) => {
-                Err(format!("{name:?} is held by another kind of lock: {}", one.record.name()).into())
-            }
+            Some(kind) if !kind.has(one.record) => Err(format!(
+                "{name:?} is held by another kind of lock: {}",
+                one.record.name()
+            )
+            .into()),
             _ => Ok(Some(one)),
         },
-        _ if candidates.iter().any(|candidate| others.contains(candidate.key())) => {
-            Err(format!("what is kept at {key:?} is no lock, or one of a --kind that is not guessed").into())
+        _ if candidates
+            .iter()
+            .any(|candidate| others.contains(candidate.key())) =>
+        {
+            Err(format!(
+                "what is kept at {key:?} is no lock, or one of a --kind that is not guessed"
+            )
+            .into())
         }
-        // of a signal lock there is a key of its own: whoever may not see it has none
-        _ if candidates.iter().any(|candidate| candidate.key() == key && hidden.contains(&key)) => {
+        // a signal lock has a key of its own: to a user who may not see it, there is none
+        _ if candidates
+            .iter()
+            .any(|candidate| candidate.key() == key && hidden.contains(&key)) =>
+        {
             let denied: Vec<&str> = denied.into_iter().collect();
             Err(format!("this user may not ask who holds it: +{}", denied.join(" +")).into())
         }
@@ -194,7 +246,7 @@ pub(crate) async fn named(
     }
 }
 
-/// Keys of one server; or why it says none now.
+/// Scans the keys of one server. The inner error says why the server cannot serve the scan now.
 async fn scan(
     node: &Node,
     wanted: &Wanted,
@@ -204,17 +256,31 @@ async fn scan(
 ) -> Result<Result<Vec<String>, Error>, Failure> {
     let (mut cursor, mut keys) = ("0".to_owned(), Vec::new());
     loop {
-        let page = match node.ask(&["SCAN", &cursor, "MATCH", pattern, "COUNT", &PAGE.to_string(), "TYPE", kind]).await
+        let page = match node
+            .ask(&[
+                "SCAN",
+                &cursor,
+                "MATCH",
+                pattern,
+                "COUNT",
+                &PAGE.to_string(),
+                "TYPE",
+                kind,
+            ])
+            .await
         {
             Ok(page) => page,
             Err(error) if is_not_now(&error) => return Ok(Err(error)),
             Err(error) if is_denied(&error) => {
                 return Err("this user may not look through the keys; give it +scan".into());
             }
-            Err(error) => return Err(format!("cannot look through the keys: {}", error.details()).into()),
+            Err(error) => {
+                return Err(format!("cannot look through the keys: {}", error.details()).into());
+            }
         };
-        let [next, page] = <[Value; 2]>::try_from(list(page)).map_err(|_| "the answer to SCAN makes no sense")?;
-        // what is no text is no name of ours
+        let [next, page] =
+            <[Value; 2]>::try_from(list(page)).map_err(|_| "the answer to SCAN makes no sense")?;
+        // a key that is not valid text does not belong to nestlock
         keys.extend(list(page).iter().filter_map(text));
         match text(&next) {
             Some(next) if next != "0" => cursor = next,
@@ -228,12 +294,23 @@ async fn scan(
     }
 }
 
-/// Reads what the servers say of these, in a few round trips. What is no lock is left out.
-pub(crate) async fn read(raw: &Raw<'_>, wanted: &Wanted, candidates: &BTreeSet<Candidate>) -> Findings {
+/// Reads the records of these candidates in a few round trips, and leaves out what is not a lock.
+pub(crate) async fn read(
+    raw: &Raw<'_>,
+    wanted: &Wanted,
+    candidates: &BTreeSet<Candidate>,
+) -> Findings {
     let mut findings = Findings::default();
     let candidates: Vec<&Candidate> = candidates.iter().collect();
-    // a hash may be somebody's, of any size
-    let lengths = raw.ask_all(candidates.iter().map(|candidate| length(candidate)).collect()).await;
+    // lengths first: a hash may be other data, of any size
+    let lengths = raw
+        .ask_all(
+            candidates
+                .iter()
+                .map(|candidate| length(candidate))
+                .collect(),
+        )
+        .await;
     let mut chosen = Vec::new();
     for (candidate, length) in candidates.into_iter().zip(lengths) {
         if length.as_ref().is_err_and(is_of_another_type) {
@@ -241,7 +318,10 @@ pub(crate) async fn read(raw: &Raw<'_>, wanted: &Wanted, candidates: &BTreeSet<C
             continue;
         }
         let length = findings.note(candidate, length, "hlen or strlen");
-        if length.and_then(|length| length.as_i64()).is_none_or(|length| (1..=MOST_HOLDERS).contains(&length)) {
+        if length
+            .and_then(|length| length.as_i64())
+            .is_none_or(|length| (1..=MOST_HOLDERS).contains(&length))
+        {
             chosen.push(candidate);
         }
     }
@@ -258,23 +338,37 @@ pub(crate) async fn read(raw: &Raw<'_>, wanted: &Wanted, candidates: &BTreeSet<C
     match &listeners {
         Ok(_) => {}
         Err(Unheard::Denied(what)) => _ = findings.denied.insert(what),
-        Err(Unheard::Away(who)) => findings.unheard = Some(format!("{who}; who waits is not known")),
+        Err(Unheard::Away(who)) => {
+            findings.unheard = Some(format!("{who}; who waits is not known"));
+        }
     }
     let mut answers = answers.into_iter();
     for candidate in chosen {
-        let mut next = |what| findings.note(candidate, answers.next().unwrap_or(Ok(Value::Null)), what);
+        let mut next =
+            |what| findings.note(candidate, answers.next().unwrap_or(Ok(Value::Null)), what);
         let (record, ttl) = (next("hgetall or get"), next("pttl"));
         let (queue, token) = match candidate {
             Candidate::Hash(_) => (next("llen"), next("get")),
             _ => (None, None),
         };
         let ttl = ttl.and_then(|ttl| ttl.as_i64());
-        let Some(record) = record.filter(|_| ttl != Some(-2)) else { continue };
-        let (key, cut) = (candidate.key(), if matches!(candidate, Candidate::Signal(_)) { SIGNAL.len() } else { 0 });
+        let Some(record) = record.filter(|_| ttl != Some(-2)) else {
+            continue;
+        };
+        let (key, cut) = (
+            candidate.key(),
+            if matches!(candidate, Candidate::Signal(_)) {
+                SIGNAL.len()
+            } else {
+                0
+            },
+        );
         if findings.unread.contains(key) {
             continue;
         }
-        let Some(name) = key[cut..].strip_prefix(&wanted.prefix) else { continue };
+        let Some(name) = key[cut..].strip_prefix(&wanted.prefix) else {
+            continue;
+        };
         let ttl = ttl.and_then(|ttl| u64::try_from(ttl).ok());
         let mut found = Found {
             name: name.to_owned(),
@@ -285,7 +379,7 @@ pub(crate) async fn read(raw: &Raw<'_>, wanted: &Wanted, candidates: &BTreeSet<C
             last_token: None,
         };
         let is_lock = match candidate {
-            // without a TTL it is somebody's data
+            // without a TTL it is other data
             Candidate::Hash(_) | Candidate::String(_) if ttl.is_none() && !wanted.by_name => false,
             Candidate::Hash(_) => {
                 let heard = listeners.as_ref().ok().filter(|_| !wanted.by_name);
@@ -308,7 +402,8 @@ pub(crate) async fn read(raw: &Raw<'_>, wanted: &Wanted, candidates: &BTreeSet<C
 }
 
 impl Findings {
-    /// An answer, or nothing: what may not be asked is noted, and what is of another type is no lock.
+    /// Returns the value of a reply. Returns `None` after an error: a missing permission is
+    /// recorded, and a key of another type is not a lock.
     fn note(&mut self, candidate: &Candidate, answer: Answer, what: &'static str) -> Option<Value> {
         match answer {
             Ok(value) => Some(value),
@@ -326,7 +421,7 @@ impl Findings {
 }
 
 impl Candidate {
-    /// Its record's.
+    /// Returns the key of the record.
     fn key(&self) -> &str {
         match self {
             Self::Hash(key) | Self::Signal(key) | Self::String(key) => key,
@@ -334,7 +429,8 @@ impl Candidate {
     }
 }
 
-/// Where releases of a record are told: of both sorts, since the record says which it is.
+/// Returns the channels on which releases of a record are published: for both sorts of records, as
+/// only the record itself says which sort it is.
 fn heard_at(key: &str) -> [String; 2] {
     ["redisson_lock__channel", "redisson_rwlock"].map(|channel| derived(channel, key))
 }
@@ -357,7 +453,9 @@ fn questions(candidate: &Candidate, prefix: &str) -> Vec<Words> {
                 words(&["GET", &derived("redisson_lock_token", key)]),
             ]
         }
-        Candidate::Signal(key) | Candidate::String(key) => vec![words(&["GET", key]), words(&["PTTL", key])],
+        Candidate::Signal(key) | Candidate::String(key) => {
+            vec![words(&["GET", key]), words(&["PTTL", key])]
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The signals that are passed on to the command, and those that end the wait for the lock.
+//! The signals that are forwarded to the command, and those that end the wait for the lock.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use tokio::signal::unix::{self, SignalKind};
 
 use crate::{stderr, wait};
 
-/// Passed on. Of CHLD only the listener knows.
+/// Signals that are forwarded to the command. SIGCHLD has a listener of its own.
 const FORWARDED: [Signal; 8] = [
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -26,75 +26,95 @@ const FORWARDED: [Signal; 8] = [
     Signal::SIGWINCH,
     Signal::SIGCONT,
 ];
-/// Passed on, too: what stops a job.
+/// Signals that stop a job, which are forwarded too.
 const PAUSES: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
 
-/// What was to be ignored when this program began, a bit each: `nohup`, or a script with its jobs in the background. A listener
-/// would undo that, also for the command. Elsewhere than on Linux nothing says so.
+/// Returns the signals that were ignored when this process started, one bit each: by `nohup`, or by
+/// a script with background jobs. A listener would undo that, for the command too. Systems other
+/// than Linux do not report it.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let bits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0)
+    bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok())
+        .unwrap_or(0)
 }
 
-/// Whether it asks the program to end.
+/// Returns whether the signal requests termination.
 pub(crate) fn is_stop(signal: Signal) -> bool {
-    matches!(signal, Signal::SIGHUP | Signal::SIGINT | Signal::SIGQUIT | Signal::SIGTERM)
+    matches!(
+        signal,
+        Signal::SIGHUP | Signal::SIGINT | Signal::SIGQUIT | Signal::SIGTERM
+    )
 }
 
-/// Whether it stops a job until that goes on.
+/// Returns whether the signal stops a job until SIGCONT.
 pub(crate) fn is_pause(signal: Signal) -> bool {
     PAUSES.contains(&signal)
 }
 
-/// Stops this program until it is told to go on, and with `all` its process group, as a job without a listener would be: not
-/// where no shell is there that would let it go on.
+/// Stops this process until SIGCONT, as a job without a listener would stop. `all`: stops its whole
+/// process group. The kernel ignores the signal if there is no shell that could resume the job.
 pub(crate) fn pause(signal: Signal, all: bool) {
-    let _ = if all { killpg(getpgrp(), signal) } else { raise(signal) };
-    // here, where it was blocked
+    let _ = if all {
+        killpg(getpgrp(), signal)
+    } else {
+        raise(signal)
+    };
+    // the signal is blocked, so it takes effect only here
     let signal = SigSet::from(signal);
     let _ = signal.thread_unblock();
     let _ = signal.thread_block();
 }
 
-/// Ends this program by SIGINT, and with `all` its process group: a shell's loop goes on after an exit code.
+/// Ends this process by SIGINT, because a shell loop continues after an exit code. `all`: also ends
+/// its process group.
 pub(crate) fn end_by_interrupt(all: bool) {
     stderr::finish();
     if all {
         let _ = killpg(getpgrp(), Signal::SIGINT);
     }
-    // the first process of a container is not ended by it, and signal-hook aborts what goes on after it
+    // SIGINT does not end the first process of a container, and signal-hook would then abort it
     if getpid() != Pid::from_raw(1) {
         let _ = signal_hook::low_level::emulate_default_handler(Signal::SIGINT as i32);
     }
 }
 
-/// Listens from its making on.
+/// The signal listeners, active from construction on.
 pub(crate) struct Signals {
     forwarded: Vec<(Signal, unix::Signal)>,
     pauses: pauses::Pauses,
     child: unix::Signal,
-    /// What was blocked when this program began.
+    /// The signal mask with which this process started.
     blocked: SigSet,
 }
 
 impl Signals {
     pub(crate) fn listen() -> io::Result<Self> {
-        let listen = |signal: Signal| Ok((signal, unix::signal(SignalKind::from_raw(signal as i32))?));
+        let listen =
+            |signal: Signal| Ok((signal, unix::signal(SignalKind::from_raw(signal as i32))?));
         let ignored = ignored();
         let is_heard = |signal: &Signal| ignored & (1 << (*signal as u32 - 1)) == 0;
-        let forwarded = FORWARDED.into_iter().filter(is_heard).map(listen).collect::<io::Result<_>>()?;
+        let forwarded = FORWARDED
+            .into_iter()
+            .filter(is_heard)
+            .map(listen)
+            .collect::<io::Result<_>>()?;
         let child = unix::signal(SignalKind::child())?;
         let blocked = SigSet::thread_get_mask()?;
-        // blocked from the beginning on, it would never tell that the command has ended
+        // if SIGCHLD was blocked from the start, the end of the command would go unnoticed
         SigSet::from(Signal::SIGCHLD).thread_unblock()?;
-        // a file that may not be written is an error like others
+        // blocked, so that a write over the file size limit fails like any other write
         SigSet::from(Signal::SIGXFSZ).thread_block()?;
         let pauses = pauses::Pauses::listen(PAUSES.into_iter().filter(is_heard).collect())?;
-        Ok(Self { forwarded, pauses, child, blocked })
+        Ok(Self {
+            forwarded,
+            pauses,
+            child,
+            blocked,
+        })
     }
 
-    /// Begins a program, which has those signals blocked that this one began with.
+    /// Starts a program with the signal mask with which this process started.
     pub(crate) fn spawn(&self, command: &mut Command) -> io::Result<Child> {
         let own = self.blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
         let begun = command.spawn();
@@ -102,7 +122,8 @@ impl Signals {
         begun
     }
 
-    /// The next one that asks this program, which has no command, to end. All children that end are reaped. Cancel safe.
+    /// Returns the next signal that requests termination, while there is no command. Reaps all
+    /// children that end. Cancel safe.
     pub(crate) async fn stop(&mut self) -> Signal {
         loop {
             match self.next_or_child().await {
@@ -114,7 +135,7 @@ impl Signals {
         }
     }
 
-    /// One of these two: a signal, or `None`, the command changed its state. Cancel safe.
+    /// Returns the next signal, or `None` if a child has changed its state. Cancel safe.
     pub(crate) async fn next_or_child(&mut self) -> Option<Signal> {
         std::future::poll_fn(|cx| match self.poll(cx) {
             Poll::Ready(signal) => Poll::Ready(Some(signal)),
@@ -124,13 +145,16 @@ impl Signals {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Signal> {
-        let came =
-            self.forwarded.iter_mut().find_map(|(signal, stream)| stream.poll_recv(cx).is_ready().then_some(*signal));
+        let came = self
+            .forwarded
+            .iter_mut()
+            .find_map(|(signal, stream)| stream.poll_recv(cx).is_ready().then_some(*signal));
         came.map_or_else(|| self.pauses.poll(cx), Poll::Ready)
     }
 }
 
-/// What stops a job is blocked, and read from a descriptor: after a listener it could not do what it does without one.
+/// The stop signals are blocked and read from a descriptor: with a listener, they could no longer
+/// stop this process as they do by default.
 #[cfg(target_os = "linux")]
 mod pauses {
     use std::{
@@ -147,11 +171,15 @@ mod pauses {
     pub(super) struct Pauses(AsyncFd<SignalFd>);
 
     impl Pauses {
-        /// Before there are other threads: they block what this one does.
+        /// Blocks the signals. It has to run before other threads start, so that they inherit the
+        /// mask.
         pub(super) fn listen(signals: SigSet) -> io::Result<Self> {
             signals.thread_block()?;
             let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
-            #[expect(deprecated, reason = "what came after it takes `unsafe`; this descriptor is its own")]
+            #[expect(
+                deprecated,
+                reason = "what came after it takes `unsafe`; this descriptor is its own"
+            )]
             Ok(Self(AsyncFd::new(SignalFd::with_flags(&signals, flags)?)?))
         }
 
@@ -171,7 +199,7 @@ mod pauses {
     }
 }
 
-/// Elsewhere they stop this program, and not the command.
+/// On other systems the stop signals stop this process, but not the command.
 #[cfg(not(target_os = "linux"))]
 mod pauses {
     use std::{

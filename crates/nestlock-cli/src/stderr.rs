@@ -1,4 +1,5 @@
-//! Lines beside the output. If nobody reads them, that stops nothing: least of all the end of a command that lost its lock.
+//! Writes lines to standard error. A reader that stops reading must not block anything, least of
+//! all the end of a command that lost its lock.
 
 use std::{
     fmt,
@@ -13,19 +14,19 @@ use std::{
 
 use nix::sys::signal::SigSet;
 
-/// How long the end of the program waits for the last line to be taken.
+/// How long the end of the program waits for the last line to be written.
 const LAST: Duration = Duration::from_secs(1);
 
 enum Line {
     Text(String),
-    /// All before it are written.
+    /// Reports that all lines before it are written.
     Last(Sender<()>),
 }
 
-/// To the thread that writes. `None`: there can be none.
+/// Sends lines to the thread that writes them. `None`: that thread could not start.
 static LINES: OnceLock<Option<Sender<Line>>> = OnceLock::new();
 
-/// Writes a line, and does not wait for that.
+/// Writes a line, without waiting until it is written.
 pub(crate) fn warn(line: impl fmt::Display) {
     let text = format!("nestlock: {line}\n");
     match LINES.get_or_init(begin) {
@@ -34,9 +35,11 @@ pub(crate) fn warn(line: impl fmt::Display) {
     }
 }
 
-/// Waits a moment for what is still to be written.
+/// Waits a moment for the lines that are not written yet.
 pub(crate) fn finish() {
-    let Some(Some(lines)) = LINES.get() else { return };
+    let Some(Some(lines)) = LINES.get() else {
+        return;
+    };
     let (written, all) = channel();
     if lines.send(Line::Last(written)).is_ok() {
         let _ = all.recv_timeout(LAST);
@@ -46,7 +49,8 @@ pub(crate) fn finish() {
 fn begin() -> Option<Sender<Line>> {
     let (lines, queued) = channel();
     let write_all = move || {
-        // a background job that writes to its terminal may be stopped for that, as a whole, unless the signal is blocked
+        // a background job that writes to its terminal may be stopped as a whole, unless the signal
+        // for that is blocked
         let _ = SigSet::all().thread_block();
         for line in queued {
             match line {
@@ -58,7 +62,7 @@ fn begin() -> Option<Sender<Line>> {
     thread::Builder::new().spawn(write_all).ok().map(|_| lines)
 }
 
-/// In one piece, among what others write there.
+/// Writes the text in one piece, as other processes may write there too.
 fn write(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }

@@ -1,4 +1,4 @@
-//! The terminal that this program was begun in, if any, whatever its input and output are.
+//! The terminal in which this process was started, if any, wherever its input and output go.
 
 use std::{
     fs::File,
@@ -18,33 +18,39 @@ fn terminal() -> Option<File> {
     File::open("/dev/tty").ok()
 }
 
-/// Whether there is one.
+/// Returns whether there is a terminal.
 pub(crate) fn is_there() -> bool {
     terminal().is_some()
 }
 
-/// Whether this program's process group has it.
+/// Returns whether the process group of this process has the terminal.
 pub(crate) fn has_foreground() -> bool {
     foreground() == Some(getpgrp())
 }
 
-/// Which process group has it.
+/// Returns the process group that has the terminal.
 pub(crate) fn foreground() -> Option<Pid> {
     tcgetpgrp(terminal()?).ok()
 }
 
-/// Whether it is this program's to read from, and for no other of a pipeline to write to.
+/// Returns whether only this process uses the terminal: it reads from it, and no output goes to
+/// another process of a pipeline.
 pub(crate) fn is_for_this_alone() -> bool {
     fn is_pipe(end: impl AsFd) -> bool {
-        fstat(end).is_ok_and(|stat| SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFIFO)
+        fstat(end).is_ok_and(|stat| {
+            SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFIFO
+        })
     }
     stdin().is_terminal() && !is_pipe(stdout()) && !is_pipe(stderr())
 }
 
-/// Gives it to a process group, also from the background: a process that blocks the signal for that may.
+/// Gives the terminal to a process group. It works from the background too, because SIGTTOU is
+/// blocked.
 pub(crate) fn give(group: Pid) -> bool {
     let blocked = SigSet::from(Signal::SIGTTOU);
-    let Ok(before) = blocked.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK) else { return false };
+    let Ok(before) = blocked.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK) else {
+        return false;
+    };
     let is_given = terminal().is_some_and(|terminal| tcsetpgrp(terminal, group).is_ok());
     let _ = before.thread_set_mask();
     is_given

@@ -1,4 +1,4 @@
-//! What the kernel tells of children: also of those that a real-time signal ended.
+//! Reads from the kernel what happens to children, including those that a real-time signal ends.
 
 use std::io;
 
@@ -16,12 +16,12 @@ use nix::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Exit(u8),
-    /// By the signal of this number.
+    /// By the signal with this number.
     Signal(u8),
 }
 
 impl End {
-    /// Of what a signal ended, 128 more than the number of the signal.
+    /// Returns the exit code. For a signal it is 128 plus the number of the signal.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Exit(code) => code,
@@ -30,19 +30,20 @@ impl End {
     }
 }
 
-/// What has happened to a child.
+/// A change of a child's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
     Ended(Pid, End),
     Stopped(Pid, Signal),
-    /// There are no children.
+    /// No children are left.
     Childless,
 }
 
-/// How much is told at once: what begins others and ends may do so faster than it is reaped.
+/// Most events per call: processes that fork and exit may do so faster than they are reaped.
 const AT_ONCE: usize = 256;
 
-/// Adds what has happened since this was asked last, in its order. What has ended is reaped: its number may be another's next.
+/// Adds the events since the last call, in order. A child that has ended is reaped, so its process
+/// ID may be reused.
 pub(crate) fn news(events: &mut Vec<Event>) -> io::Result<()> {
     for _ in 0..AT_ONCE {
         match next()? {
@@ -53,11 +54,12 @@ pub(crate) fn news(events: &mut Vec<Event>) -> io::Result<()> {
             return Ok(());
         }
     }
-    // there may be more, of which the kernel has told already: no loop sleeps before that
+    // the SIGCHLD for the remaining events may already be consumed: without another one, the caller
+    // would sleep
     Ok(raise(Signal::SIGCHLD)?)
 }
 
-/// What has happened next, if anything has.
+/// Returns the next event, if there is one.
 fn next() -> io::Result<Option<Event>> {
     loop {
         let (pid, status) = match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
@@ -74,15 +76,23 @@ fn next() -> io::Result<Option<Event>> {
         if let Some(signal) = status.terminating_signal() {
             return Ok(Some(Event::Ended(pid, End::Signal(byte(signal)))));
         }
-        if let Some(signal) = status.stopping_signal().and_then(|signal| Signal::try_from(signal).ok()) {
+        if let Some(signal) = status
+            .stopping_signal()
+            .and_then(|signal| Signal::try_from(signal).ok())
+        {
             return Ok(Some(Event::Stopped(pid, signal)));
         }
     }
 }
 
-/// Whether there are children, or some that have ended and were not reaped. A subreaper has some until all that is below it has
-/// ended: the kernel hands on the children of what ends before that can be reaped.
+/// Returns whether there are children, including those that have ended and are not reaped. A
+/// subreaper has some until everything below it has ended: the kernel passes on the children of a
+/// process before that process can be reaped.
 pub(crate) fn has_children() -> bool {
-    waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT).err()
+    waitid(
+        WaitId::All,
+        WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT,
+    )
+    .err()
         != Some(Errno::CHILD)
 }

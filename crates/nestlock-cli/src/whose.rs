@@ -1,4 +1,4 @@
-//! Which program an owner is of: what its client's connections are called.
+//! Finds the program behind an owner, by the names of its client's connections.
 
 use std::collections::HashMap;
 
@@ -13,38 +13,43 @@ pub(crate) struct Whose {
     pub(crate) application: String,
     pub(crate) host: String,
     pub(crate) process: String,
-    /// For how many seconds its oldest connection has been there: no less is the client.
+    /// The age of its oldest connection in seconds: the client is at least as old.
     pub(crate) age: u64,
     pub(crate) address: String,
 }
 
-/// Programs by the id of their client.
+/// The programs by the IDs of their clients.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct People {
     of_client: HashMap<String, Whose>,
-    /// Why nothing is known.
+    /// Why programs may be missing.
     pub(crate) unknown: Option<&'static str>,
 }
 
 impl People {
-    /// A client has a connection to whoever has its locks: all servers that have some are asked.
+    /// Reads the client lists of all servers with locks: a client is connected to each server that
+    /// has its locks.
     pub(crate) async fn ask(raw: &Raw<'_>) -> Self {
         let mut people = Self::default();
         for answer in raw.ask_each(&raw.masters(), &["CLIENT", "LIST"]).await {
             match answer {
                 Ok(list) => read(&mut people.of_client, &text(&list).unwrap_or_default()),
                 Err(error) if is_denied(&error) => {
-                    people.unknown = Some("this user may not see whose connections there are; give it +client|list");
+                    people.unknown = Some(
+                        "this user may not see whose connections there are; give it +client|list",
+                    );
                 }
-                // that is told of the server
+                // that server is already reported as away
                 Err(error) if is_over(&error) => {}
-                Err(_) => people.unknown = Some("the server does not tell whose connections there are"),
+                Err(_) => {
+                    people.unknown = Some("the server does not tell whose connections there are");
+                }
             }
         }
         people
     }
 
-    /// Who is behind this owner.
+    /// Returns the program behind this owner.
     pub(crate) fn of(&self, owner: &str) -> Option<&Whose> {
         self.of_client.get(owner.split_once(':')?.0)
     }
@@ -52,10 +57,17 @@ impl People {
 
 fn read(found: &mut HashMap<String, Whose>, list: &str) {
     for line in list.lines() {
-        let field = |name: &str| line.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
-        let Some(name) = field("name").and_then(|name| name.strip_prefix("nestlock:")) else { continue };
+        let field = |name: &str| {
+            line.split(' ')
+                .find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
+        };
+        let Some(name) = field("name").and_then(|name| name.strip_prefix("nestlock:")) else {
+            continue;
+        };
         let parts: Vec<&str> = name.split(':').collect();
-        let [application, host, process, client] = parts[..] else { continue };
+        let [application, host, process, client] = parts[..] else {
+            continue;
+        };
         let age = field("age").and_then(|age| age.parse().ok()).unwrap_or(0);
         let whose = found.entry(client.to_owned()).or_insert_with(|| Whose {
             application: application.to_owned(),
@@ -84,6 +96,14 @@ mod tests {
         );
         assert_eq!(found.len(), 1);
         let whose = &found["c-1"];
-        assert_eq!((&*whose.application, &*whose.host, &*whose.process, whose.age), ("shop", "web-1", "77", 9));
+        assert_eq!(
+            (
+                &*whose.application,
+                &*whose.host,
+                &*whose.process,
+                whose.age
+            ),
+            ("shop", "web-1", "77", 9)
+        );
     }
 }

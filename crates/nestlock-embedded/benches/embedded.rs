@@ -18,27 +18,41 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const ROUNDS: usize = 15;
 
 fn main() -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(start_to_first_lock())?;
     many_servers()?;
     let (embedded, real) = (EmbeddedServer::start()?, SpawnedServer::start()?);
     println!("\n## Speed: embedded, real, embedded/real, medians of {ROUNDS} alternating rounds");
     compare("EVALSHA/s, one connection, 100 at a time", || {
-        Ok([scripts_per_second(embedded.addr())?, scripts_per_second(real.addr())?])
+        Ok([
+            scripts_per_second(embedded.addr())?,
+            scripts_per_second(real.addr())?,
+        ])
     })?;
     let clients = runtime.block_on(async {
-        Ok::<_, nestlock::Error>([LockClient::connect(embedded.url()).await?, LockClient::connect(real.url()).await?])
+        Ok::<_, nestlock::Error>([
+            LockClient::connect(embedded.url()).await?,
+            LockClient::connect(real.url()).await?,
+        ])
     })?;
     compare("EVALSHA/s by lock + unlock, 64 tasks", || {
         let [embedded, real] = &clients;
         runtime.block_on(async {
-            Ok([pairs_per_second(embedded, 64).await? * 2.0, pairs_per_second(real, 64).await? * 2.0])
+            Ok([
+                pairs_per_second(embedded, 64).await? * 2.0,
+                pairs_per_second(real, 64).await? * 2.0,
+            ])
         })
     })?;
     compare("EVALSHA/s by lock + unlock, 1 task", || {
         let [embedded, real] = &clients;
         runtime.block_on(async {
-            Ok([pairs_per_second(embedded, 1).await? * 2.0, pairs_per_second(real, 1).await? * 2.0])
+            Ok([
+                pairs_per_second(embedded, 1).await? * 2.0,
+                pairs_per_second(real, 1).await? * 2.0,
+            ])
         })
     })
 }
@@ -58,28 +72,45 @@ async fn start_to_first_lock() -> Result<()> {
     }
     for (name, mut times) in [("embedded", embedded), ("real", real)] {
         times.sort_unstable();
-        println!("{name:9} median {:?}, worst {:?}", times[times.len() / 2], times[times.len() - 1]);
+        println!(
+            "{name:9} median {:?}, worst {:?}",
+            times[times.len() / 2],
+            times[times.len() - 1]
+        );
     }
     Ok(())
 }
 
 async fn first_lock(url: &str) -> Result<()> {
     let client = LockClient::connect(url).await?;
-    client.reentrant_lock("first")?.lock().await?.unlock().await?;
+    client
+        .reentrant_lock("first")?
+        .lock()
+        .await?
+        .unlock()
+        .await?;
     Ok(())
 }
 
 fn many_servers() -> Result<()> {
     println!("\n## 100 servers in one process");
     let (before, start) = (resident(), Instant::now());
-    let servers = (0..100).map(|_| EmbeddedServer::start()).collect::<std::io::Result<Vec<_>>>()?;
+    let servers = (0..100)
+        .map(|_| EmbeddedServer::start())
+        .collect::<std::io::Result<Vec<_>>>()?;
     let started = start.elapsed();
     for server in &servers {
         scripts(server.addr(), 1)?;
     }
-    println!("started in {started:?}, all have run a script after {:?}", start.elapsed());
+    println!(
+        "started in {started:?}, all have run a script after {:?}",
+        start.elapsed()
+    );
     if let (Some(before), Some(after)) = (before, resident()) {
-        println!("memory of each: {} KiB", after.saturating_sub(before) / 100 / 1024);
+        println!(
+            "memory of each: {} KiB",
+            after.saturating_sub(before) / 100 / 1024
+        );
     }
     let start = Instant::now();
     drop(servers);
@@ -122,20 +153,34 @@ fn scripts(addr: SocketAddr, count: usize) -> Result<Duration> {
     let mut stream = BufReader::new(TcpStream::connect(addr)?);
     stream.get_mut().set_nodelay(true)?;
     let request = |words: &[&str]| {
-        let words = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+        let words = words
+            .iter()
+            .map(|word| format!("${}\r\n{word}\r\n", word.len()));
         format!("*{}\r\n{}", words.len(), words.collect::<String>())
     };
-    stream.get_mut().write_all(request(&["SCRIPT", "LOAD", source]).as_bytes())?;
+    stream
+        .get_mut()
+        .write_all(request(&["SCRIPT", "LOAD", source]).as_bytes())?;
     let mut line = String::new();
     stream.read_line(&mut line)?;
     line.clear();
     stream.read_line(&mut line)?;
-    let evalsha = request(&["EVALSHA", line.trim_end(), "1", "bench", "owner", "30000", "1"]);
+    let evalsha = request(&[
+        "EVALSHA",
+        line.trim_end(),
+        "1",
+        "bench",
+        "owner",
+        "30000",
+        "1",
+    ]);
     let start = Instant::now();
     let mut left = count;
     while left > 0 {
         let batch = left.min(100);
-        stream.get_mut().write_all(evalsha.repeat(batch).as_bytes())?;
+        stream
+            .get_mut()
+            .write_all(evalsha.repeat(batch).as_bytes())?;
         let mut replies = vec![0; b":1\r\n".len() * batch];
         stream.read_exact(&mut replies)?;
         left -= batch;

@@ -1,4 +1,4 @@
-//! The handle of a server in this process.
+//! The handle of an emulated server in this process.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use crate::server::{Engine, port};
 
-/// What the handle asks of the server's thread; each is confirmed.
+/// An order from the handle to the server's thread, which confirms each of them.
 #[derive(Debug)]
 enum Order {
     Advance(Duration),
@@ -25,10 +25,12 @@ enum Order {
     Resume,
 }
 
-/// A server in this process, at a port of `127.0.0.1`: enough of Redis 7.0 for locks and their tests.
+/// A server in this process, on a port of `127.0.0.1`: enough of Redis 7.0 for locks and their
+/// tests.
 ///
-/// It runs on a thread of its own and ends, with all that it holds, when this handle is dropped. Whoever connects to
-/// its URL shares its locks: tasks of this process, or other processes of this machine for as long as this one lives.
+/// It runs on its own thread. When this handle is dropped, the server ends and its data is lost.
+/// All clients of its URL share its locks: tasks of this process, or other processes on this
+/// machine while this process lives.
 ///
 /// ```
 /// # fn main() -> std::io::Result<()> {
@@ -39,28 +41,28 @@ enum Order {
 #[derive(Debug)]
 pub struct EmbeddedServer {
     addr: SocketAddr,
-    /// Taken by Drop: its end ends the thread.
+    /// `None` once dropped, which ends the thread.
     orders: Option<Sender<(Order, Sender<()>)>>,
-    /// Tells the thread to look at its orders.
+    /// Wakes the thread to read its orders.
     wake: Arc<Notify>,
-    /// Ends scripts that would not end by themselves.
+    /// Aborts scripts that would not end on their own.
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl EmbeddedServer {
-    /// Starts a server at a free port.
+    /// Starts a server on a free port.
     ///
     /// # Errors
-    /// No port, no thread, or no memory.
+    /// There is no free port, or a thread or memory cannot be allocated.
     pub fn start() -> io::Result<Self> {
         Self::run(crate::ports::listen()?)
     }
 
-    /// Starts a server at the given port of `127.0.0.1`, to come back after an outage for example.
+    /// Starts a server on the given port of `127.0.0.1`, for example to come back after an outage.
     ///
     /// # Errors
-    /// The port is taken; or no thread, or no memory.
+    /// The port is taken, or a thread or memory cannot be allocated.
     pub fn start_on(port: u16) -> io::Result<Self> {
         Self::run(TcpListener::bind((Ipv4Addr::LOCALHOST, port))?)
     }
@@ -68,13 +70,16 @@ impl EmbeddedServer {
     fn run(listener: TcpListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let addr = listener.local_addr()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         let (orders, inbox) = mpsc::channel();
         let (started, outcome) = mpsc::channel();
         let (wake, stop) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
         let (woken, stopped) = (Arc::clone(&wake), Arc::clone(&stop));
-        let thread =
-            std::thread::Builder::new().name(format!("nestlock-embedded-{}", addr.port())).spawn(move || {
+        let thread = std::thread::Builder::new()
+            .name(format!("nestlock-embedded-{}", addr.port()))
+            .spawn(move || {
                 let engine = match Engine::new(addr.port(), stopped) {
                     Ok(engine) => Rc::new(engine),
                     Err(text) => {
@@ -98,36 +103,46 @@ impl EmbeddedServer {
                     }
                 });
             })?;
-        outcome.recv().unwrap_or_else(|_| Err(io::Error::other("the server's thread has ended")))?;
-        Ok(Self { addr, orders: Some(orders), wake, stop, thread: Some(thread) })
+        outcome
+            .recv()
+            .unwrap_or_else(|_| Err(io::Error::other("the server's thread has ended")))?;
+        Ok(Self {
+            addr,
+            orders: Some(orders),
+            wake,
+            stop,
+            thread: Some(thread),
+        })
     }
 
-    /// Where clients connect: `redis://127.0.0.1:<port>`.
+    /// Returns the URL that clients connect to: `redis://127.0.0.1:<port>`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://{}", self.addr)
     }
 
-    /// The address of its port.
+    /// Returns the address that clients connect to.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Puts the server's clock forward: keys and leases that end within this time are gone when it returns.
+    /// Advances the server's clock: keys and leases that expire within this time are gone when it
+    /// returns.
     ///
-    /// The clocks of clients do not move. A client with a watchdog learns of its loss with its next renewal, which
-    /// comes after a third of its watchdog timeout.
+    /// The clocks of clients do not move. A client with a watchdog notices its loss at the next
+    /// renewal, after a third of its watchdog timeout.
     pub fn advance(&self, by: Duration) {
         self.order(Order::Advance(by));
     }
 
-    /// Makes the server hang: its port and connections stay open, nobody is answered. As SIGSTOP does to a process.
+    /// Makes the server hang, as SIGSTOP does to a process: its port and connections stay open, but
+    /// it sends no replies.
     pub fn pause(&self) {
         self.order(Order::Pause);
     }
 
-    /// Ends a [`pause`](Self::pause): what was asked meanwhile is answered.
+    /// Ends a [`pause`](Self::pause): requests sent during the pause get their replies.
     pub fn resume(&self) {
         self.order(Order::Resume);
     }
@@ -155,12 +170,16 @@ impl Drop for EmbeddedServer {
     }
 }
 
-/// Carries out orders until the handle is gone.
+/// Carries out orders until the handle is dropped.
 async fn obey(engine: &Engine, inbox: Receiver<(Order, Sender<()>)>, wake: &Notify) {
     let mut paused = false;
     loop {
-        // paused: waits for the next order with the whole thread, so that nothing else runs
-        let next = if paused { inbox.recv().map_err(|_| TryRecvError::Disconnected) } else { inbox.try_recv() };
+        // while paused, block the whole thread, so that no other task runs
+        let next = if paused {
+            inbox.recv().map_err(|_| TryRecvError::Disconnected)
+        } else {
+            inbox.try_recv()
+        };
         match next {
             Ok((order, done)) => {
                 match order {

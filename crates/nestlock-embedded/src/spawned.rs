@@ -1,4 +1,5 @@
-//! A real server process of one's own, which ends with the process that started it, however that ends.
+//! Real server processes for tests. A server never outlives the process that started it,
+//! however that process ends.
 
 mod cluster;
 mod error;
@@ -30,17 +31,19 @@ use self::{
 };
 use crate::ports::{self, Claim};
 
-/// Ports tried until one is found that nobody takes first.
+/// How many ports are tried before a start fails because each port was already taken.
 const PORTS_TRIED: usize = 20;
-/// As long as a port may be away after an end of the server: a client that comes back can hold it for a moment.
+/// How long a restart retries while the port is taken. A reconnecting client can hold the port for
+/// a moment.
 const PORT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A real server process of one's own: `redis-server` or `valkey-server`, on a free port of 127.0.0.1.
+/// A real server process: `redis-server` or `valkey-server`, on a free port of 127.0.0.1.
 ///
-/// The program is the one that the variable `NESTLOCK_SERVER_BIN` names, else `redis-server`, else `valkey-server` on
-/// `PATH`. The server has a folder of its own (mode 0700, in the folder for temporary files) and saves nothing, unless
-/// an argument says so. It is killed, and its folder removed, when this is dropped, and also when this process exits,
-/// panics, aborts or is killed: a `/bin/sh` stands between, and waits for that.
+/// The program is `NESTLOCK_SERVER_BIN` if this variable is set, else `redis-server` on `PATH`,
+/// else `valkey-server` on `PATH`. The server has its own folder (mode 0700, in the folder for
+/// temporary files) and saves nothing, unless an argument enables it. Dropping this kills the
+/// server and removes its folder. So does the end of this process, if it exits, panics, aborts or
+/// is killed: a `/bin/sh` parent process waits for that.
 ///
 /// ```
 /// # fn main() -> Result<(), nestlock_embedded::SpawnError> {
@@ -59,29 +62,36 @@ pub struct SpawnedServer {
 }
 
 impl SpawnedServer {
-    /// Starts a server and waits until it answers: some 10 ms.
+    /// Starts a server and waits until it replies, which takes about 10 ms.
     ///
     /// # Errors
-    /// [`SpawnError::NotFound`]: there is no server program. All others say why it does not run.
+    /// [`SpawnError::NotFound`] if there is no server program. All other errors say why the server
+    /// does not run.
     pub fn start() -> Result<Self, SpawnError> {
         Self::start_with::<[OsString; 0]>([])
     }
 
-    /// Starts a server with further command line arguments: `["--maxmemory", "1mb"]`.
+    /// Starts a server with additional command line arguments, such as `["--maxmemory", "1mb"]`.
     ///
-    /// They may not change the port, the unix socket or the log file.
+    /// The arguments may not change the port, the Unix socket or the log file.
     ///
     /// # Errors
-    /// Those of [`SpawnedServer::start`]. An argument that the server does not know is [`SpawnError::Ended`], with what
-    /// the server says of it.
+    /// Those of [`SpawnedServer::start`]. [`SpawnError::Ended`], with the server's output, if the
+    /// server does not know an argument.
     pub fn start_with<A>(args: A) -> Result<Self, SpawnError>
     where
         A: IntoIterator<Item: Into<OsString>>,
     {
-        Self::start_at(&Plan::new(args.into_iter().map(Into::into).collect())?, ports::free)
+        Self::start_at(
+            &Plan::new(args.into_iter().map(Into::into).collect())?,
+            ports::free,
+        )
     }
 
-    fn start_at(plan: &Plan, mut port: impl FnMut() -> io::Result<u16>) -> Result<Self, SpawnError> {
+    fn start_at(
+        plan: &Plan,
+        mut port: impl FnMut() -> io::Result<u16>,
+    ) -> Result<Self, SpawnError> {
         for _ in 1..PORTS_TRIED {
             match Self::start_there(plan, port()?) {
                 Err(error) if port_taken(&error) => {}
@@ -95,70 +105,83 @@ impl SpawnedServer {
         let claim = Claim::of(port).ok_or_else(|| io::Error::from(io::ErrorKind::AddrInUse))?;
         let folder = new_folder()?;
         let guard = Guard::start(plan, &folder, port, true)?;
-        Ok(Self { plan: plan.clone(), folder, port, guard: Mutex::new(guard), _claim: claim })
+        Ok(Self {
+            plan: plan.clone(),
+            folder,
+            port,
+            guard: Mutex::new(guard),
+            _claim: claim,
+        })
     }
 
-    /// `redis://127.0.0.1:PORT`, the same after a restart.
+    /// Returns `redis://127.0.0.1:PORT`. It stays the same after a restart.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://{}", self.addr())
     }
 
-    /// The address that clients connect to, the same after a restart.
+    /// Returns the address that clients connect to. It stays the same after a restart.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// The unix socket that the server listens on as well, in its folder.
+    /// Returns the path of the Unix socket, in the server's folder, on which the server also
+    /// listens.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         socket(&self.folder)
     }
 
-    /// The folder of the server: its data, its log (`server.log`), its socket.
+    /// Returns the server's folder, with its data, its log (`server.log`) and its socket.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The process id of the server; another one after a restart.
+    /// Returns the process id of the server. It changes with a restart.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.guard().pid
     }
 
-    /// Kills the server (SIGKILL) and waits for its end. What it has written stays; see [`SpawnedServer::restart`].
+    /// Kills the server (SIGKILL) and waits for its end. Its files stay; see
+    /// [`SpawnedServer::restart`].
     ///
     /// Does nothing if the server has ended.
     ///
     /// # Errors
-    /// Somebody has ended the shell that guards it.
+    /// The shell that guards the server has been killed.
     pub fn kill(&self) -> io::Result<()> {
         self.guard().order("KILL")
     }
 
-    /// Starts the server again, on the same port and folder and with the same arguments; kills it first if it runs.
+    /// Restarts the server with the same port, folder and arguments. Kills it first if it is
+    /// running.
     ///
     /// # Errors
-    /// Those of [`SpawnedServer::start`]. [`SpawnError::Ended`] also means that somebody else has taken the port
-    /// meanwhile, and keeps it: then try again later.
+    /// Those of [`SpawnedServer::start`]. [`SpawnError::Ended`] can also mean that another process
+    /// has taken the port and keeps it: then try again later.
     pub fn restart(&self) -> Result<(), SpawnError> {
         let mut guard = self.guard();
         guard.order("KILL")?;
         let start = Instant::now();
         let next = loop {
             match Guard::start(&self.plan, &self.folder, self.port, false) {
-                Err(error) if port_taken(&error) && start.elapsed() < PORT_PATIENCE => thread::sleep(20 * PAUSE),
+                Err(error) if port_taken(&error) && start.elapsed() < PORT_PATIENCE => {
+                    thread::sleep(20 * PAUSE);
+                }
                 outcome => break outcome?,
             }
         };
-        // only now, so that there is always one that ends the server and removes the folder
+        // The old guard leaves only now, so that there is always a guard that kills the server and
+        // removes the folder.
         std::mem::replace(&mut *guard, next).leave();
         Ok(())
     }
 
-    /// Stops the server (SIGSTOP): it hangs, and its connections stay open. [`SpawnedServer::cont`] lets it go on.
+    /// Stops the server (SIGSTOP): it hangs, and its connections stay open. [`SpawnedServer::cont`]
+    /// resumes it.
     ///
     /// # Errors
     /// The server has ended.
@@ -169,7 +192,7 @@ impl SpawnedServer {
         Ok(())
     }
 
-    /// Lets a stopped server go on (SIGCONT).
+    /// Resumes a stopped server (SIGCONT).
     ///
     /// # Errors
     /// The server has ended.
@@ -180,7 +203,7 @@ impl SpawnedServer {
         Ok(())
     }
 
-    /// Whether it hangs, by [`SpawnedServer::stop`].
+    /// Returns whether [`SpawnedServer::stop`] has stopped the server.
     fn is_stopped(&self) -> bool {
         self.guard().stopped
     }
@@ -190,16 +213,20 @@ impl SpawnedServer {
     }
 }
 
-/// For orders to a server; one that hangs by [`SpawnedServer::stop`] is not waited for.
+/// Opens a connection for commands to a server. Fails at once if the server is stopped
+/// ([`SpawnedServer::stop`]), instead of waiting for the timeout.
 fn link_to(server: &SpawnedServer) -> Result<Link, SpawnError> {
     if server.is_stopped() {
         let source = io::Error::new(io::ErrorKind::TimedOut, "it is stopped");
-        return Err(SpawnError::Unreachable { addr: server.addr(), source });
+        return Err(SpawnError::Unreachable {
+            addr: server.addr(),
+            source,
+        });
     }
     Link::open(server.addr())
 }
 
-/// Starts several side by side; if one does not start, none is left.
+/// Runs `starts` in parallel. If one of them fails, drops all that have succeeded.
 fn side_by_side<T: Send>(
     starts: impl IntoIterator<Item = impl FnOnce() -> Result<T, SpawnError> + Send>,
 ) -> Result<Vec<T>, SpawnError> {
@@ -207,16 +234,24 @@ fn side_by_side<T: Send>(
         let threads: Vec<_> = starts.into_iter().map(|start| scope.spawn(start)).collect();
         threads
             .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .map(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
             .collect()
     })
 }
 
-/// The path of a folder that nobody has; the guard makes it, so that it is never left behind.
+/// Returns a random folder path. The guard creates the folder, so that it is never left behind.
 fn new_folder() -> io::Result<PathBuf> {
     let folder = std::path::absolute(std::env::temp_dir())?;
-    let folder = folder.join(format!("nestlock-{}-{:016x}", std::process::id(), ports::random()));
-    // a path that is too long for a socket is told at once
+    let folder = folder.join(format!(
+        "nestlock-{}-{:016x}",
+        std::process::id(),
+        ports::random()
+    ));
+    // Fail now if the path is too long for a Unix socket, not when the server binds it.
     SocketPath::from_pathname(socket(&folder))?;
     Ok(folder)
 }
@@ -238,7 +273,11 @@ mod tests {
         let mut asked = 0;
         let server = SpawnedServer::start_at(&Plan::new(Vec::new()).unwrap(), || {
             asked += 1;
-            if asked <= 2 { Ok(taken()) } else { ports::free() }
+            if asked <= 2 {
+                Ok(taken())
+            } else {
+                ports::free()
+            }
         });
         assert_ne!(server.unwrap().port, taken());
         assert_eq!(asked, 3);

@@ -45,18 +45,27 @@ impl Side {
     fn new(addr: SocketAddr) -> Self {
         let mut control = Wire::connect(addr).expect("a connection");
         control.call(&["FLUSHALL"]).expect("an answer");
-        Self { addr, control, waiters: (0..WAITERS).map(|_| None).collect() }
+        Self {
+            addr,
+            control,
+            waiters: (0..WAITERS).map(|_| None).collect(),
+        }
     }
 
     /// The names of the connections that wait, and of those that are there.
     fn names(&mut self) -> (BTreeSet<usize>, BTreeSet<usize>) {
         let list = self.control.call(&["CLIENT", "LIST"]).expect("an answer");
         let list = String::from_utf8_lossy(list.text().expect("a text")).into_owned();
-        let field =
-            |line: &str, name: &str| line.split(' ').find_map(|field| field.strip_prefix(name)).map(str::to_owned);
+        let field = |line: &str, name: &str| {
+            line.split(' ')
+                .find_map(|field| field.strip_prefix(name))
+                .map(str::to_owned)
+        };
         let (mut waiting, mut there) = (BTreeSet::new(), BTreeSet::new());
         for line in list.lines() {
-            let Some(name) = field(line, "name=w").and_then(|name| name.parse().ok()) else { continue };
+            let Some(name) = field(line, "name=w").and_then(|name| name.parse().ok()) else {
+                continue;
+            };
             there.insert(name);
             if field(line, "flags=").is_some_and(|flags| flags.contains('b')) {
                 waiting.insert(name);
@@ -77,7 +86,11 @@ impl Side {
     }
 
     /// What is seen by whoever did it, with the lists as they are then; and who was answered what.
-    fn act(&mut self, act: &Act, waiting: &mut BTreeSet<usize>) -> (Vec<Value>, BTreeMap<usize, Value>) {
+    fn act(
+        &mut self,
+        act: &Act,
+        waiting: &mut BTreeSet<usize>,
+    ) -> (Vec<Value>, BTreeMap<usize, Value>) {
         let (mut seen, mut answers) = (vec![], BTreeMap::new());
         match act {
             Act::Wait(who, parts) => {
@@ -85,20 +98,26 @@ impl Side {
                 let wire = self.waiters[*who].get_or_insert_with(|| {
                     let mut wire = Wire::connect(addr).expect("a connection");
                     let protocol = if who % 2 == 0 { "2" } else { "3" };
-                    wire.call(&["HELLO", protocol, "SETNAME", &format!("w{who}")]).expect("an answer");
+                    wire.call(&["HELLO", protocol, "SETNAME", &format!("w{who}")])
+                        .expect("an answer");
                     wire
                 });
                 wire.send(parts).expect("a connection");
                 // either it waits now, or there is an answer to read
-                wire.stream().set_read_timeout(Some(Duration::from_millis(1))).expect("a socket");
-                let value =
-                    self.until("a waiter", |side| match side.waiters[*who].as_mut().expect("a waiter").read() {
+                wire.stream()
+                    .set_read_timeout(Some(Duration::from_millis(1)))
+                    .expect("a socket");
+                let value = self.until("a waiter", |side| {
+                    match side.waiters[*who].as_mut().expect("a waiter").read() {
                         Ok(value) => Some(Some(value)),
                         Err(_) if side.names().0.contains(who) => Some(None),
                         Err(_) => None,
-                    });
+                    }
+                });
                 let wire = self.waiters[*who].as_mut().expect("a waiter");
-                wire.stream().set_read_timeout(Some(PATIENCE)).expect("a socket");
+                wire.stream()
+                    .set_read_timeout(Some(PATIENCE))
+                    .expect("a socket");
                 match value {
                     Some(value) => _ = answers.insert(*who, value),
                     None => _ = waiting.insert(*who),
@@ -107,7 +126,9 @@ impl Side {
             Act::Leave(who) => {
                 self.waiters[*who] = None;
                 waiting.remove(who);
-                self.until("a goodbye", |side| (!side.names().1.contains(who)).then_some(()));
+                self.until("a goodbye", |side| {
+                    (!side.names().1.contains(who)).then_some(())
+                });
             }
             Act::Do(parts) => seen.push(self.control.call(parts).expect("an answer")),
             Act::TimeOut => self.until("a timeout", |side| side.names().0.is_empty().then_some(())),
@@ -115,11 +136,19 @@ impl Side {
         // whoever no longer waits has an answer; whoever still waits has none
         let still = self.names().0;
         for who in waiting.difference(&still) {
-            let value = self.waiters[*who].as_mut().expect("a waiter").read().expect("an answer");
+            let value = self.waiters[*who]
+                .as_mut()
+                .expect("a waiter")
+                .read()
+                .expect("an answer");
             answers.insert(*who, value);
         }
         *waiting = still;
-        seen.extend(LISTS.map(|list| self.control.call(&["LRANGE", list, "0", "-1"]).expect("an answer")));
+        seen.extend(LISTS.map(|list| {
+            self.control
+                .call(&["LRANGE", list, "0", "-1"])
+                .expect("an answer")
+        }));
         (seen, answers)
     }
 }
@@ -143,9 +172,15 @@ fn next(rng: &mut Rng, waiting: &BTreeSet<usize>, last: bool) -> Act {
             let all: Vec<usize> = waiting.iter().copied().collect();
             Act::Leave(all[rng.below(all.len())])
         }
-        10 => Act::Do(lua("redis.call('rpush', KEYS[1], ARGV[1], 'x') return redis.call('lpop', KEYS[1])")),
-        11 => Act::Do(lua("redis.call('rpush', KEYS[1], ARGV[1]) redis.call('del', KEYS[1]) return 1")),
-        12 => Act::Do(lua("for _, q in ipairs({'q3', 'q1', 'q2'}) do redis.call('lpush', q, ARGV[1]) end return 1")),
+        10 => Act::Do(lua(
+            "redis.call('rpush', KEYS[1], ARGV[1], 'x') return redis.call('lpop', KEYS[1])",
+        )),
+        11 => Act::Do(lua(
+            "redis.call('rpush', KEYS[1], ARGV[1]) redis.call('del', KEYS[1]) return 1",
+        )),
+        12 => Act::Do(lua(
+            "for _, q in ipairs({'q3', 'q1', 'q2'}) do redis.call('lpush', q, ARGV[1]) end return 1",
+        )),
         13 => Act::Do(words(&["SET", queue, &value])),
         14 => Act::Do(words(&["DEL", "q1", "q2", "q3"])),
         15 => Act::Do(words(&["RPUSH", queue, &value, "second", "third"])),
@@ -168,8 +203,10 @@ fn play(addrs: Both<SocketAddr>, seed: u64, spoil: Option<usize>) -> Result<usiz
             54 => Act::Do(["DEL", "q1", "q2", "q3"].map(String::from).to_vec()),
             55 => {
                 for who in waiting.real.clone() {
-                    for (side, waiting) in [(&mut sides.real, &mut waiting.real), (&mut sides.ours, &mut waiting.ours)]
-                    {
+                    for (side, waiting) in [
+                        (&mut sides.real, &mut waiting.real),
+                        (&mut sides.ours, &mut waiting.ours),
+                    ] {
                         side.act(&Act::Leave(who), waiting);
                     }
                 }
@@ -184,7 +221,11 @@ fn play(addrs: Both<SocketAddr>, seed: u64, spoil: Option<usize>) -> Result<usiz
         });
         if spoil == Some(at) {
             sides.ours.control.call(&["DEL", "q1"]).expect("an answer");
-            sides.ours.control.call(&["RPUSH", "q1", "extra"]).expect("an answer");
+            sides
+                .ours
+                .control
+                .call(&["RPUSH", "q1", "extra"])
+                .expect("an answer");
         }
         let real = sides.real.act(&act, &mut waiting.real);
         let ours = sides.ours.act(&act, &mut waiting.ours);
@@ -204,15 +245,32 @@ fn play(addrs: Both<SocketAddr>, seed: u64, spoil: Option<usize>) -> Result<usiz
 fn whoever_waits_for_lists_is_served_as_by_redis() {
     let part = |first: u64| {
         let pair = Pair::start();
-        (first..first + 15).map(|seed| play(pair.addrs(), seed, None)).collect::<Vec<_>>()
+        (first..first + 15)
+            .map(|seed| play(pair.addrs(), seed, None))
+            .collect::<Vec<_>>()
     };
     let results: Vec<_> = std::thread::scope(|scope| {
         // most of the time is waiting
         let parts = [0, 15, 30, 45].map(|first| scope.spawn(move || part(first)));
-        parts.into_iter().flat_map(|part| part.join().expect("no panic")).collect()
+        parts
+            .into_iter()
+            .flat_map(|part| part.join().expect("no panic"))
+            .collect()
     });
-    let wrong: Vec<&String> = results.iter().filter_map(|result| result.as_ref().err()).take(3).collect();
-    assert!(wrong.is_empty(), "{}", wrong.iter().map(|text| text.as_str()).collect::<Vec<_>>().join("\n\n"));
+    let wrong: Vec<&String> = results
+        .iter()
+        .filter_map(|result| result.as_ref().err())
+        .take(3)
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "{}",
+        wrong
+            .iter()
+            .map(|text| text.as_str())
+            .collect::<Vec<_>>()
+            .join("\n\n")
+    );
     let served: usize = results.into_iter().flatten().sum();
     assert!(served > 1000, "only {served} were served");
 }
@@ -220,7 +278,9 @@ fn whoever_waits_for_lists_is_served_as_by_redis() {
 #[test]
 fn a_push_to_one_server_only_is_noticed() {
     let pair = Pair::start();
-    let noticed = (0..5).filter(|seed| play(pair.addrs(), *seed, Some(30)).is_err()).count();
+    let noticed = (0..5)
+        .filter(|seed| play(pair.addrs(), *seed, Some(30)).is_err())
+        .count();
     assert_eq!(noticed, 5);
 }
 
@@ -230,7 +290,9 @@ fn fifty_waiters_are_served_in_the_order_in_which_they_came() {
     let pair = Pair::start();
     let order = pair.addrs().map(|addr| {
         let mut control = Wire::connect(addr).expect("a connection");
-        let mut wires: Vec<Wire> = (0..50).map(|_| Wire::connect(addr).expect("a connection")).collect();
+        let mut wires: Vec<Wire> = (0..50)
+            .map(|_| Wire::connect(addr).expect("a connection"))
+            .collect();
         let mut order: Vec<usize> = (0..50).collect();
         Rng::new(7).shuffle(&mut order);
         let waits = |control: &mut Wire, count: usize| {
@@ -238,35 +300,55 @@ fn fifty_waiters_are_served_in_the_order_in_which_they_came() {
             loop {
                 let list = control.call(&["CLIENT", "LIST"]).expect("an answer");
                 let list = String::from_utf8_lossy(list.text().expect("a text")).into_owned();
-                if list.lines().filter(|line| line.contains(" flags=b")).count() == count {
+                if list
+                    .lines()
+                    .filter(|line| line.contains(" flags=b"))
+                    .count()
+                    == count
+                {
                     return;
                 }
                 assert!(start.elapsed() < PATIENCE, "{count} should wait:\n{list}");
             }
         };
         for (place, who) in order.iter().enumerate() {
-            wires[*who].send(&["BLPOP", "q", "0"]).expect("a connection");
+            wires[*who]
+                .send(&["BLPOP", "q", "0"])
+                .expect("a connection");
             waits(&mut control, place + 1);
         }
         let mut got = vec![];
         // one by one, several at once, from a script
         for n in 0..20 {
-            control.call(&["RPUSH", "q", &n.to_string()]).expect("an answer");
+            control
+                .call(&["RPUSH", "q", &n.to_string()])
+                .expect("an answer");
         }
-        let many: Vec<String> =
-            ["RPUSH", "q"].into_iter().map(String::from).chain((20..35).map(|n| n.to_string())).collect();
+        let many: Vec<String> = ["RPUSH", "q"]
+            .into_iter()
+            .map(String::from)
+            .chain((20..35).map(|n| n.to_string()))
+            .collect();
         control.call(&many).expect("an answer");
         let script = "for n = 35, 49 do redis.call('rpush', 'q', n) end return 1";
         control.call(&["EVAL", script, "0"]).expect("an answer");
         for who in &order {
             got.push(wires[*who].read().expect("an answer"));
         }
-        assert_eq!(control.call(&["EXISTS", "q"]).expect("an answer"), Value::Int(0));
+        assert_eq!(
+            control.call(&["EXISTS", "q"]).expect("an answer"),
+            Value::Int(0)
+        );
         got
     });
     assert_eq!(order.real, order.ours);
     let expected: Vec<Value> = (0..50)
-        .map(|n| Value::List(vec![Value::Bulk(b"q".to_vec()), Value::Bulk(n.to_string().into_bytes())]))
+        .map(|n| {
+            Value::List(vec![
+                Value::Bulk(b"q".to_vec()),
+                Value::Bulk(n.to_string().into_bytes()),
+            ])
+        })
         .collect();
     assert_eq!(order.ours, expected);
 }

@@ -17,12 +17,17 @@ struct Line(BufReader<TcpStream>);
 impl Line {
     fn to(server: &EmbeddedServer) -> Self {
         let stream = TcpStream::connect(server.addr()).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
         Self(BufReader::new(stream))
     }
 
     fn send(&mut self, request: &str) {
-        self.0.get_mut().write_all(format!("{request}\r\n").as_bytes()).unwrap();
+        self.0
+            .get_mut()
+            .write_all(format!("{request}\r\n").as_bytes())
+            .unwrap();
     }
 
     fn read(&mut self) -> String {
@@ -40,7 +45,10 @@ impl Line {
 #[test]
 fn a_url_names_a_port_of_the_loopback_interface() {
     let server = EmbeddedServer::start().unwrap();
-    assert_eq!(server.url(), format!("redis://127.0.0.1:{}", server.addr().port()));
+    assert_eq!(
+        server.url(),
+        format!("redis://127.0.0.1:{}", server.addr().port())
+    );
     assert_eq!(Line::to(&server).call("PING"), "+PONG");
 }
 
@@ -67,7 +75,10 @@ fn advance_ends_the_wait_of_a_blocked_client() {
     let mut line = Line::to(&server);
     line.send("BLPOP list 600");
     let mut other = Line::to(&server);
-    while !other.call("EVAL \"return redis.call('info','clients'):match('blocked_clients:(%d+)')\" 0").is_empty() {
+    while !other
+        .call("EVAL \"return redis.call('info','clients'):match('blocked_clients:(%d+)')\" 0")
+        .is_empty()
+    {
         if other.read() == "1" {
             break;
         }
@@ -92,7 +103,10 @@ fn a_paused_server_answers_when_it_is_resumed() {
     late.send("TIME");
     server.advance(Duration::from_secs(1));
     server.resume();
-    assert_eq!(answer.recv_timeout(Duration::from_secs(20)).unwrap(), "+PONG");
+    assert_eq!(
+        answer.recv_timeout(Duration::from_secs(20)).unwrap(),
+        "+PONG"
+    );
     assert_eq!(late.read(), "*2");
     reader.join().unwrap().unwrap();
 }
@@ -111,8 +125,9 @@ fn a_dropped_server_closes_its_port_and_can_come_back_there() {
     assert!(EmbeddedServer::start_on(port).is_err());
 }
 
+/// A server that is paused and one that runs an endless script can both be dropped.
 #[test]
-fn a_paused_server_and_one_with_an_endless_script_can_be_dropped() {
+fn a_drop_ends_a_paused_server_and_one_with_an_endless_script() {
     let paused = EmbeddedServer::start().unwrap();
     paused.pause();
     drop(paused);

@@ -13,7 +13,11 @@ use support::{
     servers::Pair,
 };
 
-const RULES: Rules = Rules { lines: LINES, loose: &[BIG_HASH], content: Check::Exact };
+const RULES: Rules = Rules {
+    lines: LINES,
+    loose: &[BIG_HASH],
+    content: Check::Exact,
+};
 
 const MAIN: [usize; 2] = [0, 1];
 const LISTENERS: [usize; 2] = [2, 3];
@@ -28,7 +32,9 @@ fn round(seed: u64) -> Vec<Step> {
         for _ in 0..3 {
             for line in LISTENERS {
                 let protocol = RULES.lines[line].protocol;
-                steps.extend((0..rng.below(6)).map(|_| Step::Send(line, grammar.listener_command(protocol))));
+                steps.extend(
+                    (0..rng.below(6)).map(|_| Step::Send(line, grammar.listener_command(protocol))),
+                );
             }
             for line in MAIN {
                 steps.extend((0..rng.between(20, 60)).map(|_| Step::Send(line, grammar.command())));
@@ -46,7 +52,10 @@ fn expire_some(grammar: &mut Grammar, rng: &mut Rng, steps: &mut Vec<Step>) {
     let mut keys = Grammar::all_keys();
     rng.shuffle(&mut keys);
     keys.truncate(rng.between(4, keys.len()));
-    steps.extend(keys.iter().map(|key| Step::Send(MAIN[0], grammar.short_lived(key))));
+    steps.extend(
+        keys.iter()
+            .map(|key| Step::Send(MAIN[0], grammar.short_lived(key))),
+    );
     steps.push(Step::Wait(Grammar::SHORT));
     grammar.past = true;
 }
@@ -56,7 +65,8 @@ fn expire_some(grammar: &mut Grammar, rng: &mut Rng, steps: &mut Vec<Step>) {
 fn random_commands_are_answered_as_by_redis() {
     let mut report = Report::default();
     std::thread::scope(|scope| {
-        let part = |first| scope.spawn(move || play_rounds(&Pair::start(), &RULES, first, 53, round));
+        let part =
+            |first| scope.spawn(move || play_rounds(&Pair::start(), &RULES, first, 53, round));
         for part in [part(0), part(1_000_000)] {
             report.add(part.join().expect("no panic"));
         }
@@ -67,17 +77,34 @@ fn random_commands_are_answered_as_by_redis() {
         return;
     }
     assert!(report.commands > 200_000, "{} commands", report.commands);
-    let (lua, all) = report.tally.iter().fold((0, 0), |(lua, all), (name, count)| {
-        let count = count.accepted + count.refused;
-        (if name.starts_with("EVAL") { lua + count } else { lua }, all + count)
-    });
+    let (lua, all) = report
+        .tally
+        .iter()
+        .fold((0, 0), |(lua, all), (name, count)| {
+            let count = count.accepted + count.refused;
+            (
+                if name.starts_with("EVAL") {
+                    lua + count
+                } else {
+                    lua
+                },
+                all + count,
+            )
+        });
     assert!(lua * 10 > all * 3, "{lua} of {all} commands were scripts");
     for (name, weight) in COMMANDS.iter().filter(|(name, _)| *name != "QUIT") {
-        let count = report.tally.get(&name.to_ascii_uppercase()).cloned().unwrap_or_default();
+        let count = report
+            .tally
+            .get(&name.to_ascii_uppercase())
+            .cloned()
+            .unwrap_or_default();
         let unknown = ["NOSUCH", "GETT", "", "\u{fc}ber"].contains(name);
         // what comes back on lines that listen is not counted
         let refused = count.refused >= 5 || *weight == 0;
-        assert!(refused && (unknown || count.accepted >= 50), "{name}: {count:?}");
+        assert!(
+            refused && (unknown || count.accepted >= 50),
+            "{name}: {count:?}"
+        );
     }
 }
 
@@ -103,13 +130,21 @@ fn everything() -> Vec<Step> {
         (0, "SET s1 other"),
         (0, "SCRIPT LOAD \"return 1\""),
     ];
-    lines.map(|(line, text)| Step::Send(line, words(text))).to_vec()
+    lines
+        .map(|(line, text)| Step::Send(line, words(text)))
+        .to_vec()
 }
 
 #[test]
 fn whatever_is_done_to_one_server_only_is_noticed() {
     let pair = Pair::start();
-    let after = [Step::Send(0, words("EVALSHA e0e1f9fabfc9d4800c877a703b823ac0578ff8db 0")), Step::State];
+    let after = [
+        Step::Send(
+            0,
+            words("EVALSHA e0e1f9fabfc9d4800c877a703b823ac0578ff8db 0"),
+        ),
+        Step::State,
+    ];
     let untouched = [everything(), after.to_vec()].concat();
     assert!(once(&pair, &RULES, &untouched, &mut Tally::new()).is_none());
     let perturbations = [
@@ -135,20 +170,38 @@ fn whatever_is_done_to_one_server_only_is_noticed() {
     ];
     for text in perturbations {
         // the embedded server does not have it
-        let text = text.replace("RPOPLPUSH l1 l1", "EVAL \"redis.call('lpush', 'l1', redis.call('rpop', 'l1'))\" 0");
-        let steps = [everything(), vec![Step::Perturb(words(&text))], after.to_vec()].concat();
-        assert!(once(&pair, &RULES, &steps, &mut Tally::new()).is_some(), "not noticed: {text}");
+        let text = text.replace(
+            "RPOPLPUSH l1 l1",
+            "EVAL \"redis.call('lpush', 'l1', redis.call('rpop', 'l1'))\" 0",
+        );
+        let steps = [
+            everything(),
+            vec![Step::Perturb(words(&text))],
+            after.to_vec(),
+        ]
+        .concat();
+        assert!(
+            once(&pair, &RULES, &steps, &mut Tally::new()).is_some(),
+            "not noticed: {text}"
+        );
     }
 }
 
+/// A difference in the middle of a round is cut down to a short list of commands that shows its
+/// cause.
 #[test]
-fn a_difference_in_the_middle_of_a_round_is_cut_down_to_its_cause() {
+fn a_difference_in_mid_round_is_cut_down_to_its_cause() {
     let mut steps = round(1);
-    steps.retain(|step| !matches!(step, Step::Send(_, command) if command.name().starts_with("FLUSH")));
+    steps.retain(
+        |step| !matches!(step, Step::Send(_, command) if command.name().starts_with("FLUSH")),
+    );
     steps.insert(400, Step::Perturb(words("SET perturbed x")));
     let report = play_rounds(&Pair::start(), &RULES, 1, 1, |_| steps.clone());
     let failure = report.failures.first().expect("a difference");
     let short = failure.split("shortest list").nth(1).expect("a list");
     assert!(short.contains("ours only: SET perturbed x"), "{failure}");
-    assert!(short.lines().filter(|line| line.starts_with("  ")).count() < 8, "{failure}");
+    assert!(
+        short.lines().filter(|line| line.starts_with("  ")).count() < 8,
+        "{failure}"
+    );
 }

@@ -21,7 +21,9 @@ use support::{
 /// All that is said until the server has closed the connection, which it does when we have nothing more to say.
 fn answer(addr: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(addr).expect("a connection");
-    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a socket");
+    stream
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .expect("a socket");
     // a server that has hung up in the middle has closed its side
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);
@@ -69,10 +71,19 @@ fn compare(addrs: Both<SocketAddr>, strings: usize, spoilt: Option<usize>) -> Re
             answer(addrs.ours, b"\r\nMSET s1 9 s2 9 s3 9\r\n");
         }
         let said = addrs.map(|addr| answer(addr, &bytes));
-        report.violations += usize::from(said.real.windows(15).any(|window| window == b"-ERR Protocol e"));
+        report.violations += usize::from(
+            said.real
+                .windows(15)
+                .any(|window| window == b"-ERR Protocol e"),
+        );
         if said.real != said.ours {
             let said = said.map(|said| quoted(&said));
-            report.wrong.push(format!("{}\n  real: {}\n  ours: {}", quoted(&bytes), said.real, said.ours));
+            report.wrong.push(format!(
+                "{}\n  real: {}\n  ours: {}",
+                quoted(&bytes),
+                said.real,
+                said.ours
+            ));
             // what differs now may differ because of this
             empty(addrs);
         }
@@ -83,7 +94,12 @@ fn compare(addrs: Both<SocketAddr>, strings: usize, spoilt: Option<usize>) -> Re
 #[test]
 fn bytes_that_are_no_requests_are_answered_as_by_redis() {
     let Report { violations, wrong } = compare(Pair::start().addrs(), 20_000, None);
-    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong[..wrong.len().min(30)].join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} differ:\n{}",
+        wrong.len(),
+        wrong[..wrong.len().min(30)].join("\n")
+    );
     assert!(violations > 3000, "only {violations} were no requests");
 }
 

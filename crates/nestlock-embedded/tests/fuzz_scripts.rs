@@ -15,7 +15,11 @@ use support::{
 };
 
 /// Scores and fields may be times, so they are compared as times.
-const RULES: Rules = Rules { lines: LINES, loose: &[], content: Check::Millis };
+const RULES: Rules = Rules {
+    lines: LINES,
+    loose: &[],
+    content: Check::Millis,
+};
 
 const LOCKS: [&str; 4] = ["orders:7", "a", "{tag}:b", "wrong kind"];
 const OWNERS: [&str; 8] = [
@@ -41,7 +45,13 @@ struct Round<'a> {
 
 impl<'a> Round<'a> {
     fn new(seed: u64, scripts: &'a [Script]) -> Self {
-        Self { rng: Rng::new(seed), times: Grammar::new(seed), scripts, known: BTreeSet::new(), steps: vec![] }
+        Self {
+            rng: Rng::new(seed),
+            times: Grammar::new(seed),
+            scripts,
+            known: BTreeSet::new(),
+            steps: vec![],
+        }
     }
 
     /// What may stand for an argument of this name. A script with a new name fails the test until its values are here.
@@ -64,8 +74,14 @@ impl<'a> Round<'a> {
                 0 => b"0".to_vec(),
                 _ => self.lease(),
             },
-            ("side", "string") => self.rng.pick(&["read", "read", "write", "write", "no side"]).into(),
-            ("waits", "integer") => self.rng.pick(&["0", "1", "1", "2", "2", "1023", "yes"]).into(),
+            ("side", "string") => self
+                .rng
+                .pick(&["read", "read", "write", "write", "no side"])
+                .into(),
+            ("waits", "integer") => self
+                .rng
+                .pick(&["0", "1", "1", "2", "2", "1023", "yes"])
+                .into(),
             ("grants", "integer") => self.rng.pick(&["0", "1", "1"]).into(),
             ("token", "integer") => match self.rng.below(10) {
                 0 => self.times.junk(),
@@ -89,7 +105,9 @@ impl<'a> Round<'a> {
     /// The same for keys.
     fn key(script: &Script, word: &Word, lock: &str) -> Vec<u8> {
         match (&*word.name, &*word.kind) {
-            ("lock", "string") if script.name.starts_with("signal/") => [b"lock:", lock.as_bytes()].concat(),
+            ("lock", "string") if script.name.starts_with("signal/") => {
+                [b"lock:", lock.as_bytes()].concat()
+            }
             ("lock", "hash" | "string") => lock.into(),
             ("signal", "list") => [b"lock-signal:", lock.as_bytes()].concat(),
             ("queue", "list") => derived("redisson_lock_queue", lock),
@@ -129,10 +147,21 @@ impl<'a> Round<'a> {
         let (mut keys, mut args) = (vec![], vec![]);
         for word in &script.keys {
             let count = if word.index.starts_with('n') { many } else { 1 };
-            keys.extend(locks[..count].iter().map(|lock| Self::key(script, word, lock)).collect::<Vec<_>>());
+            keys.extend(
+                locks[..count]
+                    .iter()
+                    .map(|lock| Self::key(script, word, lock))
+                    .collect::<Vec<_>>(),
+            );
         }
-        let (each, once): (Vec<_>, Vec<_>) = script.args.iter().partition(|word| word.index.contains('n'));
-        args.extend(once.iter().map(|word| self.argument(script, word, locks[0])));
+        let (each, once): (Vec<_>, Vec<_>) = script
+            .args
+            .iter()
+            .partition(|word| word.index.contains('n'));
+        args.extend(
+            once.iter()
+                .map(|word| self.argument(script, word, locks[0])),
+        );
         for lock in &locks {
             args.extend(each.iter().map(|word| self.argument(script, word, lock)));
         }
@@ -150,12 +179,17 @@ impl<'a> Round<'a> {
         if let Some(at) = script.keys.iter().position(|word| word.name == "token") {
             // without a token it begins at the server's microseconds, which nobody can compare
             let parts = [b"SET".as_slice(), &keys[at], b"41", b"NX"];
-            self.steps.push(Step::Send(line, Command::new(&parts, Check::Exact)));
+            self.steps
+                .push(Step::Send(line, Command::new(&parts, Check::Exact)));
         }
         let known = self.known.contains(&script.name);
         let text = ("EVAL", script.source.clone(), script.name.as_str());
         // NOSCRIPT is not counted as a run
-        let sha = ("EVALSHA", script.sha(), if known { &script.name } else { "" });
+        let sha = (
+            "EVALSHA",
+            script.sha(),
+            if known { &script.name } else { "" },
+        );
         let ways = match self.rng.below(10) {
             0 => vec![text],
             // as clients do after NOSCRIPT
@@ -166,9 +200,20 @@ impl<'a> Round<'a> {
             if how == "EVAL" {
                 self.known.insert(script.name.clone());
             }
-            let mut parts = vec![how.into(), what.into_bytes(), keys.len().to_string().into_bytes()];
+            let mut parts = vec![
+                how.into(),
+                what.into_bytes(),
+                keys.len().to_string().into_bytes(),
+            ];
             parts.extend(keys.iter().chain(args).cloned());
-            self.steps.push(Step::Send(line, Command { parts, check: Check::Millis, label: label.into() }));
+            self.steps.push(Step::Send(
+                line,
+                Command {
+                    parts,
+                    check: Check::Millis,
+                    label: label.into(),
+                },
+            ));
         }
     }
 
@@ -221,7 +266,11 @@ impl<'a> Round<'a> {
             &["SCRIPT", "FLUSH"],
             &["SCRIPT", "LOAD", &load.source],
             &["SCRIPT", "LOAD", &load.source],
-            &["SCRIPT", "EXISTS", "e0e1f9fabfc9d4800c877a703b823ac0578ff8db"],
+            &[
+                "SCRIPT",
+                "EXISTS",
+                "e0e1f9fabfc9d4800c877a703b823ac0578ff8db",
+            ],
         ];
         let choice = choices[self.rng.below(choices.len())];
         match choice {
@@ -230,7 +279,8 @@ impl<'a> Round<'a> {
             _ => {}
         }
         let line = self.rng.below(2);
-        self.steps.push(Step::Send(line, Command::new(choice, Check::Millis)));
+        self.steps
+            .push(Step::Send(line, Command::new(choice, Check::Millis)));
     }
 
     /// Leases of some milliseconds, one for each lock, and a pause until they are over on both sides.
@@ -241,7 +291,10 @@ impl<'a> Round<'a> {
         for lock in &locks[..self.rng.between(1, locks.len())] {
             let millis = self.rng.between(1, 8).to_string();
             for key in [(*lock).to_owned(), format!("lock:{lock}")] {
-                self.steps.push(Step::Send(0, Command::new(&["PEXPIRE", &key, &millis], Check::Exact)));
+                self.steps.push(Step::Send(
+                    0,
+                    Command::new(&["PEXPIRE", &key, &millis], Check::Exact),
+                ));
             }
         }
         self.steps.push(Step::Wait(Grammar::SHORT));
@@ -255,12 +308,18 @@ impl<'a> Round<'a> {
             (3, &[b"SUBSCRIBE", &a, &b]),
             (3, &[b"PSUBSCRIBE", b"*:{orders:7}"]),
         ];
-        self.steps.extend(commands.map(|(line, parts)| Step::Send(line, Command::new(parts, Check::Exact))));
+        self.steps.extend(
+            commands.map(|(line, parts)| Step::Send(line, Command::new(parts, Check::Exact))),
+        );
     }
 }
 
 fn tagged(lock: &str) -> String {
-    if lock.contains('{') { lock.to_owned() } else { format!("{{{lock}}}") }
+    if lock.contains('{') {
+        lock.to_owned()
+    } else {
+        format!("{{{lock}}}")
+    }
 }
 
 fn derived(prefix: &str, lock: &str) -> Vec<u8> {
@@ -306,14 +365,27 @@ fn random_sequences_of_our_scripts_do_the_same_as_on_redis() {
     std::thread::scope(|scope| {
         let part = |first| {
             let scripts = &scripts;
-            scope.spawn(move || play_rounds(&Pair::start(), &RULES, first, 70, |seed| round(seed, scripts)))
+            scope.spawn(move || {
+                play_rounds(&Pair::start(), &RULES, first, 70, |seed| {
+                    round(seed, scripts)
+                })
+            })
         };
         for part in [part(0), part(1_000_000)] {
             report.add(part.join().expect("no panic"));
         }
     });
-    let runs: usize = scripts.iter().filter_map(|script| report.tally.get(&script.name)).map(Count::total).sum();
-    println!("{runs} runs of {} scripts, {} commands in {} rounds", scripts.len(), report.commands, report.rounds);
+    let runs: usize = scripts
+        .iter()
+        .filter_map(|script| report.tally.get(&script.name))
+        .map(Count::total)
+        .sum();
+    println!(
+        "{runs} runs of {} scripts, {} commands in {} rounds",
+        scripts.len(),
+        report.commands,
+        report.rounds
+    );
     report.assert_none();
     if report.is_partial() {
         return;
@@ -329,7 +401,11 @@ fn random_sequences_of_our_scripts_do_the_same_as_on_redis() {
                 "error" => count.refused > 0,
                 kind => count.kinds.contains(kind),
             };
-            assert!(seen, "lua/{}.lua never answered {wanted:?}, as its header says it does: {count:?}", script.name);
+            assert!(
+                seen,
+                "lua/{}.lua never answered {wanted:?}, as its header says it does: {count:?}",
+                script.name
+            );
         }
     }
 }
@@ -347,23 +423,46 @@ fn a_lock_that_one_server_changes_is_noticed() {
     ] {
         let mut steps = round(7, &scripts);
         // what was left a few milliseconds is over then
-        let waited = steps.iter().position(|step| matches!(step, Step::Wait(_))).expect("a pause");
+        let waited = steps
+            .iter()
+            .position(|step| matches!(step, Step::Wait(_)))
+            .expect("a pause");
         steps.truncate(waited + 1);
-        steps.extend([send(&["DEL", "a"]), send(&["HSET", "a", OWNERS[0], "1"]), Step::State]);
+        steps.extend([
+            send(&["DEL", "a"]),
+            send(&["HSET", "a", OWNERS[0], "1"]),
+            Step::State,
+        ]);
         if let Some(difference) = once(&pair, &RULES, &steps, &mut Tally::new()) {
             panic!("differs before anything was changed: {difference}");
         }
-        steps.insert(steps.len() - 1, Step::Perturb(Command::new(what, Check::Exact)));
-        assert!(once(&pair, &RULES, &steps, &mut Tally::new()).is_some(), "not noticed: {what:?}");
+        steps.insert(
+            steps.len() - 1,
+            Step::Perturb(Command::new(what, Check::Exact)),
+        );
+        assert!(
+            once(&pair, &RULES, &steps, &mut Tally::new()).is_some(),
+            "not noticed: {what:?}"
+        );
     }
 }
 
 #[test]
 fn a_script_with_an_argument_that_is_new_here_fails_the_test() {
     let mut scripts = scripts::all();
-    let script = scripts.iter_mut().find(|script| script.name == "reentrant/acquire").expect("it is there");
-    script.args.push(Word { index: "4".into(), name: "colour".into(), kind: "string".into() });
+    let script = scripts
+        .iter_mut()
+        .find(|script| script.name == "reentrant/acquire")
+        .expect("it is there");
+    script.args.push(Word {
+        index: "4".into(),
+        name: "colour".into(),
+        kind: "string".into(),
+    });
     let panic = panic::catch_unwind(|| round(1, &scripts)).expect_err("a panic");
     let text = panic.downcast_ref::<String>().expect("a text");
-    assert!(text.contains("lua/reentrant/acquire.lua: no values for ARGV[4] colour string; add them"), "{text}");
+    assert!(
+        text.contains("lua/reentrant/acquire.lua: no values for ARGV[4] colour string; add them"),
+        "{text}"
+    );
 }

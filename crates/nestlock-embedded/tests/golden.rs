@@ -49,8 +49,15 @@ enum Numbers {
 #[derive(Debug, Clone)]
 enum Act {
     Note,
-    Request { line: char, parts: Vec<Vec<u8>>, numbers: Numbers },
-    Raw { line: char, bytes: Vec<u8> },
+    Request {
+        line: char,
+        parts: Vec<Vec<u8>>,
+        numbers: Numbers,
+    },
+    Raw {
+        line: char,
+        bytes: Vec<u8>,
+    },
     Close(char),
     Wait(u64),
 }
@@ -71,8 +78,13 @@ fn parse(text: &str, scripts: &[Script]) -> Result<Vec<Entry>, String> {
             last.answers.push(text.into());
             continue;
         }
-        let act = act(text, scripts).map_err(|error| format!("line {}: {error}: {text}", number + 1))?;
-        entries.push(Entry { text: text.into(), act, answers: vec![] });
+        let act =
+            act(text, scripts).map_err(|error| format!("line {}: {error}: {text}", number + 1))?;
+        entries.push(Entry {
+            text: text.into(),
+            act,
+            answers: vec![],
+        });
     }
     Ok(entries)
 }
@@ -82,31 +94,55 @@ fn act(text: &str, scripts: &[Script]) -> Result<Act, String> {
         return Ok(Act::Note);
     }
     if let Some(millis) = text.strip_prefix("wait ") {
-        return millis.parse().map(Act::Wait).map_err(|error| error.to_string());
+        return millis
+            .parse()
+            .map(Act::Wait)
+            .map_err(|error| error.to_string());
     }
     let (how, rest) = text.split_once(' ').ok_or("what is this?")?;
     let mut letters = how.chars();
-    let line = letters.next().filter(char::is_ascii_uppercase).ok_or("no connection")?;
+    let line = letters
+        .next()
+        .filter(char::is_ascii_uppercase)
+        .ok_or("no connection")?;
     let numbers = match letters.as_str() {
         "" if rest == "close" => return Ok(Act::Close(line)),
-        ">raw" => return Ok(Act::Raw { line, bytes: words(rest)?.concat() }),
+        ">raw" => {
+            return Ok(Act::Raw {
+                line,
+                bytes: words(rest)?.concat(),
+            });
+        }
         ">" => Numbers::Exact,
         ">~" => Numbers::Near,
         ">?" => Numbers::Any,
         _ => return Err("what is this?".into()),
     };
     let script = |name: &str| {
-        scripts.iter().find(|script| script.name == name).ok_or_else(|| format!("there is no lua/{name}.lua"))
+        scripts
+            .iter()
+            .find(|script| script.name == name)
+            .ok_or_else(|| format!("there is no lua/{name}.lua"))
     };
-    let expand = |word: Vec<u8>| match std::str::from_utf8(&word).ok().and_then(|word| word.strip_prefix('@')) {
+    let expand = |word: Vec<u8>| match std::str::from_utf8(&word)
+        .ok()
+        .and_then(|word| word.strip_prefix('@'))
+    {
         None => Ok(word),
         Some(name) => match name.strip_prefix("sha:") {
             Some(name) => Ok(script(name)?.sha().into_bytes()),
             None => Ok(script(name)?.source.clone().into_bytes()),
         },
     };
-    let parts = words(rest)?.into_iter().map(expand).collect::<Result<_, String>>()?;
-    Ok(Act::Request { line, parts, numbers })
+    let parts = words(rest)?
+        .into_iter()
+        .map(expand)
+        .collect::<Result<_, String>>()?;
+    Ok(Act::Request {
+        line,
+        parts,
+        numbers,
+    })
 }
 
 /// A connection of a transcript.
@@ -132,7 +168,13 @@ impl<'a> Stage<'a> {
         let mut control = Wire::connect(addr).expect("a connection");
         control.call(&["FLUSHALL"]).expect("an answer");
         control.call(&["SCRIPT", "FLUSH"]).expect("an answer");
-        Self { addr, clock, control, lines: BTreeMap::new(), scripts }
+        Self {
+            addr,
+            clock,
+            control,
+            lines: BTreeMap::new(),
+            scripts,
+        }
     }
 
     /// The lines that answer it, of whatever connection.
@@ -154,13 +196,23 @@ impl<'a> Stage<'a> {
                 return self.hear_all(None, Numbers::Exact);
             }
             Act::Raw { line, bytes } => (*line, bytes.clone(), Numbers::Exact),
-            Act::Request { line, parts, numbers } => (*line, request(parts), *numbers),
+            Act::Request {
+                line,
+                parts,
+                numbers,
+            } => (*line, request(parts), *numbers),
         };
         let addr = self.addr;
         let open = self.lines.entry(line).or_insert_with(|| {
             let mut wire = Wire::connect(addr).expect("a connection");
-            let Ok(Value::Int(id)) = wire.call(&["CLIENT", "ID"]) else { panic!("no id") };
-            Line { wire, id, waits: false }
+            let Ok(Value::Int(id)) = wire.call(&["CLIENT", "ID"]) else {
+                panic!("no id")
+            };
+            Line {
+                wire,
+                id,
+                waits: false,
+            }
         });
         assert!(!open.waits, "{line} is waiting");
         // a server that has said goodbye may have closed already
@@ -170,8 +222,15 @@ impl<'a> Stage<'a> {
 
     /// What all connections have heard: first the one that acted, then the others by name.
     fn hear_all(&mut self, actor: Option<char>, numbers: Numbers) -> Vec<String> {
-        let mut heard = actor.map(|actor| self.hear(actor, numbers)).unwrap_or_default();
-        let others: Vec<char> = self.lines.keys().copied().filter(|name| Some(*name) != actor).collect();
+        let mut heard = actor
+            .map(|actor| self.hear(actor, numbers))
+            .unwrap_or_default();
+        let others: Vec<char> = self
+            .lines
+            .keys()
+            .copied()
+            .filter(|name| Some(*name) != actor)
+            .collect();
         for name in others {
             let line = self.lines.get_mut(&name).expect("a line");
             if !line.waits {
@@ -187,7 +246,10 @@ impl<'a> Stage<'a> {
         let (start, mut values, mut closed) = (Instant::now(), vec![], false);
         loop {
             let line = self.lines.get_mut(&name).expect("a line");
-            line.wire.stream().set_read_timeout(Some(Duration::from_millis(5))).expect("a socket");
+            line.wire
+                .stream()
+                .set_read_timeout(Some(Duration::from_millis(5)))
+                .expect("a socket");
             let (more, end) = line.wire.read_to_marker();
             values.extend(more);
             match end {
@@ -195,9 +257,18 @@ impl<'a> Stage<'a> {
                     line.waits = false;
                     break;
                 }
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                    ) =>
+                {
                     let id = line.id;
-                    if self.clients().get(&id).is_some_and(|flags| flags.contains('b')) {
+                    if self
+                        .clients()
+                        .get(&id)
+                        .is_some_and(|flags| flags.contains('b'))
+                    {
                         self.lines.get_mut(&name).expect("a line").waits = true;
                         break;
                     }
@@ -208,7 +279,10 @@ impl<'a> Stage<'a> {
                     break;
                 }
             }
-            assert!(start.elapsed() < PATIENCE, "{name} does not answer; it has said {values:?}");
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{name} does not answer; it has said {values:?}"
+            );
         }
         let mut lines: Vec<String> = values
             .iter()
@@ -231,8 +305,11 @@ impl<'a> Stage<'a> {
     fn clients(&mut self) -> BTreeMap<i64, String> {
         let list = self.control.call(&["CLIENT", "LIST"]).expect("an answer");
         let list = String::from_utf8_lossy(list.text().expect("a text")).into_owned();
-        let field =
-            |line: &str, name: &str| line.split(' ').find_map(|field| field.strip_prefix(name)).map(str::to_owned);
+        let field = |line: &str, name: &str| {
+            line.split(' ')
+                .find_map(|field| field.strip_prefix(name))
+                .map(str::to_owned)
+        };
         let client = |line: &str| Some((field(line, "id=")?.parse().ok()?, field(line, "flags=")?));
         list.lines().filter_map(client).collect()
     }
@@ -240,7 +317,11 @@ impl<'a> Stage<'a> {
     fn until(&mut self, state: impl Fn(&BTreeMap<i64, String>) -> bool) {
         let start = Instant::now();
         while !state(&self.clients()) {
-            assert!(start.elapsed() < PATIENCE, "does not come: {:?}", self.clients());
+            assert!(
+                start.elapsed() < PATIENCE,
+                "does not come: {:?}",
+                self.clients()
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -278,9 +359,20 @@ fn masked(value: &Value, numbers: Numbers) -> Value {
 }
 
 /// Plays a transcript and returns it with the answers of this server.
-fn replay(entries: &[Entry], addr: SocketAddr, scripts: &[Script], clock: Option<&EmbeddedServer>) -> Vec<Entry> {
+fn replay(
+    entries: &[Entry],
+    addr: SocketAddr,
+    scripts: &[Script],
+    clock: Option<&EmbeddedServer>,
+) -> Vec<Entry> {
     let mut stage = Stage::new(addr, scripts, clock);
-    entries.iter().map(|entry| Entry { answers: stage.play(&entry.act), ..entry.clone() }).collect()
+    entries
+        .iter()
+        .map(|entry| Entry {
+            answers: stage.play(&entry.act),
+            ..entry.clone()
+        })
+        .collect()
 }
 
 fn same(wanted: &str, got: &str) -> bool {
@@ -297,28 +389,40 @@ fn compare(wanted: &[Entry], got: &[Entry]) -> Vec<String> {
     let mut wrong = vec![];
     for (wanted, got) in wanted.iter().zip(got) {
         let fits = wanted.answers.len() == got.answers.len()
-            && wanted.answers.iter().zip(&got.answers).all(|(wanted, got)| same(wanted, got));
+            && wanted
+                .answers
+                .iter()
+                .zip(&got.answers)
+                .all(|(wanted, got)| same(wanted, got));
         if !fits {
             let show = |answers: &[String]| answers.join("\n    ");
             let (wanted_lines, got_lines) = (show(&wanted.answers), show(&got.answers));
-            wrong.push(format!("{}\n  real:\n    {wanted_lines}\n  here:\n    {got_lines}", wanted.text));
+            wrong.push(format!(
+                "{}\n  real:\n    {wanted_lines}\n  here:\n    {got_lines}",
+                wanted.text
+            ));
         }
     }
     wrong
 }
 
 fn render(entries: &[Entry]) -> String {
-    let lines = entries.iter().flat_map(|entry| [&entry.text].into_iter().chain(&entry.answers));
+    let lines = entries
+        .iter()
+        .flat_map(|entry| [&entry.text].into_iter().chain(&entry.answers));
     lines.flat_map(|line| [line, "\n"]).collect()
 }
 
 fn transcripts(scripts: &[Script]) -> BTreeMap<PathBuf, Vec<Entry>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
-    let paths = fs::read_dir(&folder).expect("tests/golden").map(|entry| entry.expect("an entry").path());
+    let paths = fs::read_dir(&folder)
+        .expect("tests/golden")
+        .map(|entry| entry.expect("an entry").path());
     let transcripts: BTreeMap<_, _> = paths
         .map(|path| {
             let text = fs::read_to_string(&path).expect("a text");
-            let entries = parse(&text, scripts).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            let entries =
+                parse(&text, scripts).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             (path, entries)
         })
         .collect();
@@ -327,11 +431,19 @@ fn transcripts(scripts: &[Script]) -> BTreeMap<PathBuf, Vec<Entry>> {
 }
 
 /// All transcripts that this server contradicts.
-fn contradictions(addr: SocketAddr, scripts: &[Script], clock: Option<&EmbeddedServer>) -> Vec<String> {
+fn contradictions(
+    addr: SocketAddr,
+    scripts: &[Script],
+    clock: Option<&EmbeddedServer>,
+) -> Vec<String> {
     let mut wrong = vec![];
     for (path, wanted) in transcripts(scripts) {
         let differences = compare(&wanted, &replay(&wanted, addr, scripts, clock));
-        wrong.extend(differences.into_iter().map(|text| format!("--- {}\n{text}", path.display())));
+        wrong.extend(
+            differences
+                .into_iter()
+                .map(|text| format!("--- {}\n{text}", path.display())),
+        );
     }
     wrong
 }
@@ -356,7 +468,11 @@ fn a_real_server_says_what_the_transcripts_say() {
     let (server, scripts) = (servers::real(), scripts::all());
     if env::var_os("NESTLOCK_RECORD").is_some() {
         for (path, entries) in transcripts(&scripts) {
-            fs::write(path, render(&replay(&entries, server.addr(), &scripts, None))).expect("a file");
+            fs::write(
+                path,
+                render(&replay(&entries, server.addr(), &scripts, None)),
+            )
+            .expect("a file");
         }
     }
     let wrong = contradictions(server.addr(), &scripts, None);
@@ -368,14 +484,25 @@ fn a_real_server_says_what_the_transcripts_say() {
 fn a_changed_transcript_is_noticed() {
     let scripts = scripts::all();
     for (path, entries) in transcripts(&scripts) {
-        assert_eq!(render(&entries), fs::read_to_string(&path).expect("a text"), "{}", path.display());
+        assert_eq!(
+            render(&entries),
+            fs::read_to_string(&path).expect("a text"),
+            "{}",
+            path.display()
+        );
         for (at, entry) in entries.iter().enumerate() {
             for line in 0..entry.answers.len() {
                 let (mut changed, mut shorter) = (entries.clone(), entries.clone());
                 changed[at].answers[line].push('x');
                 shorter[at].answers.remove(line);
                 for wrong in [changed, shorter] {
-                    assert_eq!(compare(&entries, &wrong).len(), 1, "{}: {}", path.display(), entry.answers[line]);
+                    assert_eq!(
+                        compare(&entries, &wrong).len(),
+                        1,
+                        "{}: {}",
+                        path.display(),
+                        entry.answers[line]
+                    );
                 }
             }
         }
@@ -386,15 +513,28 @@ fn a_changed_transcript_is_noticed() {
 #[test]
 fn the_transcripts_cover_what_they_should() {
     let scripts = scripts::all();
-    let texts: Vec<String> = transcripts(&scripts).values().map(|entries| render(entries)).collect();
+    let texts: Vec<String> = transcripts(&scripts)
+        .values()
+        .map(|entries| render(entries))
+        .collect();
     let all = texts.join("\n");
     for script in &scripts {
-        assert!(all.contains(&format!("@{} ", script.name)), "no transcript runs lua/{}.lua", script.name);
+        assert!(
+            all.contains(&format!("@{} ", script.name)),
+            "no transcript runs lua/{}.lua",
+            script.name
+        );
     }
-    let names: BTreeSet<&str> =
-        all.lines().filter(|line| line.chars().nth(1) == Some('>')).filter_map(|line| line.split(' ').nth(1)).collect();
+    let names: BTreeSet<&str> = all
+        .lines()
+        .filter(|line| line.chars().nth(1) == Some('>'))
+        .filter_map(|line| line.split(' ').nth(1))
+        .collect();
     for (name, weight) in support::grammar::COMMANDS {
         let invented = ["GETT", "", "\u{fc}ber"].contains(&name);
-        assert!(invented || names.contains(name), "no transcript has {name} ({weight})");
+        assert!(
+            invented || names.contains(name),
+            "no transcript has {name} ({weight})"
+        );
     }
 }

@@ -18,7 +18,11 @@ const COMPUTED: [(&str, &[&str]); 0] = [];
 
 /// The names of the commands that a script calls.
 fn called(script: &Script) -> BTreeSet<String> {
-    let code: Vec<&str> = script.source.lines().map(|line| line.split("--").next().unwrap_or_default()).collect();
+    let code: Vec<&str> = script
+        .source
+        .lines()
+        .map(|line| line.split("--").next().unwrap_or_default())
+        .collect();
     let code = code.join("\n");
     let mut names = BTreeSet::new();
     for call in ["redis.call(", "redis.pcall("] {
@@ -26,10 +30,16 @@ fn called(script: &Script) -> BTreeSet<String> {
             let first = code[at + call.len()..].trim_start();
             let first = first.split([',', ')']).next().unwrap_or_default().trim();
             let quoted = |quote: char| first.strip_prefix(quote)?.strip_suffix(quote);
-            match (quoted('\'').or(quoted('"')), COMPUTED.iter().find(|(expression, _)| *expression == first)) {
+            match (
+                quoted('\'').or(quoted('"')),
+                COMPUTED.iter().find(|(expression, _)| *expression == first),
+            ) {
                 (Some(name), _) => _ = names.insert(name.to_ascii_lowercase()),
                 (None, Some((_, all))) => names.extend(all.iter().map(ToString::to_string)),
-                _ => panic!("lua/{}.lua calls {first:?}: say in COMPUTED what that can be", script.name),
+                _ => panic!(
+                    "lua/{}.lua calls {first:?}: say in COMPUTED what that can be",
+                    script.name
+                ),
             }
         }
     }
@@ -76,10 +86,15 @@ fn every_command_that_a_script_calls_is_there() {
 #[test]
 fn the_calls_of_a_script_are_found_however_they_are_written() {
     let mut script = scripts::all().remove(0);
-    script.source = "redis.call('SET', KEYS[1], 1) -- redis.call('no')\nlocal x = redis.pcall( \"get\",\n'a')".into();
+    script.source =
+        "redis.call('SET', KEYS[1], 1) -- redis.call('no')\nlocal x = redis.pcall( \"get\",\n'a')"
+            .into();
     assert_eq!(called(&script), ["get", "set"].map(String::from).into());
     script.source = "redis.call(ARGV[1], 'x')".into();
-    assert!(std::panic::catch_unwind(|| called(&script)).is_err(), "a name that nobody can see must be declared");
+    assert!(
+        std::panic::catch_unwind(|| called(&script)).is_err(),
+        "a name that nobody can see must be declared"
+    );
 }
 
 /// Each of these is refused: what nobody has, what Redis has and the embedded server has not, and contradictions.
@@ -200,7 +215,11 @@ const REFUSED: [&str; 110] = [
 fn state(wire: &mut Wire) -> BTreeMap<Vec<u8>, Vec<Value>> {
     let mut ask = |parts: &[&[u8]]| wire.call(parts).expect("an answer");
     let keys = ask(&[b"KEYS", b"*"]);
-    let keys = keys.items().expect("a list").iter().map(|key| key.text().expect("a key").to_vec());
+    let keys = keys
+        .items()
+        .expect("a list")
+        .iter()
+        .map(|key| key.text().expect("a key").to_vec());
     keys.map(|key| {
         let kind = ask(&[b"TYPE", &key]);
         let content = match kind.text().expect("a type") {
@@ -220,15 +239,31 @@ fn state(wire: &mut Wire) -> BTreeMap<Vec<u8>, Vec<Value>> {
 fn what_is_not_there_is_refused_with_err_and_changes_nothing() {
     let server = EmbeddedServer::start().expect("a server");
     let mut wire = connect(&server);
-    for line in ["SET s text PX 5000000", "SET n 1", "HSET h f 1 g 2", "RPUSH l a b c", "ZADD z 1 a 2 b"] {
-        assert!(!wire.call(&words(line).expect("words")).expect("an answer").is_error(), "{line}");
+    for line in [
+        "SET s text PX 5000000",
+        "SET n 1",
+        "HSET h f 1 g 2",
+        "RPUSH l a b c",
+        "ZADD z 1 a 2 b",
+    ] {
+        assert!(
+            !wire
+                .call(&words(line).expect("words"))
+                .expect("an answer")
+                .is_error(),
+            "{line}"
+        );
     }
     let before = state(&mut wire);
     assert_eq!(before.len(), 5);
     let mut wrong = vec![];
     for line in REFUSED {
         let line = words(line).expect("words");
-        for script in [None, Some("return redis.call(unpack(ARGV))"), Some("return redis.pcall(unpack(ARGV))")] {
+        for script in [
+            None,
+            Some("return redis.call(unpack(ARGV))"),
+            Some("return redis.pcall(unpack(ARGV))"),
+        ] {
             let mut parts: Vec<Vec<u8>> = vec![];
             if let Some(script) = script {
                 parts.extend([b"EVAL".to_vec(), script.as_bytes().to_vec(), b"0".to_vec()]);
@@ -257,7 +292,12 @@ fn known_to_redis(wire: &mut Wire) -> Vec<Vec<String>> {
         let name = text(&items[0]);
         for subcommand in items[9].items().expect("subcommands") {
             // "client|id"
-            names.push(text(&subcommand.items().expect("a list")[0]).split('|').map(Into::into).collect());
+            names.push(
+                text(&subcommand.items().expect("a list")[0])
+                    .split('|')
+                    .map(Into::into)
+                    .collect(),
+            );
         }
         names.push(vec![name]);
     }
@@ -278,7 +318,9 @@ fn every_command_of_redis_is_done_right_or_refused() {
         }
         there += 1;
         // SHUTDOWN, SAVE and the like are unknown to ours, so that they never come here
-        let wanted = Wire::connect(real.addr()).and_then(|mut wire| wire.call(&parts)).expect("an answer");
+        let wanted = Wire::connect(real.addr())
+            .and_then(|mut wire| wire.call(&parts))
+            .expect("an answer");
         let same = if wanted.is_error() || answer.is_error() {
             wanted == answer
         } else {

@@ -19,13 +19,17 @@ use nestlock_embedded::{SpawnError, SpawnedServer};
 #[cfg(target_os = "linux")]
 use self::support::processes::processes;
 use self::support::processes::{
-    Owner, PATIENCE, ROLE, ask, assert_nothing_is_left, call, eventually, ms, runs, say, signal, try_call,
+    Owner, PATIENCE, ROLE, ask, assert_nothing_is_left, call, eventually, ms, runs, say, signal,
+    try_call,
 };
 
 /// The server's own process id, as it says.
 fn says(server: &SpawnedServer) -> u32 {
     let info = call(server, "INFO server");
-    let line = info.lines().find_map(|line| line.strip_prefix("process_id:")).expect("a process id");
+    let line = info
+        .lines()
+        .find_map(|line| line.strip_prefix("process_id:"))
+        .expect("a process id");
     line.trim().parse().expect("a number")
 }
 
@@ -37,9 +41,15 @@ fn starts_and_answers_over_tcp_and_over_its_socket() {
     assert_eq!(server.url(), format!("redis://{}", server.addr()));
     assert!(server.addr().ip().is_loopback());
     assert_eq!(call(&server, "PING"), "+PONG");
-    assert_eq!(ask(&mut UnixStream::connect(server.socket()).unwrap(), "PING").unwrap(), "+PONG");
+    assert_eq!(
+        ask(&mut UnixStream::connect(server.socket()).unwrap(), "PING").unwrap(),
+        "+PONG"
+    );
     assert_eq!(says(&server), server.pid());
-    assert_eq!(server.folder().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(
+        server.folder().metadata().unwrap().permissions().mode() & 0o777,
+        0o700
+    );
     // saves nothing
     assert_eq!(call(&server, "CONFIG GET save"), "*2\r\n$4\r\nsave\r\n$0");
     let (pid, folder) = (server.pid(), server.folder().to_owned());
@@ -76,7 +86,8 @@ fn comes_back_with_its_port_and_without_its_data() {
 
 #[test]
 fn comes_back_with_its_data_if_that_was_asked_for() {
-    let server = SpawnedServer::start_with(["--appendonly", "yes", "--appendfsync", "always"]).unwrap();
+    let server =
+        SpawnedServer::start_with(["--appendonly", "yes", "--appendfsync", "always"]).unwrap();
     assert_eq!(call(&server, "SET k v"), "+OK");
     server.kill().unwrap();
     server.restart().unwrap();
@@ -107,7 +118,11 @@ fn hangs_when_stopped_and_goes_on() {
     assert!(ask(&mut stream, "PING").is_err(), "answered");
     server.cont().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(stream.read(&mut [0; 7]).unwrap(), 7, "the answer comes late");
+    assert_eq!(
+        stream.read(&mut [0; 7]).unwrap(),
+        7,
+        "the answer comes late"
+    );
     // a stopped one can be killed
     server.stop().unwrap();
     let (pid, folder) = (server.pid(), server.folder().to_owned());
@@ -125,7 +140,10 @@ fn an_end_of_its_own_is_noticed() {
     let server = SpawnedServer::start().unwrap();
     let pid = server.pid();
     let _ = try_call(server.addr(), "SHUTDOWN NOSAVE");
-    eventually("no signal reaches a process that may be somebody else's", || server.stop().is_err());
+    eventually(
+        "no signal reaches a process that may be somebody else's",
+        || server.stop().is_err(),
+    );
     assert!(server.cont().is_err());
     eventually("nobody is left", || !runs(pid));
     server.kill().unwrap();
@@ -135,8 +153,13 @@ fn an_end_of_its_own_is_noticed() {
 
 #[test]
 fn many_at_once_are_strangers_to_each_other() {
-    let servers: Vec<_> = (0..8).map(|_| std::thread::spawn(SpawnedServer::start)).collect();
-    let servers: Vec<_> = servers.into_iter().map(|server| server.join().unwrap().unwrap()).collect();
+    let servers: Vec<_> = (0..8)
+        .map(|_| std::thread::spawn(SpawnedServer::start))
+        .collect();
+    let servers: Vec<_> = servers
+        .into_iter()
+        .map(|server| server.join().unwrap().unwrap())
+        .collect();
     for (n, server) in servers.iter().enumerate() {
         assert_eq!(says(server), server.pid());
         assert_eq!(call(server, "DBSIZE"), ":0");
@@ -162,19 +185,24 @@ fn a_password_is_an_answer() {
 #[test]
 fn an_argument_that_is_none_is_an_error_that_quotes_the_server() {
     match SpawnedServer::start_with(["--no-such-thing", "yes"]) {
-        Err(error @ SpawnError::Ended { .. }) => assert!(error.to_string().contains("no-such-thing"), "{error}"),
+        Err(error @ SpawnError::Ended { .. }) => {
+            assert!(error.to_string().contains("no-such-thing"), "{error}");
+        }
         other => panic!("{other:?}"),
     }
     // one that is found out later, and is in the log
     match SpawnedServer::start_with(["--bind", "203.0.113.1"]) {
-        Err(error @ SpawnError::Ended { .. }) => assert!(error.to_string().contains("203.0.113.1"), "{error}"),
+        Err(error @ SpawnError::Ended { .. }) => {
+            assert!(error.to_string().contains("203.0.113.1"), "{error}");
+        }
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
 fn a_port_that_somebody_keeps_is_an_error_and_nothing_is_lost() {
-    let server = SpawnedServer::start_with(["--appendonly", "yes", "--appendfsync", "always"]).unwrap();
+    let server =
+        SpawnedServer::start_with(["--appendonly", "yes", "--appendfsync", "always"]).unwrap();
     assert_eq!(call(&server, "SET k v"), "+OK");
     server.kill().unwrap();
     let other = std::net::TcpListener::bind(server.addr()).unwrap();
@@ -192,7 +220,9 @@ fn a_port_that_somebody_keeps_is_an_error_and_nothing_is_lost() {
 
 #[test]
 fn a_child_process_does_as_it_is_told() {
-    let Ok(role) = std::env::var(ROLE) else { return };
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
     say("starts");
     let server = match SpawnedServer::start() {
         Ok(server) => server,
@@ -210,7 +240,11 @@ fn a_child_process_does_as_it_is_told() {
     if role == "restart" {
         server.restart().unwrap();
     }
-    say(format_args!("{} {}", server.pid(), server.folder().display()));
+    say(format_args!(
+        "{} {}",
+        server.pid(),
+        server.folder().display()
+    ));
     match role.as_str() {
         "return" => {}
         "exit" => std::process::exit(3),
@@ -239,7 +273,11 @@ fn nothing_is_left_of_an_owner_that_is_killed() {
         let mut owner = Owner::start(role, &[]);
         assert_eq!(owner.line(), "starts");
         let (pid, folder) = owner.server();
-        assert_eq!((runs(pid), folder.exists()), (role != "killed", true), "{role}");
+        assert_eq!(
+            (runs(pid), folder.exists()),
+            (role != "killed", true),
+            "{role}"
+        );
         owner.process.kill().unwrap();
         assert_nothing_is_left(role, pid, &folder);
     }
@@ -249,9 +287,18 @@ fn nothing_is_left_of_an_owner_that_is_killed() {
 fn nothing_is_left_when_the_guard_is_told_to_end() {
     let server = SpawnedServer::start().unwrap();
     let (pid, folder) = (server.pid(), server.folder().to_owned());
-    let parent = Command::new("ps").args(["-o", "ppid=", "-p", &pid.to_string()]).output().unwrap();
+    let parent = Command::new("ps")
+        .args(["-o", "ppid=", "-p", &pid.to_string()])
+        .output()
+        .unwrap();
     // HUP and INT are the same to it, but may be ignored here, and are then ignored by all children
-    signal("TERM", String::from_utf8_lossy(&parent.stdout).trim().parse().unwrap());
+    signal(
+        "TERM",
+        String::from_utf8_lossy(&parent.stdout)
+            .trim()
+            .parse()
+            .unwrap(),
+    );
     assert_nothing_is_left("TERM", pid, &folder);
     assert!(server.kill().is_err() && server.stop().is_err());
     assert!(server.restart().is_err());
@@ -266,12 +313,19 @@ fn a_running_server_is_found_by_its_folder() {
     let (pid, _) = owner.server();
     let found = processes(folder.path());
     // the owner, the guard, the server
-    assert!(found.len() == 3 && found.iter().any(|line| line.starts_with(&format!("/proc/{pid}:"))), "{found:?}");
+    assert!(
+        found.len() == 3
+            && found
+                .iter()
+                .any(|line| line.starts_with(&format!("/proc/{pid}:"))),
+        "{found:?}"
+    );
 }
 
+/// An owner that is killed at any moment of the start leaves no process and no folder behind.
 #[cfg(target_os = "linux")]
 #[test]
-fn nothing_is_left_of_owners_that_are_killed_at_any_moment_of_the_start() {
+fn an_owner_killed_at_any_moment_of_its_start_leaves_nothing() {
     const ROUNDS: u64 = 60;
     let folder = tempfile::tempdir().unwrap();
     let (mut started, mut early) = (0, 0);
@@ -288,7 +342,11 @@ fn nothing_is_left_of_owners_that_are_killed_at_any_moment_of_the_start() {
         }
     }
     eventually("no process is left", || processes(folder.path()).is_empty());
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a folder is left");
+    assert_eq!(
+        std::fs::read_dir(folder.path()).unwrap().count(),
+        0,
+        "a folder is left"
+    );
     println!("{started} killed after the start, {early} during it");
     assert!(early > 5, "too late: nothing was tested");
 }
@@ -301,18 +359,39 @@ fn no_server_program_is_an_error_that_says_how_to_get_one() {
     let nowhere = empty.path().join("no-such-server");
     let folder = empty.path();
     for (variables, wanted) in [
-        ([("NESTLOCK_SERVER_BIN", &*nowhere), ("PATH", folder)], "no-such-server"),
-        ([("NESTLOCK_SERVER_BIN", Path::new("")), ("PATH", folder)], "on PATH"),
+        (
+            [("NESTLOCK_SERVER_BIN", &*nowhere), ("PATH", folder)],
+            "no-such-server",
+        ),
+        (
+            [("NESTLOCK_SERVER_BIN", Path::new("")), ("PATH", folder)],
+            "on PATH",
+        ),
         // a folder is no program, and what is no program is not passed over
-        ([("NESTLOCK_SERVER_BIN", folder), ("LANG", Path::new("C"))], "no program"),
-        ([("NESTLOCK_SERVER_BIN", Path::new("no-such-server")), ("LANG", Path::new("C"))], "no-such-server"),
+        (
+            [("NESTLOCK_SERVER_BIN", folder), ("LANG", Path::new("C"))],
+            "no program",
+        ),
+        (
+            [
+                ("NESTLOCK_SERVER_BIN", Path::new("no-such-server")),
+                ("LANG", Path::new("C")),
+            ],
+            "no-such-server",
+        ),
     ] {
         let owner = Owner::start("wait", &variables);
         assert_eq!(owner.line(), "starts");
         let line = owner.line();
         let (debug, message) = line.split_once('\u{1f}').expect("an error");
         assert!(debug.starts_with("NotFound"), "{debug}");
-        for part in [wanted, "apt-get install", "dnf install", "brew install", "NESTLOCK_SERVER_BIN"] {
+        for part in [
+            wanted,
+            "apt-get install",
+            "dnf install",
+            "brew install",
+            "NESTLOCK_SERVER_BIN",
+        ] {
             assert!(message.contains(part), "no {part} in: {message}");
         }
     }
@@ -325,7 +404,15 @@ fn the_variable_names_the_server_by_path_or_by_name() {
     // by a shell: a file that this process has open for writing is inherited by what another test forks meanwhile, and until that
     // calls exec the script cannot be executed (ETXTBSY)
     let write = r#"printf '#!/bin/sh\nexec redis-server "$@"\n' >"$0" && chmod 755 "$0""#;
-    assert!(Command::new("sh").arg("-c").arg(write).arg(&server).status().unwrap().success());
+    assert!(
+        Command::new("sh")
+            .arg("-c")
+            .arg(write)
+            .arg(&server)
+            .status()
+            .unwrap()
+            .success()
+    );
     for name in [&*server, Path::new("redis-server")] {
         let owner = Owner::start("wait", &[("NESTLOCK_SERVER_BIN", name)]);
         assert_eq!(owner.line(), "starts");

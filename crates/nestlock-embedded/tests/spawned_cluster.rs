@@ -10,8 +10,8 @@ use nestlock_embedded::{SpawnError, SpawnedCluster, SpawnedServer};
 
 use self::support::{
     processes::{
-        PATIENCE, ROLE, assert_nothing_is_left_of_a_killed_owner, assert_wrong_numbers_come_first, call, eventually,
-        ms, runs, say,
+        PATIENCE, ROLE, assert_nothing_is_left_of_a_killed_owner, assert_wrong_numbers_come_first,
+        call, eventually, ms, runs, say,
     },
     rng::Rng,
 };
@@ -21,7 +21,11 @@ fn addrs<'a>(nodes: impl IntoIterator<Item = &'a SpawnedServer>) -> Vec<SocketAd
 }
 
 fn processes(cluster: &SpawnedCluster) -> Vec<(u32, PathBuf)> {
-    cluster.nodes().iter().map(|node| (node.pid(), node.folder().to_owned())).collect()
+    cluster
+        .nodes()
+        .iter()
+        .map(|node| (node.pid(), node.folder().to_owned()))
+        .collect()
 }
 
 #[test]
@@ -34,45 +38,83 @@ fn three_masters_share_all_slots_and_each_has_a_replica() {
     assert_eq!(cluster.nodes().len(), 6);
     assert_eq!(cluster.addrs(), addrs(cluster.nodes()));
     let seeds: Vec<_> = cluster.addrs().iter().map(ToString::to_string).collect();
-    assert_eq!(cluster.url(), format!("redis-cluster://{}", seeds.join(",")));
+    assert_eq!(
+        cluster.url(),
+        format!("redis-cluster://{}", seeds.join(","))
+    );
     assert_eq!(cluster.addrs().iter().collect::<BTreeSet<_>>().len(), 6);
 
     let (masters, replicas) = cluster.nodes().split_at(3);
     assert_eq!(addrs(cluster.masters().unwrap()), addrs(masters));
     for (master, replica) in masters.iter().zip(replicas) {
-        assert_eq!(addrs(cluster.replicas_of(master).unwrap()), [replica.addr()]);
+        assert_eq!(
+            addrs(cluster.replicas_of(master).unwrap()),
+            [replica.addr()]
+        );
         assert!(cluster.replicas_of(replica).unwrap().is_empty());
     }
-    let owners: Vec<_> = (0..16_384).step_by(1_000).map(|slot| cluster.master_of(slot).unwrap().addr()).collect();
-    assert!(owners.is_sorted_by_key(|owner| cluster.addrs().iter().position(|addr| addr == owner)), "{owners:?}");
+    let owners: Vec<_> = (0..16_384)
+        .step_by(1_000)
+        .map(|slot| cluster.master_of(slot).unwrap().addr())
+        .collect();
+    assert!(
+        owners.is_sorted_by_key(|owner| cluster.addrs().iter().position(|addr| addr == owner)),
+        "{owners:?}"
+    );
     for node in cluster.nodes() {
         let info = call(node, "CLUSTER INFO");
-        assert!(info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384"), "{info}");
-        assert!(info.contains("cluster_known_nodes:6") && info.contains("cluster_size:3"), "{info}");
+        assert!(
+            info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384"),
+            "{info}"
+        );
+        assert!(
+            info.contains("cluster_known_nodes:6") && info.contains("cluster_size:3"),
+            "{info}"
+        );
     }
     for (n, master) in masters.iter().enumerate() {
         let key = key_of(&cluster, master);
         assert_eq!(call(master, &format!("SET {key} v")), "+OK");
-        eventually("the replica has it", || call(&replicas[n], "DBSIZE") == ":1");
+        eventually("the replica has it", || {
+            call(&replicas[n], "DBSIZE") == ":1"
+        });
     }
 
     let all = processes(&cluster);
     drop(cluster);
-    assert!(all.iter().all(|(pid, folder)| !runs(*pid) && !folder.exists()));
+    assert!(
+        all.iter()
+            .all(|(pid, folder)| !runs(*pid) && !folder.exists())
+    );
 }
 
 /// A key whose slot this master has.
 fn key_of(cluster: &SpawnedCluster, master: &SpawnedServer) -> String {
-    let is_its = |key: &String| cluster.master_of(SpawnedCluster::slot_of(key)).unwrap().addr() == master.addr();
-    (0..10_000).map(|n| format!("key:{n}")).find(is_its).unwrap()
+    let is_its = |key: &String| {
+        cluster
+            .master_of(SpawnedCluster::slot_of(key))
+            .unwrap()
+            .addr()
+            == master.addr()
+    };
+    (0..10_000)
+        .map(|n| format!("key:{n}"))
+        .find(is_its)
+        .unwrap()
 }
 
 #[test]
 fn replicas_are_dealt_out_in_turn() {
     let cluster = SpawnedCluster::start(2, 3).unwrap();
     let all = cluster.addrs();
-    assert_eq!(addrs(cluster.replicas_of(&cluster.nodes()[0]).unwrap()), [all[2], all[4]]);
-    assert_eq!(addrs(cluster.replicas_of(&cluster.nodes()[1]).unwrap()), [all[3]]);
+    assert_eq!(
+        addrs(cluster.replicas_of(&cluster.nodes()[0]).unwrap()),
+        [all[2], all[4]]
+    );
+    assert_eq!(
+        addrs(cluster.replicas_of(&cluster.nodes()[1]).unwrap()),
+        [all[3]]
+    );
 }
 
 #[test]
@@ -80,7 +122,9 @@ fn slots_are_those_of_the_server() {
     let cluster = SpawnedCluster::start(1, 0).unwrap();
     let mut rng = Rng::new(7);
     for _ in 0..500 {
-        let key: String = (0..=rng.below(12)).map(|_| char::from(b"{}{}ab7:"[rng.below(8)])).collect();
+        let key: String = (0..=rng.below(12))
+            .map(|_| char::from(b"{}{}ab7:"[rng.below(8)]))
+            .collect();
         let slot = call(&cluster.nodes()[0], &format!("CLUSTER KEYSLOT {key}"));
         assert_eq!(slot, format!(":{}", SpawnedCluster::slot_of(&key)), "{key}");
     }
@@ -102,9 +146,15 @@ fn a_replica_takes_over_on_order_and_nothing_is_lost() {
     assert_eq!(call(first, "GET k"), "$1\r\nv");
 
     let replica = cluster.replicas_of(first).unwrap()[0];
-    assert!(matches!(cluster.failover(replica), Err(SpawnError::Invalid { .. })));
+    assert!(matches!(
+        cluster.failover(replica),
+        Err(SpawnError::Invalid { .. })
+    ));
     let other = SpawnedServer::start().unwrap();
-    assert!(matches!(cluster.failover(&other), Err(SpawnError::Invalid { .. })));
+    assert!(matches!(
+        cluster.failover(&other),
+        Err(SpawnError::Invalid { .. })
+    ));
 }
 
 #[test]
@@ -117,12 +167,22 @@ fn a_master_that_is_killed_or_hangs_is_followed_by_its_replica() {
     eventually("the replica has it", || call(replica, "DBSIZE") == ":1");
 
     first.kill().unwrap();
-    assert_eq!(cluster.master_of(slot).unwrap().addr(), first.addr(), "nobody has taken over yet");
+    assert_eq!(
+        cluster.master_of(slot).unwrap().addr(),
+        first.addr(),
+        "nobody has taken over yet"
+    );
     let start = Instant::now();
     cluster.wait_until_settled().unwrap();
     println!("another master after {:?}", start.elapsed());
     assert_eq!(cluster.master_of(slot).unwrap().addr(), replica.addr());
-    assert!(cluster.view().contains(&format!("{} does not answer", first.addr())), "{}", cluster.view());
+    assert!(
+        cluster
+            .view()
+            .contains(&format!("{} does not answer", first.addr())),
+        "{}",
+        cluster.view()
+    );
     assert_eq!(call(replica, "GET k"), "$1\r\nv");
     // it comes back as a replica, with the data
     first.restart().unwrap();
@@ -159,7 +219,16 @@ fn a_slot_moves_with_its_keys_and_all_agree_at_once() {
         for node in cluster.nodes().iter().rev() {
             let answer = call(node, "GET {t}:7");
             let moved = format!("-MOVED {slot} {}", to.addr());
-            assert_eq!(answer, if node.addr() == to.addr() { "$1\r\n7" } else { &moved }, "{}", cluster.view());
+            assert_eq!(
+                answer,
+                if node.addr() == to.addr() {
+                    "$1\r\n7"
+                } else {
+                    &moved
+                },
+                "{}",
+                cluster.view()
+            );
         }
         let count = |node| call(node, &format!("CLUSTER COUNTKEYSINSLOT {slot}"));
         assert_eq!(count(to), format!(":{KEYS}"));
@@ -177,31 +246,73 @@ fn a_test_can_look_in_between() {
     let slot = SpawnedCluster::slot_of("{t}");
     let from = cluster.master_of(slot).unwrap();
     let (masters, replica) = cluster.nodes().split_at(2);
-    let to = masters.iter().find(|node| node.addr() != from.addr()).unwrap();
+    let to = masters
+        .iter()
+        .find(|node| node.addr() != from.addr())
+        .unwrap();
     for key in ["a", "b", "c"] {
         assert_eq!(call(from, &format!("SET {{t}}{key} {key}")), "+OK");
     }
-    let refused = [(16_384, to), (slot, from), (slot, &replica[0]), (slot, &SpawnedServer::start().unwrap())]
-        .map(|(slot, to)| cluster.begin_migration(slot, to).unwrap_err());
-    assert!(refused.iter().all(|error| matches!(error, SpawnError::Invalid { .. })), "{refused:?}");
-    assert!(matches!(cluster.master_of(16_384), Err(SpawnError::Invalid { .. })));
+    let refused = [
+        (16_384, to),
+        (slot, from),
+        (slot, &replica[0]),
+        (slot, &SpawnedServer::start().unwrap()),
+    ]
+    .map(|(slot, to)| cluster.begin_migration(slot, to).unwrap_err());
+    assert!(
+        refused
+            .iter()
+            .all(|error| matches!(error, SpawnError::Invalid { .. })),
+        "{refused:?}"
+    );
+    assert!(matches!(
+        cluster.master_of(16_384),
+        Err(SpawnError::Invalid { .. })
+    ));
 
     let migration = cluster.begin_migration(slot, to).unwrap();
-    assert_eq!((migration.slot(), migration.from().addr(), migration.to().addr()), (slot, from.addr(), to.addr()));
+    assert_eq!(
+        (
+            migration.slot(),
+            migration.from().addr(),
+            migration.to().addr()
+        ),
+        (slot, from.addr(), to.addr())
+    );
     let ask = format!("-ASK {slot} {}", to.addr());
-    assert_eq!([call(from, "GET {t}a"), call(from, "GET {t}z")], ["$1\r\na", &ask]);
+    assert_eq!(
+        [call(from, "GET {t}a"), call(from, "GET {t}z")],
+        ["$1\r\na", &ask]
+    );
     assert!(migration.move_key("{t}a").unwrap());
     assert!(!migration.move_key("{t}a").unwrap());
-    assert_eq!([call(from, "GET {t}a"), call(from, "GET {t}b")], [&ask, "$1\r\nb"]);
+    assert_eq!(
+        [call(from, "GET {t}a"), call(from, "GET {t}b")],
+        [&ask, "$1\r\nb"]
+    );
     // before 7.0, it sends them on
     let several = call(from, "MGET {t}a {t}b");
-    assert!(several.starts_with("-TRYAGAIN") || several == ask, "{several}");
-    assert_eq!(call(to, "GET {t}a"), format!("-MOVED {slot} {}", from.addr()));
-    assert!(cluster.view().contains(&format!("[{slot} moves]")), "{}", cluster.view());
+    assert!(
+        several.starts_with("-TRYAGAIN") || several == ask,
+        "{several}"
+    );
+    assert_eq!(
+        call(to, "GET {t}a"),
+        format!("-MOVED {slot} {}", from.addr())
+    );
+    assert!(
+        cluster.view().contains(&format!("[{slot} moves]")),
+        "{}",
+        cluster.view()
+    );
     assert_eq!(migration.move_keys().unwrap(), 2);
     assert_eq!(call(from, "GET {t}b"), ask);
     migration.finish().unwrap();
-    assert_eq!([call(from, "GET {t}a"), call(to, "GET {t}a")], [&format!("-MOVED {slot} {}", to.addr()), "$1\r\na"]);
+    assert_eq!(
+        [call(from, "GET {t}a"), call(to, "GET {t}a")],
+        [&format!("-MOVED {slot} {}", to.addr()), "$1\r\na"]
+    );
     assert!(!cluster.view().contains("moves]"));
     // there already
     cluster.migrate(slot, to).unwrap();
@@ -209,7 +320,12 @@ fn a_test_can_look_in_between() {
 
 #[test]
 fn arguments_reach_every_node_and_a_wrong_one_is_told() {
-    let cluster = SpawnedCluster::start_with(1, 1, ["--maxmemory", "99mb", "--cluster-node-timeout", "700"]).unwrap();
+    let cluster = SpawnedCluster::start_with(
+        1,
+        1,
+        ["--maxmemory", "99mb", "--cluster-node-timeout", "700"],
+    )
+    .unwrap();
     for node in cluster.nodes() {
         assert!(call(node, "CONFIG GET maxmemory").contains("103809024"));
         assert!(call(node, "CONFIG GET cluster-node-timeout").contains("700"));
@@ -225,8 +341,17 @@ fn arguments_reach_every_node_and_a_wrong_one_is_told() {
 fn a_child_process_does_as_it_is_told() {
     match std::env::var(ROLE).as_deref() {
         Ok("wrong") => {
-            for (masters, replicas) in [(0, 3), (0, 0), (3, 998), (1001, 0), (usize::MAX, usize::MAX)] {
-                say(format!("{:?}", SpawnedCluster::start(masters, replicas).unwrap_err()));
+            for (masters, replicas) in [
+                (0, 3),
+                (0, 0),
+                (3, 998),
+                (1001, 0),
+                (usize::MAX, usize::MAX),
+            ] {
+                say(format!(
+                    "{:?}",
+                    SpawnedCluster::start(masters, replicas).unwrap_err()
+                ));
             }
             say(format!("{:?}", SpawnedCluster::start(1000, 0).unwrap_err()));
         }

@@ -9,8 +9,8 @@ use std::{io::Read, net::SocketAddr, path::PathBuf, time::Instant};
 use nestlock_embedded::{SpawnError, SpawnedSentinel, SpawnedServer};
 
 use self::support::processes::{
-    PATIENCE, ROLE, assert_nothing_is_left_of_a_killed_owner, assert_wrong_numbers_come_first, call, eventually, ms,
-    runs, say,
+    PATIENCE, ROLE, assert_nothing_is_left_of_a_killed_owner, assert_wrong_numbers_come_first,
+    call, eventually, ms, runs, say,
 };
 
 fn addrs<'a>(servers: impl IntoIterator<Item = &'a SpawnedServer>) -> Vec<SocketAddr> {
@@ -19,7 +19,8 @@ fn addrs<'a>(servers: impl IntoIterator<Item = &'a SpawnedServer>) -> Vec<Socket
 
 fn processes(group: &SpawnedSentinel) -> Vec<(u32, PathBuf)> {
     let all = group.servers().iter().chain(group.sentinels());
-    all.map(|server| (server.pid(), server.folder().to_owned())).collect()
+    all.map(|server| (server.pid(), server.folder().to_owned()))
+        .collect()
 }
 
 /// A group whose old masters hear sooner that they are replicas, where the sentinels have that: from 7.0.
@@ -57,8 +58,14 @@ fn a_master_two_replicas_and_three_sentinels() {
     println!("2 replicas, 3 sentinels: {:?}", start.elapsed());
     assert!(start.elapsed() < PATIENCE);
 
-    let seeds: Vec<_> = addrs(group.sentinels()).iter().map(ToString::to_string).collect();
-    assert_eq!(group.url(), format!("redis-sentinel://{}/mymaster", seeds.join(",")));
+    let seeds: Vec<_> = addrs(group.sentinels())
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(
+        group.url(),
+        format!("redis-sentinel://{}/mymaster", seeds.join(","))
+    );
     assert_eq!((group.servers().len(), group.sentinels().len()), (3, 3));
     let (master, replicas) = group.servers().split_first().unwrap();
     assert_eq!(group.master().unwrap().addr(), master.addr());
@@ -76,7 +83,10 @@ fn a_master_two_replicas_and_three_sentinels() {
 
     let all = processes(&group);
     drop(group);
-    assert!(all.iter().all(|(pid, folder)| !runs(*pid) && !folder.exists()));
+    assert!(
+        all.iter()
+            .all(|(pid, folder)| !runs(*pid) && !folder.exists())
+    );
 }
 
 #[test]
@@ -88,7 +98,11 @@ fn a_replica_follows_a_master_that_is_killed() {
         eventually("the replica has it", || call(replica, "DBSIZE") == ":1");
     }
     first.kill().unwrap();
-    assert_eq!(group.master().unwrap().addr(), first.addr(), "nobody has taken over yet");
+    assert_eq!(
+        group.master().unwrap().addr(),
+        first.addr(),
+        "nobody has taken over yet"
+    );
     let start = Instant::now();
     let second = group.wait_for_another_master(first).unwrap();
     println!("another master after {:?}", start.elapsed());
@@ -96,7 +110,13 @@ fn a_replica_follows_a_master_that_is_killed() {
     assert_eq!(group.master().unwrap().addr(), second.addr());
     assert!(is_master(second));
     assert_eq!(call(second, "GET k"), "$1\r\nv");
-    assert!(group.view().contains(&format!("{} does not answer", first.addr())), "{}", group.view());
+    assert!(
+        group
+            .view()
+            .contains(&format!("{} does not answer", first.addr())),
+        "{}",
+        group.view()
+    );
     settle_on(&group, second);
 
     // the old one comes back as a master, without its data, until it is told
@@ -104,7 +124,10 @@ fn a_replica_follows_a_master_that_is_killed() {
     let start = Instant::now();
     settle_on(&group, second);
     println!("the old one is a replica after {:?}", start.elapsed());
-    assert_eq!((is_master(first), &*call(first, "GET k")), (false, "$1\r\nv"));
+    assert_eq!(
+        (is_master(first), &*call(first, "GET k")),
+        (false, "$1\r\nv")
+    );
     // what the sentinels have ordered holds after a restart
     second.restart().unwrap();
     assert!(is_master(second));
@@ -180,7 +203,10 @@ fn a_child_process_does_as_it_is_told() {
     match std::env::var(ROLE).as_deref() {
         Ok("wrong") => {
             for (replicas, sentinels) in [(2, 0), (0, 0), (97, 3), (usize::MAX, usize::MAX)] {
-                say(format!("{:?}", SpawnedSentinel::start(replicas, sentinels).unwrap_err()));
+                say(format!(
+                    "{:?}",
+                    SpawnedSentinel::start(replicas, sentinels).unwrap_err()
+                ));
             }
             say(format!("{:?}", SpawnedSentinel::start(96, 3).unwrap_err()));
         }
@@ -216,7 +242,10 @@ fn nothing_is_left_of_an_owner_that_is_killed() {
 #[test]
 fn nothing_is_left_of_an_owner_that_is_killed_during_the_start() {
     let folder = tempfile::tempdir().unwrap();
-    let early =
-        (0..8).filter(|round| support::processes::is_killed_during_the_start(folder.path(), ms(round * 40))).count();
+    let early = (0..8)
+        .filter(|round| {
+            support::processes::is_killed_during_the_start(folder.path(), ms(round * 40))
+        })
+        .count();
     assert!(early > 1, "too late: nothing was tested");
 }

@@ -37,14 +37,21 @@ enum Refusal {
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        if matches!(error, Error::Lost { .. }) { Self::LockLost } else { Self::Unavailable }
+        if matches!(error, Error::Lost { .. }) {
+            Self::LockLost
+        } else {
+            Self::Unavailable
+        }
     }
 }
 
 impl BoxOffice {
     async fn sell(&self, seat: u32, buyer: &str) -> Result<(), Refusal> {
         let lock = self.locks.reentrant_lock(format!("seat:{seat}"))?;
-        let guard = lock.try_lock_for(Duration::from_secs(2)).await?.ok_or(Refusal::Busy)?;
+        let guard = lock
+            .try_lock_for(Duration::from_secs(2))
+            .await?
+            .ok_or(Refusal::Busy)?;
         if self.sold.lock().unwrap().contains_key(&seat) {
             return Err(Refusal::SoldAlready);
         }
@@ -78,7 +85,11 @@ async fn box_office(server: &EmbeddedServer, sold: &Sold, payments: &Payments) -
     // a short watchdog timeout, so that a loss is noticed soon: at the next renewal, 200 ms later at most
     let locks = LockClient::builder().watchdog_timeout(Duration::from_millis(600));
     let locks = locks.connect(server.url()).await.unwrap();
-    BoxOffice { locks, sold: Arc::clone(sold), payments: payments.clone() }
+    BoxOffice {
+        locks,
+        sold: Arc::clone(sold),
+        payments: payments.clone(),
+    }
 }
 
 #[tokio::test]
@@ -89,7 +100,9 @@ async fn a_seat_is_sold_once_however_many_want_it() {
     for number in 0..20 {
         // as many machines: a client of its own each
         let office = box_office(&server, &sold, &payments).await;
-        buyers.push(tokio::spawn(async move { office.sell(7, &format!("buyer {number}")).await }));
+        buyers.push(tokio::spawn(async move {
+            office.sell(7, &format!("buyer {number}")).await
+        }));
     }
     let mut happy = 0;
     for buyer in buyers {
@@ -106,7 +119,13 @@ async fn a_seat_is_sold_once_however_many_want_it() {
 async fn a_sale_whose_lock_is_lost_is_not_made() {
     let server = EmbeddedServer::start().unwrap();
     let (release, slow) = watch::channel(true);
-    let (sold, payments) = (Sold::default(), Payments { slow: Some(slow), ..Payments::default() });
+    let (sold, payments) = (
+        Sold::default(),
+        Payments {
+            slow: Some(slow),
+            ..Payments::default()
+        },
+    );
     let office = box_office(&server, &sold, &payments).await;
 
     let sale = tokio::spawn(async move { office.sell(7, "slow buyer").await });
@@ -123,15 +142,27 @@ async fn a_sale_whose_lock_is_lost_is_not_made() {
 async fn a_buyer_who_has_to_wait_too_long_is_told() {
     let server = EmbeddedServer::start().unwrap();
     let (release, slow) = watch::channel(true);
-    let (sold, payments) = (Sold::default(), Payments { slow: Some(slow), ..Payments::default() });
-    let (first, second) = (box_office(&server, &sold, &payments).await, box_office(&server, &sold, &payments).await);
+    let (sold, payments) = (
+        Sold::default(),
+        Payments {
+            slow: Some(slow),
+            ..Payments::default()
+        },
+    );
+    let (first, second) = (
+        box_office(&server, &sold, &payments).await,
+        box_office(&server, &sold, &payments).await,
+    );
 
     let sale = tokio::spawn(async move { first.sell(7, "slow buyer").await });
     payments.asked.notified().await;
     assert_eq!(second.sell(7, "second buyer").await, Err(Refusal::Busy));
     release.send(false).unwrap();
     assert_eq!(sale.await.unwrap(), Ok(()));
-    assert_eq!(second.sell(7, "second buyer").await, Err(Refusal::SoldAlready));
+    assert_eq!(
+        second.sell(7, "second buyer").await,
+        Err(Refusal::SoldAlready)
+    );
 }
 
 #[tokio::test]

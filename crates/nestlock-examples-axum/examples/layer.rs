@@ -27,10 +27,20 @@ async fn pay(Path(invoice): Path<u32>, Extension(lock): Extension<HeldLock>) -> 
 }
 
 /// The status and the body of an answer, and whether it says when to come again.
-async fn ask(app: &Router, method: Method, path: &str) -> Result<(StatusCode, String, bool), Box<dyn Error>> {
-    let request = Request::builder().method(method).uri(path).body(Body::empty())?;
+async fn ask(
+    app: &Router,
+    method: Method,
+    path: &str,
+) -> Result<(StatusCode, String, bool), Box<dyn Error>> {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .body(Body::empty())?;
     let response = app.clone().oneshot(request).await?;
-    let (status, again) = (response.status(), response.headers().contains_key(RETRY_AFTER));
+    let (status, again) = (
+        response.status(),
+        response.headers().contains_key(RETRY_AFTER),
+    );
     let body = axum::body::to_bytes(response.into_body(), usize::MAX).await?;
     println!("{path}: {status} {body:?}");
     Ok((status, String::from_utf8(body.into())?, again))
@@ -45,10 +55,16 @@ async fn main() -> Result<(), Box<dyn Error>> {
         (!request.method.is_safe()).then(|| format!("request:{}", request.uri.path()))
     })
     .finish();
-    let app = Router::new().route("/invoices/{invoice}", get(show).post(pay)).layer(one_at_a_time);
+    let app = Router::new()
+        .route("/invoices/{invoice}", get(show).post(pay))
+        .layer(one_at_a_time);
 
     let (first, meanwhile) = tokio::join!(ask(&app, Method::POST, "/invoices/7"), async {
-        while !client.reentrant_lock("request:/invoices/7")?.is_locked().await? {
+        while !client
+            .reentrant_lock("request:/invoices/7")?
+            .is_locked()
+            .await?
+        {
             tokio::task::yield_now().await;
         }
         let second = ask(&app, Method::POST, "/invoices/7").await?;
@@ -61,7 +77,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(reader.0, StatusCode::OK);
 
     drop(server);
-    assert_eq!(ask(&app, Method::POST, "/invoices/7").await?.0, StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(ask(&app, Method::GET, "/invoices/7").await?.0, StatusCode::OK);
+    assert_eq!(
+        ask(&app, Method::POST, "/invoices/7").await?.0,
+        StatusCode::SERVICE_UNAVAILABLE
+    );
+    assert_eq!(
+        ask(&app, Method::GET, "/invoices/7").await?.0,
+        StatusCode::OK
+    );
     Ok(())
 }

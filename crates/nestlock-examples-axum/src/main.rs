@@ -41,8 +41,15 @@ impl IntoResponse for Failure {
     }
 }
 
-async fn pay(State(client): State<LockClient>, Path(invoice): Path<u32>) -> Result<Response, Failure> {
-    let Some(guard) = client.mutex(format!("invoice:{invoice}"))?.try_lock().await? else {
+async fn pay(
+    State(client): State<LockClient>,
+    Path(invoice): Path<u32>,
+) -> Result<Response, Failure> {
+    let Some(guard) = client
+        .mutex(format!("invoice:{invoice}"))?
+        .try_lock()
+        .await?
+    else {
         return Ok((StatusCode::CONFLICT, "somebody is paying it").into_response());
     };
     // a client that hangs up drops this handler, not the payment
@@ -52,7 +59,9 @@ async fn pay(State(client): State<LockClient>, Path(invoice): Path<u32>) -> Resu
 }
 
 async fn transfer(guard: LockGuard) -> nestlock::Result<()> {
-    guard.run_until_lost(tokio::time::sleep(Duration::from_millis(300))).await?;
+    guard
+        .run_until_lost(tokio::time::sleep(Duration::from_millis(300)))
+        .await?;
     guard.unlock().await
 }
 
@@ -60,7 +69,9 @@ async fn transfer(guard: LockGuard) -> nestlock::Result<()> {
 async fn main() -> Result<(), Box<dyn Error>> {
     let server = EmbeddedServer::start()?;
     let client = LockClient::connect(server.url()).await?;
-    let app = Router::new().route("/invoices/{invoice}/pay", post(pay)).with_state(client.clone());
+    let app = Router::new()
+        .route("/invoices/{invoice}/pay", post(pay))
+        .with_state(client.clone());
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let addr = listener.local_addr()?;
     tokio::spawn(async move { axum::serve(listener, app).await });
@@ -93,6 +104,9 @@ async fn ask(addr: SocketAddr, invoice: u32) -> Result<u16, std::io::Error> {
     stream.write_all(request.as_bytes()).await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;
-    let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let status = answer
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok());
     status.ok_or_else(|| std::io::Error::other(answer))
 }

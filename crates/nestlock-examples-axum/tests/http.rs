@@ -31,12 +31,18 @@ impl App {
     async fn serve(router: Router, layer: impl FnOnce(LockLayer) -> LockLayer) -> Self {
         let server = EmbeddedServer::start().unwrap();
         let client = LockClient::connect(server.url()).await.unwrap();
-        let by_path = LockLayer::new(client.clone(), |request| Some(request.uri.path().to_owned()));
+        let by_path = LockLayer::new(client.clone(), |request| {
+            Some(request.uri.path().to_owned())
+        });
         let router = router.layer(layer(by_path));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move { axum::serve(listener, router).await });
-        Self { address, client, _server: server }
+        Self {
+            address,
+            client,
+            _server: server,
+        }
     }
 
     async fn send(&self, text: &str) -> TcpStream {
@@ -46,7 +52,12 @@ impl App {
     }
 
     async fn is_held(&self, path: &str) -> bool {
-        self.client.reentrant_lock(path).unwrap().is_locked().await.unwrap()
+        self.client
+            .reentrant_lock(path)
+            .unwrap()
+            .is_locked()
+            .await
+            .unwrap()
     }
 
     async fn is_free_soon(&self, path: &str) {
@@ -55,7 +66,9 @@ impl App {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(5), free).await.expect("it is released");
+        tokio::time::timeout(Duration::from_secs(5), free)
+            .await
+            .expect("it is released");
     }
 }
 
@@ -76,8 +89,9 @@ async fn read_until(stream: &mut TcpStream, end: &str) -> String {
 
 const CLOSE: &str = "Host: a\r\nConnection: close\r\n\r\n";
 
+/// A response without a body releases the lock, and is the same as it would be without the layer.
 #[tokio::test]
-async fn what_has_no_body_releases_and_says_what_it_would_without_the_layer() {
+async fn a_response_without_a_body_releases_and_stays_unchanged() {
     let router = || {
         Router::new()
             .route("/text", any(|| async { "0123456789" }))
@@ -88,17 +102,28 @@ async fn what_has_no_body_releases_and_says_what_it_would_without_the_layer() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let plain = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, router()).await });
-    for (method, path) in
-        [("HEAD", "/text"), ("GET", "/text"), ("GET", "/empty"), ("GET", "/nothing"), ("HEAD", "/nothing")]
-    {
+    for (method, path) in [
+        ("HEAD", "/text"),
+        ("GET", "/text"),
+        ("GET", "/empty"),
+        ("GET", "/nothing"),
+        ("HEAD", "/nothing"),
+    ] {
         let request = format!("{method} {path} HTTP/1.1\r\n{CLOSE}");
         let answer = read_all(locked.send(&request).await).await;
         let mut bare = TcpStream::connect(plain).await.unwrap();
         bare.write_all(request.as_bytes()).await.unwrap();
         let without_date = |text: &str| {
-            text.split("\r\n").filter(|line| !line.starts_with("date:")).map(str::to_owned).collect::<Vec<_>>()
+            text.split("\r\n")
+                .filter(|line| !line.starts_with("date:"))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
         };
-        assert_eq!(without_date(&answer), without_date(&read_all(bare).await), "{method} {path}");
+        assert_eq!(
+            without_date(&answer),
+            without_date(&read_all(bare).await),
+            "{method} {path}"
+        );
         locked.is_free_soon(path).await;
     }
 }
@@ -107,9 +132,20 @@ async fn what_has_no_body_releases_and_says_what_it_would_without_the_layer() {
 async fn requests_of_one_connection_follow_each_other() {
     for until_body_end in [false, true] {
         let router = Router::new().route("/", any(|| async { "done" }));
-        let app = App::serve(router, |layer| if until_body_end { layer.until_body_end() } else { layer }).await;
+        let app = App::serve(router, |layer| {
+            if until_body_end {
+                layer.until_body_end()
+            } else {
+                layer
+            }
+        })
+        .await;
         // both at once: the second is read when the first is answered
-        let mut stream = app.send(&format!("POST / HTTP/1.1\r\nHost: a\r\n\r\nPOST / HTTP/1.1\r\n{CLOSE}")).await;
+        let mut stream = app
+            .send(&format!(
+                "POST / HTTP/1.1\r\nHost: a\r\n\r\nPOST / HTTP/1.1\r\n{CLOSE}"
+            ))
+            .await;
         let first = read_until(&mut stream, "done").await;
         let second = read_all(stream).await;
         for answer in [first, second] {
@@ -129,7 +165,9 @@ async fn a_client_that_goes_away_in_the_midst_of_a_body_releases() {
             let mut queue = queue.lock().unwrap().take().unwrap();
             async move {
                 let next = futures_util::stream::poll_fn(move |cx| {
-                    queue.poll_recv(cx).map(|frame| frame.map(Ok::<_, std::io::Error>))
+                    queue
+                        .poll_recv(cx)
+                        .map(|frame| frame.map(Ok::<_, std::io::Error>))
                 });
                 Body::from_stream(next)
             }
@@ -142,7 +180,10 @@ async fn a_client_that_goes_away_in_the_midst_of_a_body_releases() {
     assert!(app.is_held("/").await);
     drop(stream);
     app.is_free_soon("/").await;
-    assert!(frames.send("more").is_err(), "nobody makes the body any more");
+    assert!(
+        frames.send("more").is_err(),
+        "nobody makes the body any more"
+    );
 }
 
 #[tokio::test]
@@ -152,15 +193,22 @@ async fn a_handler_that_panics_releases() {
     }
     let router = Router::new().route("/", any(panics));
     for finish in [false, true] {
-        let app = App::serve(router.clone(), |layer| if finish { layer.finish() } else { layer }).await;
-        assert_eq!(read_all(app.send(&format!("GET / HTTP/1.1\r\n{CLOSE}")).await).await, "");
+        let app = App::serve(
+            router.clone(),
+            |layer| if finish { layer.finish() } else { layer },
+        )
+        .await;
+        assert_eq!(
+            read_all(app.send(&format!("GET / HTTP/1.1\r\n{CLOSE}")).await).await,
+            ""
+        );
         app.is_free_soon("/").await;
     }
 }
 
 /// What is upgraded outlives its response; so does the lock, if the task that speaks has it.
 #[tokio::test]
-async fn an_upgraded_connection_holds_for_as_long_as_its_task_has_the_lock() {
+async fn an_upgraded_connection_holds_while_its_task_has_the_lock() {
     async fn upgrade(Extension(lock): Extension<HeldLock>, request: Request<Body>) -> Response {
         tokio::spawn(async move {
             let mut speaks = TokioIo::new(hyper::upgrade::on(request).await.unwrap());
@@ -175,10 +223,21 @@ async fn an_upgraded_connection_holds_for_as_long_as_its_task_has_the_lock() {
     }
     for until_body_end in [false, true] {
         let router = Router::new().route("/", any(upgrade));
-        let app = App::serve(router, |layer| if until_body_end { layer.until_body_end() } else { layer }).await;
+        let app = App::serve(router, |layer| {
+            if until_body_end {
+                layer.until_body_end()
+            } else {
+                layer
+            }
+        })
+        .await;
         let ask = "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\n";
         let mut speaks = app.send(ask).await;
-        assert!(read_until(&mut speaks, "\r\n\r\n").await.starts_with("HTTP/1.1 101"));
+        assert!(
+            read_until(&mut speaks, "\r\n\r\n")
+                .await
+                .starts_with("HTTP/1.1 101")
+        );
         assert!(app.is_held("/").await);
         let second = read_all(app.send(&format!("GET / HTTP/1.1\r\n{CLOSE}")).await).await;
         assert!(second.starts_with("HTTP/1.1 409"), "{second}");

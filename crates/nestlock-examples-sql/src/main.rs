@@ -11,8 +11,15 @@ use rusqlite::{Connection, params};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let ours = if env::var("NESTLOCK_URL").is_err() { Some(EmbeddedServer::start()?) } else { None };
-    let url = ours.as_ref().map_or_else(|| env::var("NESTLOCK_URL").unwrap_or_default(), EmbeddedServer::url);
+    let ours = if env::var("NESTLOCK_URL").is_err() {
+        Some(EmbeddedServer::start()?)
+    } else {
+        None
+    };
+    let url = ours.as_ref().map_or_else(
+        || env::var("NESTLOCK_URL").unwrap_or_default(),
+        EmbeddedServer::url,
+    );
 
     let database = Connection::open_in_memory()?;
     database.execute_batch(
@@ -21,7 +28,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     )?;
 
     // two processes, as far as the lock can tell
-    let (sleepy, lively) = (LockClient::connect(&url).await?, LockClient::connect(&url).await?);
+    let (sleepy, lively) = (
+        LockClient::connect(&url).await?,
+        LockClient::connect(&url).await?,
+    );
     let short = AcquireOptions::new().lease(Duration::from_millis(200));
 
     let late = sleepy.fenced_lock("account:7")?.lock_with(short).await?;
@@ -40,14 +50,22 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     // the sleeper wakes. Nothing tells it before it acts; the database stops it
     let accepted = pay(&database, seen_by_late - 50, late_token)?;
-    println!("the sleeper pays 50: {}", if accepted { "accepted" } else { "refused" });
+    println!(
+        "the sleeper pays 50: {}",
+        if accepted { "accepted" } else { "refused" }
+    );
     assert!(!accepted);
-    let left = database.query_row("SELECT balance FROM account WHERE id = 7", [], |row| row.get::<_, i64>(0))?;
+    let left = database.query_row("SELECT balance FROM account WHERE id = 7", [], |row| {
+        row.get::<_, i64>(0)
+    })?;
     println!("balance: {left}");
     assert_eq!(left, 70);
 
     // without the condition the same statement goes through, and 30 are back from nowhere
-    let unguarded = database.execute("UPDATE account SET balance = ?1 WHERE id = 7", [seen_by_late - 50])?;
+    let unguarded = database.execute(
+        "UPDATE account SET balance = ?1 WHERE id = 7",
+        [seen_by_late - 50],
+    )?;
     println!("without the token: {unguarded} row changed");
     assert!(unguarded == 1 && late.is_lost());
     drop(late);
@@ -58,11 +76,18 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 /// Reads what the next value is computed from, and turns lower tokens away first.
 fn balance(database: &Connection, token: FencingToken) -> Result<i64, Box<dyn Error>> {
-    let claimed = database.execute("UPDATE account SET fence = ?1 WHERE id = 7 AND fence <= ?1", [i64::from(token)])?;
+    let claimed = database.execute(
+        "UPDATE account SET fence = ?1 WHERE id = 7 AND fence <= ?1",
+        [i64::from(token)],
+    )?;
     if claimed == 0 {
         return Err("another holder came since".into());
     }
-    Ok(database.query_row("SELECT balance FROM account WHERE id = 7", [], |row| row.get(0))?)
+    Ok(
+        database.query_row("SELECT balance FROM account WHERE id = 7", [], |row| {
+            row.get(0)
+        })?,
+    )
 }
 
 /// Writes; `false`: a higher token has been here.

@@ -1,4 +1,4 @@
-//! What stands between the parentheses of `#[locked(..)]`.
+//! The arguments of `#[locked(..)]`.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, format_ident, quote_spanned};
@@ -11,9 +11,8 @@ use syn::{
 
 use crate::time::{TEN_YEARS, Time, duration, millis, text};
 
-const OPTIONS: &str =
-    "client, kind, wait, lease, owner, busy, guard, crate, and for kind = \"red\": tries, delay, drift";
-/// The kinds, and the methods of `LockClient` that make them.
+const OPTIONS: &str = "client, kind, wait, lease, owner, busy, guard, crate, and for kind = \"red\": tries, delay, drift";
+/// The kinds, and the methods of `LockClient` that create them.
 const DOORS: [(&str, &str); 11] = [
     ("mutex", "mutex"),
     ("reentrant", "reentrant_lock"),
@@ -30,7 +29,7 @@ const DOORS: [(&str, &str); 11] = [
 
 #[derive(Default)]
 pub(crate) struct Args {
-    /// The format string, and what follows it by position.
+    /// The format string, and its positional arguments.
     name: Option<(LitStr, Vec<Expr>)>,
     client: Option<Expr>,
     kind: Option<LitStr>,
@@ -54,12 +53,16 @@ impl Parse for Args {
             comma(input)?;
         }
         while !input.is_empty() {
-            let is_option = input.peek(Ident::peek_any) && input.peek2(Token![=]) && !input.peek2(Token![==]);
+            let is_option =
+                input.peek(Ident::peek_any) && input.peek2(Token![=]) && !input.peek2(Token![==]);
             if is_option {
                 let option = input.call(Ident::parse_any)?;
                 input.parse::<Token![=]>()?;
                 if seen.contains(&option) {
-                    return Err(Error::new(option.span(), format!("`{option}` stands here twice")));
+                    return Err(Error::new(
+                        option.span(),
+                        format!("`{option}` stands here twice"),
+                    ));
                 }
                 args.set(&option, input)?;
                 seen.push(option);
@@ -101,10 +104,21 @@ impl Args {
             "busy" => self.busy = Some(input.parse()?),
             "guard" => self.guard = Some(input.parse()?),
             "crate" => self.krate = Some(input.call(Path::parse_mod_style)?),
-            "tries" => self.tries = Some(number(input.parse()?, "at least 1", |tries| tries >= 1.0)?),
+            "tries" => {
+                self.tries = Some(number(input.parse()?, "at least 1", |tries| tries >= 1.0)?);
+            }
             "delay" => self.delay = Some(delay(&input.parse()?)?),
-            "drift" => self.drift = Some(number(input.parse()?, "0 to 0.5", |drift| (0.0..=0.5).contains(&drift))?),
-            _ => return Err(Error::new(option.span(), format!("`{option}` is no option; there are {OPTIONS}"))),
+            "drift" => {
+                self.drift = Some(number(input.parse()?, "0 to 0.5", |drift| {
+                    (0.0..=0.5).contains(&drift)
+                })?);
+            }
+            _ => {
+                return Err(Error::new(
+                    option.span(),
+                    format!("`{option}` is no option; there are {OPTIONS}"),
+                ));
+            }
         }
         Ok(())
     }
@@ -118,16 +132,23 @@ impl Args {
             && DOORS.iter().all(|(name, _)| *name != kind.value())
         {
             let kinds: Vec<_> = DOORS.iter().map(|(name, _)| *name).chain(["red"]).collect();
-            return Err(Error::new(kind.span(), format!("there is no such kind; there are {}", kinds.join(", "))));
+            return Err(Error::new(
+                kind.span(),
+                format!("there is no such kind; there are {}", kinds.join(", ")),
+            ));
         }
-        if let Some(option) = seen.iter().find(|option| ["tries", "delay", "drift"].iter().any(|red| *option == red))
+        if let Some(option) = seen
+            .iter()
+            .find(|option| ["tries", "delay", "drift"].iter().any(|red| *option == red))
             && !self.is_red()
         {
-            return Err(Error::new(option.span(), format!("`{option}` is an option of kind = \"red\" only")));
+            return Err(Error::new(
+                option.span(),
+                format!("`{option}` is an option of kind = \"red\" only"),
+            ));
         }
         if self.client.is_none() {
-            let text =
-                "say on which server: `client = ..`, an expression that is a `LockClient`, as `client = self.locks`";
+            let text = "say on which server: `client = ..`, an expression that is a `LockClient`, as `client = self.locks`";
             return Err(Error::new(Span::call_site(), text));
         }
         Ok(())
@@ -141,20 +162,20 @@ impl Args {
         self.name.is_some()
     }
 
-    /// The crate that has the run time, `nestlock-recipes`.
+    /// Returns the path of the runtime crate, by default `nestlock_recipes`.
     pub(crate) fn krate(&self) -> TokenStream {
         let given = self.krate.as_ref().map(ToTokens::to_token_stream);
         given.unwrap_or_else(|| quote_spanned!(Span::mixed_site()=> ::nestlock_recipes))
     }
 
-    /// An expression of type `String`.
+    /// Returns an expression of type `String`.
     fn name(&self, function: &Ident) -> TokenStream {
         let mixed = Span::mixed_site();
         match &self.name {
             Some((format, values)) if values.is_empty() && !format.value().contains(['{', '}']) => {
                 quote_spanned!(mixed=> ::std::string::String::from(#format))
             }
-            // the literal keeps its span, by which its captures are resolved
+            // the literal keeps its span, by which the compiler resolves its captures
             Some((format, values)) => quote_spanned!(mixed=> ::std::format!(#format #(, #values)*)),
             None => {
                 let function = function.unraw().to_string();
@@ -165,11 +186,12 @@ impl Args {
         }
     }
 
-    /// An expression of type `nestlock::Result<Lock>`, which borrows nothing.
+    /// Returns an expression of type `nestlock::Result<Lock>`, which borrows nothing.
     pub(crate) fn lock(&self, function: &Ident) -> TokenStream {
         let (krate, name, mixed) = (self.krate(), self.name(function), Span::mixed_site());
         let client = self.client.as_ref().expect("checked when it was parsed");
-        // by reference, so that what leads to a client will do: a field, an Arc, an extractor
+        // a reference, so that anything that dereferences to a client works: a field, an `Arc`, an
+        // extractor
         let client = quote_spanned!(client.span()=> &(#client));
         if self.is_red() {
             let mut options = quote_spanned!(mixed=> #krate::nestlock::RedLockOptions::new());
@@ -186,7 +208,10 @@ impl Args {
             return quote_spanned!(mixed=> #krate::locked::expansion::red(#client, &#name, #options));
         }
         let kind = self.kind.as_ref().map_or("mutex".into(), LitStr::value);
-        let (_, door) = DOORS.iter().find(|(name, _)| *name == kind).expect("checked when it was parsed");
+        let (_, door) = DOORS
+            .iter()
+            .find(|(name, _)| *name == kind)
+            .expect("checked when it was parsed");
         let door = format_ident!("{door}", span = mixed);
         let lock = quote_spanned!(mixed=> #krate::nestlock::LockClient::#door(#client, #name));
         match kind.as_str() {
@@ -196,23 +221,24 @@ impl Args {
         }
     }
 
-    /// An expression of type `Option<Duration>`; `None` waits without limit.
+    /// Returns an expression of type `Option<Duration>`. `None` waits without limit.
     pub(crate) fn wait(&self) -> TokenStream {
         let mixed = Span::mixed_site();
         let wait = match (&self.wait, &self.tries) {
             (Some(wait), _) => wait.tokens(),
-            // tries count only where the wait has a limit
+            // without a limit, busy rounds would not count as tries
             (None, Some(_)) => duration(TEN_YEARS),
             (None, None) => return quote_spanned!(mixed=> ::core::option::Option::None),
         };
-        // not in the call of `Some`: what the compiler says of a wrong type then depends on whether std's source is installed
+        // not inside `Some(..)`: there, the compiler's message about a wrong type depends on
+        // whether the source of std is installed
         quote_spanned!(mixed=> {
             let wait: ::core::time::Duration = #wait;
             ::core::option::Option::Some(wait)
         })
     }
 
-    /// An expression of type `AcquireOptions`.
+    /// Returns an expression of type `AcquireOptions`.
     pub(crate) fn options(&self) -> TokenStream {
         let (krate, mixed) = (self.krate(), Span::mixed_site());
         let mut options = quote_spanned!(mixed=> #krate::nestlock::AcquireOptions::new());
@@ -227,21 +253,39 @@ impl Args {
     }
 }
 
-/// A number; of a literal, the range is checked.
+/// Checks a number. The range is checked only if it is a literal.
 fn number(value: Expr, range: &str, fits: impl Fn(f64) -> bool) -> Result<Expr> {
     let number: f64 = match &value {
-        Expr::Lit(ExprLit { lit: Lit::Int(number), .. }) => number.base10_parse()?,
-        Expr::Lit(ExprLit { lit: Lit::Float(number), .. }) => number.base10_parse()?,
-        Expr::Lit(_) => return Err(Error::new(value.span(), format!("this is no number: {range}"))),
+        Expr::Lit(ExprLit {
+            lit: Lit::Int(number),
+            ..
+        }) => number.base10_parse()?,
+        Expr::Lit(ExprLit {
+            lit: Lit::Float(number),
+            ..
+        }) => number.base10_parse()?,
+        Expr::Lit(_) => {
+            return Err(Error::new(
+                value.span(),
+                format!("this is no number: {range}"),
+            ));
+        }
         _ => return Ok(value),
     };
-    if fits(number) { Ok(value) } else { Err(Error::new(value.span(), format!("{number} is not {range}"))) }
+    if fits(number) {
+        Ok(value)
+    } else {
+        Err(Error::new(value.span(), format!("{number} is not {range}")))
+    }
 }
 
-/// From when to when: `"100ms..200ms"`, or one value of which the half is the least.
+/// Parses a range of delays: `"100ms..200ms"`, or one value, whose half is then the minimum.
 fn delay(value: &Expr) -> Result<(Time, Time)> {
     let Some(text) = text(value)? else {
-        return Err(Error::new(value.span(), "a text, as \"200ms\" or \"100ms..200ms\""));
+        return Err(Error::new(
+            value.span(),
+            "a text, as \"200ms\" or \"100ms..200ms\"",
+        ));
     };
     let Some((least, most)) = text.split_once("..") else {
         let most = millis(&text, value.span())?;
@@ -249,15 +293,23 @@ fn delay(value: &Expr) -> Result<(Time, Time)> {
     };
     let (least, most) = (millis(least, value.span())?, millis(most, value.span())?);
     if least > most {
-        return Err(Error::new(value.span(), format!("{text:?}: the first must be the smaller one")));
+        return Err(Error::new(
+            value.span(),
+            format!("{text:?}: the first must be the smaller one"),
+        ));
     }
     Ok((Time::Millis(least), Time::Millis(most)))
 }
 
-/// A format string captures variables only; what else stands in its braces, rustc would say in words of its own.
+/// Checks that the format string captures only variables: for anything else in its braces, the
+/// message of rustc would not fit the attribute.
 fn check_captures(format: &LitStr) -> Result<()> {
     let text = format.value().replace("{{", "");
-    for inside in text.split('{').skip(1).filter_map(|rest| rest.split_once('}')) {
+    for inside in text
+        .split('{')
+        .skip(1)
+        .filter_map(|rest| rest.split_once('}'))
+    {
         let captured = inside.0.split(':').next().unwrap_or_default().trim();
         if captured.contains(|letter: char| !letter.is_alphanumeric() && letter != '_') {
             let by_position = format.value().replacen(&format!("{{{captured}"), "{", 1);

@@ -4,22 +4,27 @@ use proc_macro2::{Span, TokenStream};
 use quote::quote_spanned;
 use syn::{Error, Expr, ExprLit, Lit, Result, spanned::Spanned};
 
-/// The longest wait and lease that nestlock knows, ten years.
+/// The longest wait and lease of nestlock: 10 years, in milliseconds.
 pub(crate) const TEN_YEARS: u64 = 10 * 365 * 24 * 3600 * 1000;
 
-/// A text, read at compile time, or an expression of type `Duration`.
+/// A time: a text, parsed at compile time, or an expression of type `Duration`.
 pub(crate) enum Time {
     Millis(u64),
     Expr(Expr),
 }
 
 impl Time {
-    /// Of a text, `at_least` says how short it may be, in milliseconds.
+    /// Parses a time. `at_least` is the minimum of a text, in milliseconds.
     pub(crate) fn new(value: Expr, at_least: u64) -> Result<Self> {
-        let Some(text) = text(&value)? else { return Ok(Self::Expr(value)) };
+        let Some(text) = text(&value)? else {
+            return Ok(Self::Expr(value));
+        };
         let millis = millis(&text, value.span())?;
         if !(at_least..=TEN_YEARS).contains(&millis) {
-            return Err(Error::new(value.span(), format!("{text:?} is not from {at_least} ms to ten years")));
+            return Err(Error::new(
+                value.span(),
+                format!("{text:?} is not from {at_least} ms to ten years"),
+            ));
         }
         Ok(Self::Millis(millis))
     }
@@ -32,11 +37,17 @@ impl Time {
     }
 }
 
-/// The text of a string literal; `None`: it is no literal.
+/// Returns the text of a string literal. Returns `None` if the expression is not a literal.
 pub(crate) fn text(value: &Expr) -> Result<Option<String>> {
     match value {
-        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => Ok(Some(text.value())),
-        Expr::Lit(_) => Err(Error::new(value.span(), "say the unit: a text as \"250ms\", \"2s\", \"5m\" or \"1h\"")),
+        Expr::Lit(ExprLit {
+            lit: Lit::Str(text),
+            ..
+        }) => Ok(Some(text.value())),
+        Expr::Lit(_) => Err(Error::new(
+            value.span(),
+            "say the unit: a text as \"250ms\", \"2s\", \"5m\" or \"1h\"",
+        )),
         _ => Ok(None),
     }
 }
@@ -45,9 +56,12 @@ pub(crate) fn duration(millis: u64) -> TokenStream {
     quote_spanned!(Span::mixed_site()=> ::core::time::Duration::from_millis(#millis))
 }
 
-/// The milliseconds that a text names.
+/// Parses a text as milliseconds.
 pub(crate) fn millis(text: &str, span: Span) -> Result<u64> {
-    let (number, unit) = text.split_at(text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len()));
+    let (number, unit) = text.split_at(
+        text.find(|letter: char| !letter.is_ascii_digit())
+            .unwrap_or(text.len()),
+    );
     let factor = match unit {
         "ms" => Some(1),
         "s" => Some(1000),

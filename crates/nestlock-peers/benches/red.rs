@@ -1,5 +1,5 @@
-//! nestlock's RedLock beside redsync (Go) and rslock (Rust): acquire + release of locks that nobody else wants, over
-//! three real servers, in one run.
+//! Compares nestlock's RedLock with redsync (Go) and rslock (Rust): acquire and release without
+//! contention, over three real servers, in one run.
 //!
 //! Run: `make peers-red`, which builds the redsync worker first.
 #![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss)]
@@ -23,12 +23,12 @@ use tokio::time::timeout;
 
 const ROUNDS: usize = 15;
 const SERVERS: usize = 3;
-/// nestlock and redsync wait 5 % of it for servers that are silent.
+/// The expiry. nestlock and redsync wait 5 % of it for silent servers.
 const TTL: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_millis(100);
-/// A library of this process that takes longer hangs.
+/// A library in this process that takes longer has hung.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Pairs of one worker alone, and of each of many.
+/// Pairs of a single worker, and of each of many.
 const ALONE: usize = 300;
 const MANY: usize = 60;
 const WORKERS: usize = 32;
@@ -36,11 +36,12 @@ const WORKERS: usize = 32;
 #[derive(Debug, Clone, Copy)]
 enum Library {
     Nestlock,
-    /// Over fred.
+    /// nestlock over fred.
     NestlockFred,
-    /// On go-redis as it comes, which waits 3 s for a silent server, whatever redsync says.
+    /// With go-redis as it comes, which waits 3 s for a silent server, whatever redsync's timeout
+    /// is.
     Redsync,
-    /// With `ContextTimeoutEnabled`, and releases that are limited, too.
+    /// With `ContextTimeoutEnabled`, and a limit for releases as well.
     RedsyncLimited,
     Rslock,
 }
@@ -71,7 +72,8 @@ impl Library {
             Self::Redsync => Contender::Redsync(Worker::start(servers), Duration::ZERO),
             Self::RedsyncLimited => Contender::Redsync(Worker::start(servers), LIMIT),
             Self::Rslock => {
-                let mut manager = LockManager::new(servers.iter().map(SpawnedServer::url).collect());
+                let mut manager =
+                    LockManager::new(servers.iter().map(SpawnedServer::url).collect());
                 // the others try once, too
                 manager.set_retry(1, Duration::from_millis(200));
                 Contender::Rslock(manager)
@@ -87,16 +89,16 @@ enum Contender {
     Rslock(LockManager),
 }
 
-/// What one worker locks.
+/// The lock of one worker.
 enum Lock {
     Nestlock(nestlock::Lock),
     Rslock(LockManager, String),
 }
 
-/// Latencies and times in seconds.
+/// Latency in seconds, and rates.
 #[derive(Debug, Clone, Copy)]
 struct Figures {
-    /// Of a pair, median.
+    /// The median of the pairs.
     latency: f64,
     /// Successful pairs per second.
     rate: f64,
@@ -117,7 +119,7 @@ impl Contender {
         }
     }
 
-    /// So many pairs by each worker, and how long that took.
+    /// Makes `pairs` pairs with each of the workers, and measures them.
     async fn bench(&mut self, pairs: usize, workers: usize) -> Figures {
         if let Self::Redsync(worker, limit) = self {
             return worker.bench(pairs, workers, *limit);
@@ -126,12 +128,15 @@ impl Contender {
         let start = Instant::now();
         let all = async {
             if workers == 1 {
-                // in the body of `block_on`: as a spawned task, the figure depends on who shares its thread
+                // in the body of `block_on`: the figure of a spawned task depends on what shares
+                // its thread
                 return self.lock(0).pairs(pairs, &samples).await;
             }
             let tasks = (0..workers).map(|worker| {
                 let (lock, samples) = (self.lock(worker), Arc::clone(&samples));
-                tokio::spawn(timeout(PATIENCE, async move { lock.pairs(pairs, &samples).await }))
+                tokio::spawn(timeout(PATIENCE, async move {
+                    lock.pairs(pairs, &samples).await;
+                }))
             });
             for task in tasks.collect::<Vec<_>>() {
                 let _ = task.await.expect("a worker");
@@ -154,18 +159,23 @@ impl Lock {
         for _ in 0..pairs {
             let start = Instant::now();
             let held = self.pair().await;
-            samples.lock().expect("no panic").push((start.elapsed().as_secs_f64(), held));
+            samples
+                .lock()
+                .expect("no panic")
+                .push((start.elapsed().as_secs_f64(), held));
         }
     }
 
-    /// Whether it was held.
+    /// Acquires and releases the lock. Returns `true` if it was held.
     async fn pair(&self) -> bool {
         match self {
-            // with a lease, and so without renewals, as the others
-            Self::Nestlock(lock) => match lock.try_lock_with(AcquireOptions::new().lease(TTL)).await {
-                Ok(Some(guard)) => guard.unlock().await.is_ok(),
-                _ => false,
-            },
+            // with a lease, and so without renewals, like the others
+            Self::Nestlock(lock) => {
+                match lock.try_lock_with(AcquireOptions::new().lease(TTL)).await {
+                    Ok(Some(guard)) => guard.unlock().await.is_ok(),
+                    _ => false,
+                }
+            }
             Self::Rslock(manager, name) => match manager.lock(name.as_str(), TTL).await {
                 Ok(lock) => {
                     lock.release().await;
@@ -177,7 +187,7 @@ impl Lock {
     }
 }
 
-/// The worker of `tests/interop/redsync`; `tests/interop/README.md` says how it is spoken to.
+/// The worker of `tests/interop/redsync`. Its protocol is in `tests/interop/README.md`.
 struct Worker {
     process: Child,
     requests: ChildStdin,
@@ -190,7 +200,11 @@ impl Worker {
         let program = root.join("target/interop/redsync");
         let modified = |path: &Path| path.metadata().and_then(|meta| meta.modified()).ok();
         let source = modified(&root.join("tests/interop/redsync/main.go"));
-        assert!(modified(&program) >= source, "{} is missing or old: run `make interop`", program.display());
+        assert!(
+            modified(&program) >= source,
+            "{} is missing or old: run `make interop`",
+            program.display()
+        );
         let mut process = Command::new(program)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -198,26 +212,46 @@ impl Worker {
             .unwrap_or_else(|error| panic!("redsync does not start: {error}; run `make interop`"));
         let requests = process.stdin.take().expect("its stdin");
         let answers = BufReader::new(process.stdout.take().expect("its stdout")).lines();
-        let mut worker = Self { process, requests, answers };
+        let mut worker = Self {
+            process,
+            requests,
+            answers,
+        };
         let urls: Vec<_> = servers.iter().map(SpawnedServer::url).collect();
         worker.ask(&format!("connect {}", urls.join(" ")), "connected");
         worker
     }
 
-    /// The numbers of the answer.
+    /// Sends a request. Returns the numbers of the reply.
     fn ask(&mut self, request: &str, answered: &str) -> Vec<f64> {
         writeln!(self.requests, "{request}").expect("redsync reads");
         let line = self.answers.next().expect("redsync answers").expect("text");
-        let numbers = line.strip_prefix("@ ").and_then(|line| line.strip_prefix(answered));
-        let numbers = numbers.unwrap_or_else(|| panic!("{request}: {line}")).split_whitespace();
-        numbers.map(|number| number.parse().expect("a number")).collect()
+        let numbers = line
+            .strip_prefix("@ ")
+            .and_then(|line| line.strip_prefix(answered));
+        let numbers = numbers
+            .unwrap_or_else(|| panic!("{request}: {line}"))
+            .split_whitespace();
+        numbers
+            .map(|number| number.parse().expect("a number"))
+            .collect()
     }
 
     fn bench(&mut self, pairs: usize, workers: usize, limit: Duration) -> Figures {
-        let request = format!("bench lock {pairs} {workers} {} {}", TTL.as_millis(), limit.as_millis());
+        let request = format!(
+            "bench lock {pairs} {workers} {} {}",
+            TTL.as_millis(),
+            limit.as_millis()
+        );
         let answer = self.ask(&request, "benched");
-        let [nanoseconds, rate, failures] = answer[..] else { panic!("{request}: {answer:?}") };
-        Figures { latency: nanoseconds / 1e9, rate, failures }
+        let [nanoseconds, rate, failures] = answer[..] else {
+            panic!("{request}: {answer:?}")
+        };
+        Figures {
+            latency: nanoseconds / 1e9,
+            rate,
+            failures,
+        }
     }
 }
 
@@ -234,9 +268,15 @@ async fn main() {
     one_hangs().await;
 }
 
-/// All libraries in turn on the same servers, so that what else the machine does meets them alike.
+/// Compares all libraries in turn on the same servers, so that the machine's noise affects them
+/// alike.
 async fn all_answer() {
-    let libraries = [Library::Nestlock, Library::NestlockFred, Library::Redsync, Library::Rslock];
+    let libraries = [
+        Library::Nestlock,
+        Library::NestlockFred,
+        Library::Redsync,
+        Library::Rslock,
+    ];
     let servers = start();
     let mut bare = bare(&servers[0]).await;
     let mut contenders = Vec::new();
@@ -248,9 +288,16 @@ async fn all_answer() {
     for round in 0..=ROUNDS {
         let ping = ping(&mut bare).await;
         for (at, contender) in contenders.iter_mut().enumerate() {
-            let (alone, many) = (contender.bench(ALONE, 1).await, contender.bench(MANY, WORKERS).await);
-            assert!(alone.failures + many.failures == 0.0, "{} failed", libraries[at].name());
-            // the first one loads the scripts
+            let (alone, many) = (
+                contender.bench(ALONE, 1).await,
+                contender.bench(MANY, WORKERS).await,
+            );
+            assert!(
+                alone.failures + many.failures == 0.0,
+                "{} failed",
+                libraries[at].name()
+            );
+            // the first round loads the scripts
             if round > 0 {
                 rounds[at].push([alone.latency / ping, alone.rate, many.rate]);
             }
@@ -265,18 +312,33 @@ async fn all_answer() {
     );
     head();
     for (library, rounds) in libraries.iter().zip(&rounds) {
-        row(library.name(), (0..3).map(|figure| median(rounds.iter().map(|round| round[figure]))), "");
+        row(
+            library.name(),
+            (0..3).map(|figure| median(rounds.iter().map(|round| round[figure]))),
+            "",
+        );
     }
     for (ours, theirs) in [(0, 2), (0, 3), (1, 2), (1, 3)] {
         let name = format!("{} / {}", libraries[ours].name(), libraries[theirs].name());
         let ratios = rounds[ours].iter().zip(&rounds[theirs]);
-        row(&name, (0..3).map(|figure| median(ratios.clone().map(|(ours, theirs)| ours[figure] / theirs[figure]))), "");
+        row(
+            &name,
+            (0..3).map(|figure| {
+                median(
+                    ratios
+                        .clone()
+                        .map(|(ours, theirs)| ours[figure] / theirs[figure]),
+                )
+            }),
+            "",
+        );
     }
 }
 
-/// Each library on servers of its own: what they leave behind on the one that hangs is theirs.
+/// Compares the libraries, each on servers of its own: what a library leaves behind on the server
+/// that hangs affects no other.
 async fn one_hangs() {
-    // the library, its pairs alone, and those of each of many workers
+    // the library, the pairs of a single worker, and those of each of many
     let libraries = [
         (Library::Nestlock, 10, 5),
         (Library::NestlockFred, 10, 5),
@@ -291,36 +353,62 @@ async fn one_hangs() {
         contender.bench(MANY, WORKERS).await;
         pings.push(ping(&mut bare(&servers[0]).await).await);
         servers[SERVERS - 1].stop().expect("a server");
-        all.push([contender.bench(alone, 1).await, contender.bench(many, WORKERS).await]);
+        all.push([
+            contender.bench(alone, 1).await,
+            contender.bench(many, WORKERS).await,
+        ]);
     }
     let ping = median(pings);
-    println!("\nOne of the three is stopped (SIGSTOP), expiry {TTL:?}; a PING takes {:.0} us", ping * 1e6);
+    println!(
+        "\nOne of the three is stopped (SIGSTOP), expiry {TTL:?}; a PING takes {:.0} us",
+        ping * 1e6
+    );
     head();
     for ((library, ..), [alone, many]) in libraries.iter().zip(&all) {
         let note = match (alone.latency * 1e3, alone.failures + many.failures) {
             (latency, _) if latency.is_nan() => format!("hangs: no pair within {PATIENCE:?}"),
             (latency, 0.0) => format!("{latency:.0} ms"),
-            (latency, _) => format!("{latency:.0} ms; failed: {} and {}", alone.failures, many.failures),
+            (latency, _) => format!(
+                "{latency:.0} ms; failed: {} and {}",
+                alone.failures, many.failures
+            ),
         };
-        row(library.name(), [alone.latency / ping, alone.rate, many.rate], &note);
+        row(
+            library.name(),
+            [alone.latency / ping, alone.rate, many.rate],
+            &note,
+        );
     }
     for rival in [2, 4] {
         let [[ours, our_many], [theirs, their_many]] = [all[0], all[rival]];
         let name = format!("nestlock / {}", libraries[rival].0.name());
-        row(&name, [ours.latency / theirs.latency, ours.rate / theirs.rate, our_many.rate / their_many.rate], "");
+        row(
+            &name,
+            [
+                ours.latency / theirs.latency,
+                ours.rate / theirs.rate,
+                our_many.rate / their_many.rate,
+            ],
+            "",
+        );
     }
 }
 
 fn start() -> Vec<SpawnedServer> {
-    (0..SERVERS).map(|_| SpawnedServer::start().unwrap_or_else(|error| panic!("{error}"))).collect()
+    (0..SERVERS)
+        .map(|_| SpawnedServer::start().unwrap_or_else(|error| panic!("{error}")))
+        .collect()
 }
 
 async fn bare(server: &SpawnedServer) -> MultiplexedConnection {
     let client = redis::Client::open(server.url()).expect("a URL");
-    client.get_multiplexed_async_connection().await.expect("a connection")
+    client
+        .get_multiplexed_async_connection()
+        .await
+        .expect("a connection")
 }
 
-/// Seconds for a round trip, median.
+/// Returns the median of a round trip, in seconds.
 async fn ping(bare: &mut MultiplexedConnection) -> f64 {
     let mut times = Vec::with_capacity(ALONE);
     for _ in 0..ALONE {
@@ -333,10 +421,16 @@ async fn ping(bare: &mut MultiplexedConnection) -> f64 {
 
 fn head() {
     let many = format!("pairs/s, {WORKERS} workers");
-    println!("{:<58}{:>17}{:>19}{:>21}", "acquire + release", "median in PINGs", "pairs/s, 1 worker", many);
+    println!(
+        "{:<58}{:>17}{:>19}{:>21}",
+        "acquire + release", "median in PINGs", "pairs/s, 1 worker", many
+    );
 }
 
 fn row(name: &str, figures: impl IntoIterator<Item = f64>, note: &str) {
     let figures: Vec<f64> = figures.into_iter().collect();
-    println!("{name:<58}{:>17.2}{:>19.2}{:>21.2}   {note}", figures[0], figures[1], figures[2]);
+    println!(
+        "{name:<58}{:>17.2}{:>19.2}{:>21.2}   {note}",
+        figures[0], figures[1], figures[2]
+    );
 }

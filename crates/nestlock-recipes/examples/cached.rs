@@ -32,10 +32,21 @@ async fn main() -> Result<(), Box<dyn Error>> {
     for _ in 0..4 {
         let client = LockClient::connect(server.url()).await?;
         let reports = cached(&client, RedisStore::connect(server.url()).await?).beta(0.0);
-        processes.push(reports.ttl(Duration::from_secs(60)).stale_for(Duration::from_secs(3600)));
+        processes.push(
+            reports
+                .ttl(Duration::from_secs(60))
+                .stale_for(Duration::from_secs(3600)),
+        );
     }
-    for reports in processes.iter().flat_map(|process| vec![process.clone(); 25]) {
-        requests.spawn(async move { reports.try_get_with("report:2026-11", report("2026-11")).await });
+    for reports in processes
+        .iter()
+        .flat_map(|process| vec![process.clone(); 25])
+    {
+        requests.spawn(async move {
+            reports
+                .try_get_with("report:2026-11", report("2026-11"))
+                .await
+        });
     }
     while let Some(value) = requests.join_next().await {
         assert_eq!(value??, b"report 1 of 2026-11");
@@ -46,13 +57,18 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // a minute later it is stale: served on, and filled anew in the background
     server.advance(Duration::from_secs(61));
     let reports = &processes[0];
-    let stale = reports.try_get_with("report:2026-11", report("2026-11")).await?;
+    let stale = reports
+        .try_get_with("report:2026-11", report("2026-11"))
+        .await?;
     println!("after its end: {}", String::from_utf8_lossy(&stale));
     assert_eq!(stale, b"report 1 of 2026-11");
     while reports.get("report:2026-11").await?.ok_or("it was there")? == stale {
         sleep(Duration::from_millis(5)).await;
     }
-    println!("a moment later: report 2 of 2026-11, {} fills", FILLS.load(SeqCst));
+    println!(
+        "a moment later: report 2 of 2026-11, {} fills",
+        FILLS.load(SeqCst)
+    );
     assert_eq!(FILLS.load(SeqCst), 2);
     Ok(())
 }

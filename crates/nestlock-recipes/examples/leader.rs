@@ -58,12 +58,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut observer = Leader::new(&client, "scheduler")?.observe();
     let mut last = None;
     while !replicas.is_empty() {
-        let Some(leading) = observer.next().await? else { continue };
+        let Some(leading) = observer.next().await? else {
+            continue;
+        };
         println!("observed: {}", leading.identity);
         assert!(last < Some(leading.token), "each has a higher token");
         last = Some(leading.token);
         // its work is dropped, then its lease is given up
-        replicas.remove(&leading.identity).ok_or("it has been stopped")?.abort();
+        replicas
+            .remove(&leading.identity)
+            .ok_or("it has been stopped")?
+            .abort();
     }
     Ok(())
 }

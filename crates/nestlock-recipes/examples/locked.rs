@@ -56,14 +56,21 @@ impl Shop {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = support::server()?;
     let (here, there) = (
-        Shop { locks: LockClient::connect(server.url()).await? },
-        Shop { locks: LockClient::connect(server.url()).await? },
+        Shop {
+            locks: LockClient::connect(server.url()).await?,
+        },
+        Shop {
+            locks: LockClient::connect(server.url()).await?,
+        },
     );
     let (a, b, c) = tokio::join!(here.pay(7), there.pay(7), here.pay(7));
     for outcome in [&a, &b, &c] {
         println!("pay: {outcome:?}");
     }
-    assert_eq!([a, b, c].iter().filter(|outcome| outcome.is_ok()).count(), 1);
+    assert_eq!(
+        [a, b, c].iter().filter(|outcome| outcome.is_ok()).count(),
+        1
+    );
 
     let (a, b) = tokio::join!(here.clean_up(), there.clean_up());
     println!("clean up: {a:?} and {b:?}");

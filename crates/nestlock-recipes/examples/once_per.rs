@@ -33,11 +33,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 async move {
                     sleep(Duration::from_millis(20)).await;
                     let mut runs = runs.lock().expect("nobody panics");
-                    runs.entry(tick.number() / 1000).or_insert_with(Vec::new).push(replica);
+                    runs.entry(tick.number() / 1000)
+                        .or_insert_with(Vec::new)
+                        .push(replica);
                 }
             });
             // the first one goes after two seconds, whatever it does
-            timeout(Duration::from_millis(if replica == 0 { 2_000 } else { 5_000 }), forever).await
+            timeout(
+                Duration::from_millis(if replica == 0 { 2_000 } else { 5_000 }),
+                forever,
+            )
+            .await
         });
     }
     while let Some(replica) = replicas.join_next().await {
@@ -53,7 +59,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     // each of the four may have been stopped between the end of its job and the mark
     assert!(again <= 4, "once for each tick, but for those");
-    let (first, last) = (runs.keys().next().ok_or("no tick")?, runs.keys().last().ok_or("no tick")?);
-    assert_eq!(last - first + 1, u64::try_from(runs.len())?, "and none is missing");
+    let (first, last) = (
+        runs.keys().next().ok_or("no tick")?,
+        runs.keys().last().ok_or("no tick")?,
+    );
+    assert_eq!(
+        last - first + 1,
+        u64::try_from(runs.len())?,
+        "and none is missing"
+    );
     Ok(())
 }

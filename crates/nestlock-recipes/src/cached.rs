@@ -18,12 +18,13 @@ pub use self::store::Json;
 pub use self::store::RedisStore;
 pub use self::store::{BoxError, Codec, Raw, Store};
 
-/// What is to stay for longer stays so long.
+/// The longest TTL: higher values count as 10 years.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
+/// The longest stale time: 49 days, since the envelope stores it as milliseconds in 32 bits.
 const LONGEST_STALE: Duration = Duration::from_secs(49 * 86_400);
 
-/// A cache of bytes in this store, filled under locks of this client. For other values see [`Cached::codec`].
-/// It needs a runtime of tokio's with its timer, where it is used.
+/// Creates a cache of bytes in this store, filled under locks of this client. For other values see
+/// [`Cached::codec`]. Its use needs a tokio runtime with timers.
 pub fn cached<S: Store>(client: &LockClient, store: S) -> Cached<S> {
     let options = Options {
         ttl: Duration::from_secs(60),
@@ -44,16 +45,17 @@ pub fn cached<S: Store>(client: &LockClient, store: S) -> Cached<S> {
     }
 }
 
-/// A cache that is filled once, however many ask; made by [`cached()`]. Cheap to clone. Clones share fills; use one cache in a
-/// process.
+/// A cache in which one caller fills each value, however many wait for it. Created by [`cached()`].
+/// Cheap to clone. Clones share fills; use one cache per process.
 #[must_use]
 pub struct Cached<S, C: Codec = Raw> {
     client: LockClient,
     store: Arc<S>,
     codec: Arc<C>,
     options: Options,
-    /// By key: those of this process that somebody waits for, and those in the background.
+    /// The fills of this process that callers wait for, by key.
     fills: Arc<DashMap<String, watch::Receiver<Progress<C::Value>>>>,
+    /// The keys that this process refreshes in the background.
     refreshes: Arc<DashSet<String>>,
 }
 
@@ -68,21 +70,23 @@ struct Options {
     wait: Duration,
 }
 
-/// Why there is no value.
+/// Why a call returns no value.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
-    /// The fill said so; told to all who waited for it.
+    /// The fill returned this error. All callers that waited for the fill get it.
     #[error("the fill failed: {0}")]
     Fill(#[source] Arc<dyn std::error::Error + Send + Sync>),
-    /// A fill of this key failed less than [`Cached::error_ttl`] ago, and said this. Try again later.
+    /// A fill of this key failed with this message less than [`Cached::error_ttl`] ago. Try again
+    /// later.
     #[error("a fill failed a moment ago, and is not tried again yet: {0}")]
     FailedElsewhere(Arc<str>),
-    /// Somebody else was filling it for all of [`Cached::wait`].
+    /// Another caller was filling it for all of [`Cached::wait`].
     #[error("somebody else has been filling it for {0:?}")]
     Busy(Duration),
-    /// The lock of the fill: the key is no name for one, the server does not answer, or the lock was lost and the fill dropped.
-    /// Of a loss, who shared that fill is told only if its own [`Cached::wait`] is over: else it fills for itself.
+    /// The lock of the fill failed: the key is not valid as a name, the server does not reply, or
+    /// the lock was lost and the fill dropped. After a loss, a caller that shared the fill gets
+    /// this error only if its own [`Cached::wait`] is over; otherwise it fills the value itself.
     #[error("the lock of the fill: {0}")]
     Lock(#[source] Arc<nestlock::Error>),
     /// The store could not be read, or took longer than 3 s.
@@ -94,7 +98,8 @@ pub enum CacheError {
 }
 
 impl CacheError {
-    /// It says nothing to others who waited for the same fill, and have fills of their own.
+    /// Returns whether the error is about one fill only: callers that waited for that fill have
+    /// fills of their own, and run those.
     fn is_of_its_fill(&self) -> bool {
         match self {
             Self::Busy(_) => true,
@@ -111,56 +116,71 @@ impl From<nestlock::Error> for CacheError {
 }
 
 impl<S: Store, C: Codec> Cached<S, C> {
-    /// Other values than bytes.
+    /// Sets the codec, for values other than bytes.
     pub fn codec<D: Codec>(self, codec: D) -> Cached<S, D> {
-        let Self { client, store, options, .. } = self;
-        Cached { client, store, codec: Arc::new(codec), options, fills: Arc::default(), refreshes: Arc::default() }
+        let Self {
+            client,
+            store,
+            options,
+            ..
+        } = self;
+        Cached {
+            client,
+            store,
+            codec: Arc::new(codec),
+            options,
+            fills: Arc::default(),
+            refreshes: Arc::default(),
+        }
     }
 
-    /// How long a value lasts. Default 60 s; a millisecond at least, 10 years at most.
+    /// Sets how long a value lasts. Default 60 s; 1 ms to 10 years.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl.min(LONGEST);
         self
     }
 
-    /// How long it is cached that a fill found none. Default: it is not cached.
+    /// Sets how long the cache remembers that a fill found no value. Default: not at all.
     pub fn none_ttl(mut self, ttl: Duration) -> Self {
         self.options.none_ttl = Some(ttl.min(LONGEST));
         self
     }
 
-    /// After a fill that failed, how long none is tried by any process. Default 1 s; zero: not at all.
+    /// Sets how long no process tries a fill again after one has failed. Default 1 s. With zero,
+    /// processes retry at once.
     pub fn error_ttl(mut self, ttl: Duration) -> Self {
         self.options.error_ttl = ttl.min(LONGEST);
         self
     }
 
-    /// For how long after its end a value is still returned, while it is filled anew in the background. Default: not at all;
-    /// 49 days at most.
+    /// Sets how long after its end a value is still returned, while it is refreshed in the
+    /// background. Default: not at all; at most 49 days.
     pub fn stale_for(mut self, stale_for: Duration) -> Self {
         self.options.stale_for = stale_for.min(LONGEST_STALE);
         self
     }
 
-    /// How early values are refreshed before their end, in units of what a fill takes. Default 1; zero: not at all.
+    /// Sets how early values are refreshed before their end, in units of the time that a fill
+    /// takes. Default 1. With zero, they are not refreshed early.
     pub fn beta(mut self, beta: f64) -> Self {
         self.options.beta = beta;
         self
     }
 
-    /// After how long another process fills in place of one that died. Default 3 s; 10 ms to 10 years. Renewed every third of it.
+    /// Sets after how long another process fills a value if the process that was filling it has
+    /// died. The lock is renewed every third of this time. Default 3 s; 10 ms to 10 years.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease;
         self
     }
 
-    /// How long to wait for a fill in another process. Default 30 s.
+    /// Sets how long to wait for a fill in another process. Default 30 s.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.options.wait = wait;
         self
     }
 
-    /// The value at this key, fresh or stale; never fills it.
+    /// Returns the value at this key, fresh or stale. Never fills it.
     ///
     /// # Errors
     ///
@@ -173,16 +193,17 @@ impl<S: Store, C: Codec> Cached<S, C> {
         Ok(self.read(key).await?.and_then(|found| found.value))
     }
 
-    /// The value at this key, or what `fill` makes of it. Of all who ask at the same time, in all processes, one fills.
+    /// Returns the value at this key, or the result of `fill`. Of all concurrent callers, in all
+    /// processes, one fills.
     ///
     /// # Errors
     ///
-    /// [`CacheError`]. If the store or the locks are away, nothing is filled: a cache that fails is not made up for by
-    /// all at once.
+    /// [`CacheError`]. If the store or the locks are unreachable, nothing is filled: otherwise all
+    /// callers would load the source at once.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: a fill that has begun goes on in a task of its own.
+    /// Cancel safe: a fill that has begun continues in its own task.
     #[expect(clippy::missing_panics_doc, reason = "it does not")]
     pub async fn try_get_with<E: Into<BoxError>>(
         &self,
@@ -194,9 +215,9 @@ impl<S: Store, C: Codec> Cached<S, C> {
         Ok(value.expect("a fill of a value has one, and others do not count"))
     }
 
-    /// As [`try_get_with`](Self::try_get_with), where the fill may find that there is no value. That is cached, too, with
-    /// [`none_ttl`](Self::none_ttl); without it, each process fills for itself, one after the other, and some may be
-    /// [`Busy`](CacheError::Busy).
+    /// As [`try_get_with`](Self::try_get_with), for a fill that may find no value.
+    /// [`none_ttl`](Self::none_ttl) caches that result; without it, each process fills for itself,
+    /// one after the other, and some may get [`Busy`](CacheError::Busy).
     ///
     /// # Errors
     ///
@@ -210,7 +231,12 @@ impl<S: Store, C: Codec> Cached<S, C> {
         key: &str,
         fill: impl Future<Output = Result<Option<C::Value>, E>> + Send + 'static,
     ) -> Result<Option<C::Value>, CacheError> {
-        self.get_or_fill(key, true, Box::pin(async { fill.await.map_err(Into::into) })).await
+        self.get_or_fill(
+            key,
+            true,
+            Box::pin(async { fill.await.map_err(Into::into) }),
+        )
+        .await
     }
 }
 
@@ -229,6 +255,8 @@ impl<S, C: Codec> Clone for Cached<S, C> {
 
 impl<S, C: Codec> fmt::Debug for Cached<S, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cached").field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("Cached")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
     }
 }

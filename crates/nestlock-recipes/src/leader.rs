@@ -5,14 +5,15 @@ use std::{future::Future, sync::Arc, time::Duration};
 use nestlock::{AcquireOptions, Error, FencingToken, Lock, LockClient, LockGuard, Result};
 use tokio::time::{Instant, sleep, sleep_until};
 
-/// The lease of a term, unless said otherwise.
+/// The default lease of a term.
 const LEASE: Duration = Duration::from_secs(15);
-/// How often an observer looks.
+/// How often an observer checks.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long [`Leader::lead`] pauses at first; then twice as long each time, up to the lease.
+/// The first pause of [`Leader::lead`]; each further pause is twice as long, up to the lease.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// A candidate: one replica of those that elect one of them. Cheap to clone; nothing is sent until it campaigns.
+/// A candidate: one of the replicas that elect one of themselves. Cheap to clone; it sends nothing
+/// until it campaigns.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Leader {
@@ -24,44 +25,54 @@ pub struct Leader {
     step_down_before: Option<Duration>,
 }
 
-/// Who leads.
+/// The leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leading {
-    /// What the leader calls itself.
+    /// The identity that the leader has set: see [`Leader::identity`].
     pub identity: String,
-    /// Higher than that of every leader before.
+    /// The token of the term, higher than that of every earlier leader.
     pub token: FencingToken,
 }
 
 impl Leader {
-    /// A candidate for the office of this name.
+    /// Creates a candidate for the office with this name.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidName`], as [`LockClient::mutex`].
     pub fn new(client: &LockClient, name: impl AsRef<str>) -> Result<Self> {
-        // two candidates in one task are two
+        // two candidates in one task must exclude each other
         let lock = client.fenced_lock(name)?.owner_per_acquire();
         let (client, record) = (client.clone(), format!("{}:leader", lock.name()));
         let identity = format!("process {}", std::process::id());
-        Ok(Self { client, lock, record, identity, lease: LEASE, step_down_before: None })
+        Ok(Self {
+            client,
+            lock,
+            record,
+            identity,
+            lease: LEASE,
+            step_down_before: None,
+        })
     }
 
-    /// What others are told while this candidate leads: an address, for example. Default: the process's number.
+    /// Sets the identity that other replicas see while this candidate leads, such as an address.
+    /// Default: the process id.
     pub fn identity(mut self, identity: impl Into<String>) -> Self {
         self.identity = identity.into();
         self
     }
 
-    /// How long the office stays taken when the leader dies; renewed every third of it. Default 15 s; 10 ms to 10 years.
+    /// Sets how long the office stays taken if the leader dies. The lease is renewed every third of
+    /// this time. Default 15 s; 10 ms to 10 years.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// How long before the lease ends the work is told, when no renewal gets through. Default: a third of the lease, which is
-    /// also the most: what is more counts as that. Zero tells it when it is over.
+    /// Sets how long before the end of the lease [`Term::lost`] resolves if no renewal succeeds.
+    /// Default: a third of the lease, which is also the maximum: a higher value counts as that.
+    /// With zero, it resolves when the lease is over.
     pub fn step_down_before(mut self, before: Duration) -> Self {
         self.step_down_before = Some(before);
         self
@@ -71,16 +82,23 @@ impl Leader {
     ///
     /// # Errors
     ///
-    /// As [`Lock::lock`]; [`Error::StaleToken`] if somebody else was elected before this one could say who it is.
+    /// As [`Lock::lock`]; [`Error::StaleToken`] if another candidate was elected before this one
+    /// could write its identity.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: dropped midway, the candidate does not lead, and waits no longer. Its identity may have been written; nobody
-    /// takes it for the leader's.
+    /// Cancel safe: if dropped midway, the candidate does not lead, and waits no longer. Its
+    /// identity may have been written; [`Leader::leader`] ignores it once the lock is released in
+    /// the background.
     #[expect(clippy::missing_panics_doc, reason = "it does not")]
     pub async fn campaign(&self) -> Result<Term> {
-        let guard = self.lock.lock_with(AcquireOptions::new().watchdog_timeout(self.lease)).await?;
-        let token = guard.fencing_token().expect("a fenced lock's guard has one");
+        let guard = self
+            .lock
+            .lock_with(AcquireOptions::new().watchdog_timeout(self.lease))
+            .await?;
+        let token = guard
+            .fencing_token()
+            .expect("a fenced lock's guard has one");
         let record = format!("{} {}", guard.owner(), self.identity);
         self.client.fenced_set(&self.record, record, token).await?;
         if guard.is_lost() {
@@ -90,21 +108,25 @@ impl Leader {
         Ok(Term {
             guard: Arc::new(guard),
             token,
-            step_down_before: self.step_down_before.map_or(third, |before| before.min(third)),
+            step_down_before: self
+                .step_down_before
+                .map_or(third, |before| before.min(third)),
         })
     }
 
-    /// Campaigns, does this work while it leads, resigns when the work has ended, and campaigns again, for ever. The work is
-    /// dropped when the term is lost. Between two terms, and after a failure, it pauses: 0.2 s at first, then longer, the lease
-    /// at most.
+    /// Campaigns, runs this work while it leads, resigns when the work has ended, and campaigns
+    /// again, forever. The work is dropped when the term is lost. Between two terms, and after a
+    /// failure, it pauses: 0.2 s at first, then longer, up to the lease.
     ///
-    /// Returns when the client was shut down: [`Error::Closed`]; and where nobody can ever lead: [`Error::InvalidName`] if the
-    /// name with `:leader` behind it is too long or begins with `lock:`, [`Error::InvalidLease`]. Work that panics ends this,
-    /// too; the term ends with it.
+    /// Returns when the client is shut down ([`Error::Closed`]), and if no candidate can ever lead:
+    /// [`Error::InvalidName`] if the name with `:leader` appended is too long or begins with
+    /// `lock:`, and [`Error::InvalidLease`]. A panic of the work ends this call, too, and the term
+    /// with it.
     ///
     /// # Cancel safety
     ///
-    /// As cancel safe as the work: dropped midway, the work is dropped first, then the term is given up in the background.
+    /// As cancel safe as the work. If dropped midway, the work is dropped first, then the term is
+    /// given up in the background.
     pub async fn lead<F: Future<Output = ()>>(&self, mut work: impl FnMut(Term) -> F) -> Error {
         let mut pause = PAUSE;
         loop {
@@ -115,9 +137,11 @@ impl Leader {
                     if let Err(error) = guard.run_until_lost(async { work(term).await }).await {
                         tracing::warn!(office = self.lock.name(), %error, "a leader was deposed");
                     }
-                    // else a task of the work's has the term, and leads on: the next campaign waits for it
+                    // otherwise a task that the work spawned has the term and still leads: the next
+                    // campaign waits for it
                     if let Some(guard) = Arc::into_inner(guard) {
-                        // it is given up, whatever the server says
+                        // the office is given up even if the server rejects the release or does not
+                        // reply
                         let _ = guard.unlock().await;
                     }
                     if elected.elapsed() > self.lease {
@@ -125,38 +149,53 @@ impl Leader {
                     }
                 }
                 Err(error) if crate::is_final(&error) => return error,
-                Err(error) => tracing::warn!(office = self.lock.name(), %error, "a campaign failed"),
+                Err(error) => {
+                    tracing::warn!(office = self.lock.name(), %error, "a campaign failed");
+                }
             }
-            // not in step with the others
+            // candidates must not retry in step
             sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
             pause = (pause * 2).min(self.lease.max(PAUSE));
         }
     }
 
-    /// Who leads, as the server saw it a moment ago. `None`: nobody, or somebody who has not said yet who it is. Three commands.
+    /// Returns the leader, as the server saw it a moment ago. Returns `None` if there is no leader,
+    /// or if it has not written its identity yet. Sends three commands.
     ///
     /// # Errors
     ///
-    /// [`Error::Store`], [`Error::Unconfirmed`] and the like: the server refused, or did not answer.
+    /// [`Error::Store`], [`Error::Unconfirmed`] and the like: the server rejected a request, or did
+    /// not reply.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub async fn leader(&self) -> Result<Option<Leading>> {
-        let Some((token, record)) = self.record().await? else { return Ok(None) };
+        let Some((token, record)) = self.record().await? else {
+            return Ok(None);
+        };
         let holder = self.lock.holder().await?;
-        // each term has an owner of its own
-        let said = record.split_once(' ').filter(|(owner, _)| holder.is_some_and(|holder| holder.as_str() == *owner));
-        Ok(said.map(|(_, identity)| Leading { identity: identity.to_owned(), token }))
+        // each term has its own owner, so a record with another owner is from an earlier term
+        let said = record
+            .split_once(' ')
+            .filter(|(owner, _)| holder.is_some_and(|holder| holder.as_str() == *owner));
+        Ok(said.map(|(_, identity)| Leading {
+            identity: identity.to_owned(),
+            token,
+        }))
     }
 
-    /// What the last leader to say so has written. A low token is told the highest one, and that reads: neither changes it.
+    /// Returns what the last leader that wrote its identity has written, with its token. The first
+    /// read has a low token and fails with the highest one; the second read uses that. Neither
+    /// changes the fence.
     async fn record(&self) -> Result<Option<(FencingToken, String)>> {
         let mut token = FencingToken::try_from(1).expect("1 is a token");
         loop {
             match self.client.fenced_get(&self.record, token).await {
                 Ok(record) => {
-                    return Ok(record.map(|record| (token, String::from_utf8_lossy(&record).into_owned())));
+                    return Ok(
+                        record.map(|record| (token, String::from_utf8_lossy(&record).into_owned()))
+                    );
                 }
                 Err(Error::StaleToken { seen, .. }) => token = seen,
                 Err(error) => return Err(error),
@@ -164,14 +203,20 @@ impl Leader {
         }
     }
 
-    /// Tells who leads, and each change. It looks once a second: what begins and ends between two looks is not told.
+    /// Returns an observer, which reports the leader and each change. It checks once a second, so
+    /// it misses a term that begins and ends between two checks.
     #[must_use]
     pub fn observe(&self) -> Observer {
-        Observer { leader: self.clone(), next_look: Instant::now(), has_told: false, told: None }
+        Observer {
+            leader: self.clone(),
+            next_look: Instant::now(),
+            has_told: false,
+            told: None,
+        }
     }
 }
 
-/// Tells who leads; made by [`Leader::observe`].
+/// Reports the leader. Created by [`Leader::observe`].
 #[derive(Debug)]
 pub struct Observer {
     leader: Leader,
@@ -181,15 +226,16 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Who leads: at first at once, then when it is somebody else, or nobody.
+    /// Returns the leader: the first time at once, then after each change. Returns `None` if there
+    /// is no leader.
     ///
     /// # Errors
     ///
-    /// As [`Leader::leader`]. The next call looks again, a second after this one did.
+    /// As [`Leader::leader`]. The next call checks again, one second after this check.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: what was not returned is told by the next call.
+    /// Cancel safe: the next call reports a change that this one did not return.
     pub async fn next(&mut self) -> Result<Option<Leading>> {
         loop {
             sleep_until(self.next_look).await;
@@ -204,11 +250,11 @@ impl Observer {
     }
 }
 
-/// Why a term comes to its end.
+/// Why a term ends.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Deposed {
-    /// No renewal got through, and the lease ends soon. The term still lasts.
+    /// No renewal succeeded, and the lease ends soon. The term still lasts.
     #[error("no renewal got through, and the lease ends soon; come to an end")]
     NotRenewed,
     /// The term is over.
@@ -216,32 +262,33 @@ pub enum Deposed {
     Lost(#[from] Error),
 }
 
-/// The time in which this replica leads. Dropped, it is given up a moment later.
+/// A term: this replica leads while it lasts. Dropping it gives up the office a moment later.
 #[derive(Debug)]
 #[must_use = "dropped at once, the office is given up at once"]
 #[clippy::has_significant_drop]
 pub struct Term {
-    /// Under [`Leader::lead`] also with that, so that nothing gives it up while the work goes on.
+    /// [`Leader::lead`] shares it, so that the office is not given up while the work runs.
     guard: Arc<LockGuard>,
     token: FencingToken,
     step_down_before: Duration,
 }
 
 impl Term {
-    /// Higher than that of every leader before; for what the leader writes to.
+    /// Returns the fencing token, which is higher than that of every earlier leader. Pass it to the
+    /// resources that the leader writes to.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.token
     }
 
-    /// How long this replica leads without a renewal. Zero: it does not any more.
+    /// Returns how long this replica leads without a further renewal. Zero if it no longer leads.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.guard.remaining()
     }
 
-    /// Resolves when the work must come to an end: [`Leader::step_down_before`] the lease ends, or when the office is
-    /// lost. For `select!`.
+    /// Resolves when the work must end: at the time of [`Leader::step_down_before`] before the end
+    /// of the lease, or when the office is lost. For `select!`.
     ///
     /// # Cancel safety
     ///
@@ -252,14 +299,14 @@ impl Term {
             tokio::select! {
                 biased;
                 error = self.guard.lost() => return Deposed::Lost(error),
-                // a renewal may have come meanwhile
+                // after this sleep, a renewal may have extended the lease: check again
                 () = sleep(left), if !left.is_zero() => {}
                 () = std::future::ready(()), if left.is_zero() => return Deposed::NotRenewed,
             }
         }
     }
 
-    /// Runs this work while the term lasts; when it is lost, the work is dropped.
+    /// Runs this work while the term lasts, and drops it if the term is lost.
     ///
     /// # Errors
     ///
@@ -267,13 +314,13 @@ impl Term {
     ///
     /// # Cancel safety
     ///
-    /// As cancel safe as the work. The term goes on.
+    /// As cancel safe as the work. The term continues.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         self.guard.run_until_lost(work).await
     }
 
-    /// Gives the office up, and waits until the server has been told. Under [`Leader::lead`] it is given up when the work has
-    /// ended, and not here.
+    /// Gives up the office, and waits for the confirmation of the server. Under [`Leader::lead`]
+    /// this has no effect: the office is given up when the work has ended.
     ///
     /// # Errors
     ///
@@ -281,7 +328,7 @@ impl Term {
     ///
     /// # Cancel safety
     ///
-    /// As [`LockGuard::unlock`]: the office is given up also if this is dropped.
+    /// As [`LockGuard::unlock`]: the office is given up even if this future is dropped.
     pub async fn resign(self) -> Result<()> {
         match Arc::into_inner(self.guard) {
             Some(guard) => guard.unlock().await,

@@ -1,11 +1,11 @@
-//! What people build with a distributed lock, built once. On the public API of [`nestlock`], nothing else.
+//! Ready-made patterns for a distributed lock, built on the public API of [`nestlock`].
 //!
-//! | page | what it answers |
+//! | page | what it solves |
 //! |---|---|
-//! | [`cached`](mod@cached) | how is a cache filled once, however many ask, and whoever dies? |
-//! | [`once_per`](mod@once_per) | how does a job run once for each tick, on whichever replica? |
-//! | [`leader`](mod@leader) | how do replicas agree on one of them, and how does its work end before the next one begins? |
-//! | [`locked`](mod@locked) | how does a function run under a lock, without a line about it in its body? |
+//! | [`cached`](mod@cached) | fill a cache once for all concurrent readers, even if one dies |
+//! | [`once_per`](mod@once_per) | run a job once per tick, on any one replica |
+//! | [`leader`](mod@leader) | elect one replica, and end its work before the next one begins |
+//! | [`locked`](mod@locked) | run a function under a lock, without any lock code in its body |
 #![cfg_attr(
     feature = "tower",
     doc = "| [`tower`] | how does a service handle one request at a time, for each thing that is asked for? |"
@@ -27,8 +27,8 @@ pub use crate::locked::LockedError;
 #[doc(inline)]
 pub use crate::{cached::cached, leader::Leader, once_per::once_per};
 
-/// Whether a retry can never succeed: the client was shut down, this process is a fork of the client's, or an argument is not
-/// allowed.
+/// Returns whether a retry can never succeed: the client was shut down, this process is a fork of
+/// the one that created it, or an argument is not allowed.
 fn is_final(error: &nestlock::Error) -> bool {
     use nestlock::{Error, StoreErrorKind};
     match error {

@@ -2,19 +2,20 @@
 
 use nestlock::Error;
 
-/// Why a function under [`#[locked]`](macro@crate::locked), or a request under a `LockLayer`, has no result of its own.
+/// Why a function under [`#[locked]`](macro@crate::locked), or a request under a `LockLayer`, has
+/// no result of its own.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockedError {
-    /// Somebody else held the lock until the wait was over. The body did not run.
+    /// Another owner held the lock until the wait was over. The body did not run.
     #[error("lock {lock:?} is held by somebody else; try again later")]
     #[non_exhaustive]
     Busy {
         /// The lock's name, with the client's prefix.
         lock: String,
     },
-    /// The lock was lost while the body ran: what it guards may have been touched by others. The body was dropped, or had
-    /// just ended.
+    /// The lock was lost while the body ran: others may have touched what it guards. The body was
+    /// dropped, or had just ended.
     #[error("the lock was lost while it was needed: {0}")]
     Lost(#[source] Error),
     /// The lock could not be acquired. The body did not run.
@@ -23,8 +24,8 @@ pub enum LockedError {
 }
 
 impl LockedError {
-    /// Whether the body did not run because the lock was held: by somebody else, or by the caller itself in a way that
-    /// waiting does not change ([`Error::is_conflict`]).
+    /// Returns whether the body did not run because the lock was held: by another owner, or by the
+    /// caller itself in a way that waiting does not change ([`Error::is_conflict`]).
     #[must_use]
     pub fn is_busy(&self) -> bool {
         match self {
@@ -35,7 +36,7 @@ impl LockedError {
     }
 }
 
-/// What `#[locked]` expands to. No part of the API.
+/// The functions that the expansion of `#[locked]` calls. Not part of the API.
 #[doc(hidden)]
 pub mod expansion {
     use std::{borrow::Borrow, time::Duration};
@@ -44,12 +45,16 @@ pub mod expansion {
 
     use super::LockedError;
 
-    /// A RedLock over clients, by whatever they are kept.
-    pub fn red<C: Borrow<LockClient>>(clients: &[C], name: &str, options: RedLockOptions) -> Result<Lock> {
+    /// Returns a RedLock over clients, which may be owned, borrowed or in an `Arc`.
+    pub fn red<C: Borrow<LockClient>>(
+        clients: &[C],
+        name: &str,
+        options: RedLockOptions,
+    ) -> Result<Lock> {
         LockClient::red_lock(clients.iter().map(Borrow::borrow), name, options)
     }
 
-    /// Acquires; without a `wait`, waits without limit.
+    /// Acquires the lock. Without a `wait`, waits without limit.
     ///
     /// # Cancel safety
     ///
@@ -67,12 +72,15 @@ pub mod expansion {
         };
         match acquired {
             Ok(Some(guard)) => Ok(guard),
-            Ok(None) => Err(LockedError::Busy { lock: lock.name().to_owned() }),
+            Ok(None) => Err(LockedError::Busy {
+                lock: lock.name().to_owned(),
+            }),
             Err(error) => Err(LockedError::Lock(error)),
         }
     }
 
-    /// Releases, and says how all ended, of a body that was run with [`LockGuard::run_until_lost`].
+    /// Releases the lock, and returns the result of a body that ran under
+    /// [`LockGuard::run_until_lost`], or the loss of the lock.
     ///
     /// # Cancel safety
     ///
@@ -88,12 +96,15 @@ pub mod expansion {
         Ok(value)
     }
 
-    /// Releases; only a loss is an error. `None`: somebody else has the guard, too, and whoever has it last releases.
+    /// Releases the lock; only a loss is an error. `None`: a clone of the guard remains, and the
+    /// release follows when the last one is dropped.
     pub(crate) async fn unlock(guard: Option<LockGuard>) -> std::result::Result<(), LockedError> {
         let Some(guard) = guard else { return Ok(()) };
         match guard.unlock().await {
-            Err(loss @ (Error::Lost { .. } | Error::NotHeld { .. })) => Err(LockedError::Lost(loss)),
-            // it was held to the end, and the client goes on releasing it
+            Err(loss @ (Error::Lost { .. } | Error::NotHeld { .. })) => {
+                Err(LockedError::Lost(loss))
+            }
+            // the lock was held to the end, and the client keeps releasing it in the background
             Ok(()) | Err(_) => Ok(()),
         }
     }

@@ -26,7 +26,7 @@ use crate::locked::{LockedError, expansion};
 type BoxError = Box<dyn error::Error + Send + Sync>;
 type LockOf = dyn Fn(&Parts) -> Option<Result<Lock>> + Send + Sync;
 
-/// Handles each request under a lock. See the [module](self).
+/// A tower layer that handles each request under a lock. See the [module](self).
 #[derive(Clone)]
 #[must_use]
 pub struct LockLayer {
@@ -39,23 +39,30 @@ pub struct LockLayer {
 }
 
 impl LockLayer {
-    /// Handles each request under the reentrant lock of the name that `name` makes of it; `None`: without a lock.
+    /// Creates a layer that handles each request under the reentrant lock with the name that `name`
+    /// returns. `None`: without a lock.
     ///
-    /// Mind that a name which is made of what the client sent is the client's choice: put a word of your own before it.
-    pub fn new(client: LockClient, name: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
+    /// If the name contains text from the client of the service, that client chooses the lock: put
+    /// a prefix of your own before it.
+    pub fn new(
+        client: LockClient,
+        name: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
         Self::of(move |request| Some(client.reentrant_lock(name(request)?)))
     }
 
-    /// Handles each request under the lock that `lock` makes of it, of whatever kind; `None`: without a lock.
+    /// Creates a layer that handles each request under the lock that `lock` returns, of any kind.
+    /// `None`: without a lock.
     ///
     /// ```
     /// # use nestlock::LockClient;
     /// # use nestlock_recipes::tower::LockLayer;
     /// # fn example(client: LockClient) -> LockLayer {
-    /// // many look, few change
+    /// // many readers, few writers
     /// LockLayer::of(move |request| {
     ///     let lock = client.read_write_lock(format!("stock:{}", request.uri.path()));
-    ///     Some(lock.map(|lock| if request.method.is_safe() { lock.read_lock() } else { lock.write_lock() }))
+    ///     let is_safe = request.method.is_safe();
+    ///     Some(lock.map(|lock| if is_safe { lock.read_lock() } else { lock.write_lock() }))
     /// })
     /// # }
     /// ```
@@ -70,51 +77,62 @@ impl LockLayer {
         }
     }
 
-    /// How long a request waits for a lock that another one has. Default zero: it tries once. Each waiting request is one
-    /// more in the memory of this process; put a limit to them outside.
+    /// Sets how long a request waits for a lock that another request holds. Default zero: it tries
+    /// once. Each waiting request takes memory of this process; limit their number outside.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// How to hold the lock: a lease, a TTL. Default: renewed until it is released.
+    /// Sets how to hold the lock, such as a lease or a TTL. Default: renewed until it is released.
     pub fn options(mut self, options: AcquireOptions) -> Self {
         self.options = options;
         self
     }
 
-    /// Holds the lock until the end of the response's body, rather than until the response. When the lock is lost meanwhile,
-    /// the body ends with an error, which is a [`LockedError`].
+    /// Holds the lock until the end of the response's body, rather than until the response. If the
+    /// lock is lost before that, the body ends with an error, which is a [`LockedError`].
     pub fn until_body_end(mut self) -> Self {
         self.until_body_end = true;
         self
     }
 
-    /// Handles each request in a tokio task of its own, which goes on to its end when the client goes away: for work that must
-    /// not stop in the middle. Whoever goes away while waiting for the lock waits no more, and is not handled.
+    /// Handles each request in its own tokio task, which runs to its end even if the client goes
+    /// away: for work that must not stop in the middle. If the client goes away while its request
+    /// waits for the lock, the wait ends, and the request is not handled.
     ///
-    /// It needs tokio's runtime. The task is in the current `tracing` span; other task-local values are not there.
+    /// This needs the tokio runtime. The task is in the current `tracing` span; other task-local
+    /// values are missing.
     pub fn finish(mut self) -> Self {
         self.finish = true;
         self
     }
 
-    /// Which status says what is wrong, in place of the [table](self#what-the-client-of-the-service-hears).
-    pub fn statuses(mut self, status: impl Fn(&LockedError) -> StatusCode + Send + Sync + 'static) -> Self {
+    /// Sets the status for each error, instead of the [table](self#responses).
+    pub fn statuses(
+        mut self,
+        status: impl Fn(&LockedError) -> StatusCode + Send + Sync + 'static,
+    ) -> Self {
         self.status = Arc::new(status);
         self
     }
 
     fn refuse<B: Body>(&self, error: &LockedError) -> Response<LockBody<B>> {
-        let mut response = Response::new(LockBody { body: None, hold: None });
+        let mut response = Response::new(LockBody {
+            body: None,
+            hold: None,
+        });
         *response.status_mut() = (self.status)(error);
         if error.is_busy() {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            response
+                .headers_mut()
+                .insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
     }
 
-    /// Handles a request under `lock`, unless the caller goes away before it is acquired. The outer error is the lock's.
+    /// Handles a request under `lock`, unless the caller goes away before it is acquired. The outer
+    /// error is that of the lock.
     async fn handle<B: Body, E, F: Future<Output = Result<Response<B>, E>>>(
         self,
         lock: Result<Lock>,
@@ -124,16 +142,19 @@ impl LockLayer {
     ) -> Result<Result<Response<LockBody<B>>, E>, LockedError> {
         let guard = Arc::new(tokio::select! {
             biased;
-            // whatever is said, nobody hears it
+            // the caller is gone, so any error will do
             () = gone => return Err(LockedError::Lock(Error::Closed)),
             acquired = expansion::acquire(lock, Some(self.wait), self.options) => acquired?,
         });
         parts.extensions.insert(HeldLock(Arc::clone(&guard)));
-        let handled = guard.run_until_lost(call(parts)).await.map_err(LockedError::Lost)?;
+        let handled = guard
+            .run_until_lost(call(parts))
+            .await
+            .map_err(LockedError::Lost)?;
         let response = match handled {
             Ok(response) => response,
             Err(error) => {
-                // the handler's error comes first
+                // the error of the handler takes precedence over that of the release
                 let _ = expansion::unlock(Arc::into_inner(guard)).await;
                 return Ok(Err(error));
             }
@@ -149,11 +170,14 @@ impl LockLayer {
             expansion::unlock(Arc::into_inner(guard)).await?;
             None
         };
-        Ok(Ok(response.map(|body| LockBody { body: Some(body), hold })))
+        Ok(Ok(response.map(|body| LockBody {
+            body: Some(body),
+            hold,
+        })))
     }
 }
 
-/// The table in the module's documentation.
+/// Returns the default status of an error: the table in the module's documentation.
 fn status(error: &LockedError) -> StatusCode {
     match error {
         _ if error.is_busy() => StatusCode::CONFLICT,
@@ -168,7 +192,10 @@ impl<S> Layer<S> for LockLayer {
     type Service = LockService<S>;
 
     fn layer(&self, inner: S) -> LockService<S> {
-        LockService { inner, layer: self.clone() }
+        LockService {
+            inner,
+            layer: self.clone(),
+        }
     }
 }
 
@@ -183,7 +210,7 @@ impl fmt::Debug for LockLayer {
     }
 }
 
-/// What a [`LockLayer`] makes of a service.
+/// A service under a [`LockLayer`].
 #[derive(Debug, Clone)]
 pub struct LockService<S> {
     inner: S,
@@ -203,13 +230,14 @@ where
     type Error = S::Error;
     type Future = BoxFuture<'static, Result<Self::Response, S::Error>>;
 
-    /// As the service inside: there is no request yet to lock for.
+    /// Polls the inner service. There is no request to lock for yet.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // a clone is not ready: it stays, and what is ready is called
+        // a clone of a ready service need not be ready: the clone stays, and the ready one is
+        // called
         let clone = self.inner.clone();
         let mut service = mem::replace(&mut self.inner, clone);
         let layer = self.layer.clone();
@@ -217,19 +245,27 @@ where
         let call = move |parts| service.call(Request::from_parts(parts, body));
         let Some(lock) = (layer.lock)(&parts) else {
             return Box::pin(OwnerId::scope(async move {
-                Ok(call(parts).await?.map(|body| LockBody { body: Some(body), hold: None }))
+                Ok(call(parts).await?.map(|body| LockBody {
+                    body: Some(body),
+                    hold: None,
+                }))
             }));
         };
         Box::pin(async move {
             let (refusing, finish) = (layer.clone(), layer.finish);
             let (mut task_end, caller_end) = oneshot::channel::<()>();
-            let handled = OwnerId::scope(async move { layer.handle(lock, parts, call, task_end.closed()).await });
+            let handled =
+                OwnerId::scope(
+                    async move { layer.handle(lock, parts, call, task_end.closed()).await },
+                );
             let outcome = if finish {
-                tokio::spawn(handled.in_current_span()).await.unwrap_or_else(|error| match error.try_into_panic() {
-                    Ok(panic) => panic::resume_unwind(panic),
-                    // the runtime is ending
-                    Err(_) => Err(LockedError::Lock(Error::Closed)),
-                })
+                tokio::spawn(handled.in_current_span())
+                    .await
+                    .unwrap_or_else(|error| match error.try_into_panic() {
+                        Ok(panic) => panic::resume_unwind(panic),
+                        // the runtime is shutting down
+                        Err(_) => Err(LockedError::Lock(Error::Closed)),
+                    })
             } else {
                 handled.await
             };
@@ -239,7 +275,8 @@ where
     }
 }
 
-/// The lock under which a request is handled, in its extensions. The lock is held while a clone of this lives.
+/// The lock under which a request is handled, in the extensions of the request. The lock is held
+/// while a clone of this is alive.
 #[derive(Debug, Clone)]
 pub struct HeldLock(Arc<LockGuard>);
 
@@ -256,21 +293,21 @@ pin_project_lite::pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// Dropped before its end, it releases in the background.
+    /// If dropped before its end, it releases the lock in the background.
     pub struct LockBody<B: Body> {
-        // without one, it is empty
+        // `None`: an empty body
         #[pin]
         body: Option<B>,
-        // without one, the lock is free
+        // `None`: the lock is free
         hold: Option<Hold<B::Data>>,
     }
 }
 
 struct Hold<D> {
-    /// It has a clone of the guard, and goes before the lock is released.
+    /// Holds a clone of the guard, so it must be dropped before the lock can be released.
     lost: Option<BoxFuture<'static, Error>>,
     release: BoxFuture<'static, Result<(), LockedError>>,
-    /// What the body said last is passed on when the lock is free.
+    /// The last frame or error of the body, which is passed on when the lock is free.
     last: Option<Result<Frame<D>, BoxError>>,
 }
 
@@ -281,10 +318,15 @@ where
     type Data = B::Data;
     type Error = BoxError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
         let mut this = self.project();
         let Some(hold) = this.hold else {
-            let Some(body) = this.body.as_pin_mut() else { return Poll::Ready(None) };
+            let Some(body) = this.body.as_pin_mut() else {
+                return Poll::Ready(None);
+            };
             return body.poll_frame(cx).map_err(Into::into);
         };
         if let (Some(lost), Some(mut body)) = (&mut hold.lost, this.body.as_mut().as_pin_mut()) {
@@ -298,7 +340,7 @@ where
                 return Poll::Ready(frame);
             }
             (hold.lost, hold.last) = (None, frame);
-            // it may have the request, and with that the lock
+            // the body may own the request, and with it a clone of the guard
             this.body.set(None);
         }
         let released = ready!(hold.release.as_mut().poll(cx));
@@ -314,7 +356,7 @@ where
     fn size_hint(&self) -> SizeHint {
         match (&self.body, &self.hold) {
             (Some(body), _) => body.size_hint(),
-            // the last frame is not the body's any more
+            // the body is gone, but its last frame is still to come
             (None, Some(_)) => SizeHint::default(),
             (None, None) => SizeHint::with_exact(0),
         }
@@ -323,6 +365,8 @@ where
 
 impl<B: Body> fmt::Debug for LockBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockBody").field("holds_the_lock", &self.hold.is_some()).finish_non_exhaustive()
+        f.debug_struct("LockBody")
+            .field("holds_the_lock", &self.hold.is_some())
+            .finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! What goes wrong: one at a time, of the seed's mix, at times that the seed draws.
+//! Faults: one at a time, from the seed's mix, at times that the seed draws.
 
 use std::time::Duration;
 
@@ -13,38 +13,40 @@ use crate::{
 /// A kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Nothing arrives, either way or one way, and then all of it.
+    /// Nothing arrives, in both directions; then all of it does.
     Silence,
+    /// The same, towards the server only.
     SilenceUp,
+    /// The same, towards the process only.
     SilenceDown,
-    /// Silence, and in the midst of it the end of the connection: what was sent meanwhile is executed late.
+    /// Silence in which the connection is cut: what was sent during it is executed late.
     SilenceAndCut,
     CutLost,
     CutLate,
     /// The process stops, as by SIGSTOP.
     PauseProcess,
-    /// Only the user's runtime does.
+    /// Only the user's runtime stops.
     PauseUsers,
     PauseServer,
-    /// The machine of a process sleeps, and its monotonic clock with it.
+    /// The machine of a process sleeps, and its monotonic clock stops.
     MachineSleeps,
     Slow,
-    /// Nothing of a process remains but what is under way.
+    /// The process is killed. Only its requests in flight remain.
     Crash,
-    /// The server restarts with its records, and without its scripts.
+    /// The server restarts, with its records but without its scripts.
     Restart,
-    /// The server answers scripts with errors.
+    /// The server replies to scripts with errors.
     Refuses,
     Shutdown,
     /// The server forgets everything.
     Forgets,
     /// The server's clock jumps.
     ClockJumps,
-    /// Replies are swallowed, doubled or swapped, and their connections go on.
+    /// Replies are swallowed, doubled or swapped, and the connections stay open.
     Strays,
 }
 
-/// What a server says instead of running a script.
+/// The errors with which a server refuses scripts.
 const REFUSALS: [&str; 8] = [
     "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
     "OOM command not allowed when used memory > 'maxmemory'.",
@@ -79,8 +81,7 @@ impl Fault {
     ];
 }
 
-/// Lets a fault happen.
-#[expect(clippy::too_many_lines)] // one after the other
+/// Draws a fault and applies it.
 pub(crate) async fn strike(plan: &Plan, world: &mut World, rng: &mut Rng) {
     let fault = rng.pick(&plan.faults);
     let victim = rng.pick(&world.alive);
@@ -91,12 +92,23 @@ pub(crate) async fn strike(plan: &Plan, world: &mut World, rng: &mut Rng) {
         _ => rng.between(1_500, 8_000),
     } * MILLI;
     let until = now() + time;
-    note("fault", format!("{fault:?} process {victim}, server {server}, {} ms", time / MILLI).as_bytes());
+    note(
+        "fault",
+        format!(
+            "{fault:?} process {victim}, server {server}, {} ms",
+            time / MILLI
+        )
+        .as_bytes(),
+    );
     let everybody: Vec<usize> = (1..MOST_PROCESSES).collect();
     match fault {
-        // what concerns the user's part alone
+        // the client's own thread still runs, and renews
         Fault::PauseUsers => {}
-        Fault::PauseServer | Fault::Restart | Fault::Refuses | Fault::Forgets | Fault::ClockJumps => {
+        Fault::PauseServer
+        | Fault::Restart
+        | Fault::Refuses
+        | Fault::Forgets
+        | Fault::ClockJumps => {
             book(|book| book.disturb(everybody.iter().copied(), until));
         }
         Fault::CutLate | Fault::SilenceAndCut => book(|book| book.disturb([victim], until + time)),
@@ -104,10 +116,18 @@ pub(crate) async fn strike(plan: &Plan, world: &mut World, rng: &mut Rng) {
         _ => book(|book| book.disturb([victim], until)),
     }
     let all_locks: Vec<String> = (0..LOCKS).map(lock_name).collect();
-    // with several servers, a fault may be on one path or on all of one process
-    let servers: Vec<usize> = if rng.chance(50) { vec![server] } else { (0..plan.kind.servers()).collect() };
+    // with several servers, a fault affects one path, or all paths of one process
+    let servers: Vec<usize> = if rng.chance(50) {
+        vec![server]
+    } else {
+        (0..plan.kind.servers()).collect()
+    };
     let cut_all = || (1..MOST_PROCESSES).for_each(|process| net::cut(process, server, Cut::Lost));
-    let cut = |how: Cut| servers.iter().for_each(|server| net::cut(victim, *server, how));
+    let cut = |how: Cut| {
+        for server in &servers {
+            net::cut(victim, *server, how);
+        }
+    };
     let silence = |up: bool, down: bool| {
         net::with(|net| {
             for server in &servers {
@@ -122,7 +142,7 @@ pub(crate) async fn strike(plan: &Plan, world: &mut World, rng: &mut Rng) {
         });
     };
     if matches!(fault, Fault::CutLost | Fault::CutLate) {
-        // better in the midst of something
+        // a cut should hit a request in flight: waits up to 100 ms for one
         for _ in 0..100 {
             if net::is_busy(victim, server) {
                 break;
@@ -138,7 +158,6 @@ pub(crate) async fn strike(plan: &Plan, world: &mut World, rng: &mut Rng) {
             silence(true, true);
             world.sleep(plan, rng.below(time)).await;
             let late = now() + rng.below(time);
-            // it may have crashed meanwhile
             cut(Cut::Late(late));
         }
         Fault::Strays => net::with(|net| {
@@ -150,7 +169,11 @@ pub(crate) async fn strike(plan: &Plan, world: &mut World, rng: &mut Rng) {
         Fault::CutLate => cut(Cut::Late(until)),
         Fault::PauseProcess | Fault::PauseUsers => {
             book(|book| book.pause(victim, until));
-            let which = if fault == Fault::PauseUsers { Which::Users } else { Which::All };
+            let which = if fault == Fault::PauseUsers {
+                Which::Users
+            } else {
+                Which::All
+            };
             kernel::pause(victim, which, until);
         }
         Fault::MachineSleeps => {
@@ -182,7 +205,7 @@ pub(crate) async fn strike(plan: &Plan, world: &mut World, rng: &mut Rng) {
         }
         Fault::Shutdown => world.shut_down(victim),
         Fault::Forgets => {
-            // whose answer is under way now, too, has nothing
+            // a holder whose reply is in flight has lost its lock as well
             book(|book| book.void(&all_locks, now() + TTL));
             cut_all();
             net::ask(server, "FLUSHALL");
@@ -190,7 +213,12 @@ pub(crate) async fn strike(plan: &Plan, world: &mut World, rng: &mut Rng) {
         }
         Fault::ClockJumps => {
             book(|book| book.void(&all_locks, now() + TTL));
-            let (machine, clock) = net::with(|net| (net.servers[server].machine.clone(), net.servers[server].process));
+            let (machine, clock) = net::with(|net| {
+                (
+                    net.servers[server].machine.clone(),
+                    net.servers[server].process,
+                )
+            });
             kernel::as_process(clock, || machine.advance(Duration::from_nanos(time)));
         }
     }

@@ -1,8 +1,9 @@
 //! The machine: virtual time, seeded randomness, and one processor for all threads.
 //!
-//! Threads have stacks and thread-locals of their own, but only the one that has the turn runs. It keeps the turn until it
-//! would sleep, or reads the clock at a moment that the seed has chosen. Then the next one is drawn from those that can run;
-//! if there is none, time jumps. `symbols.rs` is how threads come here, and how the turn is passed.
+//! Threads have their own stacks and thread-locals, but only the one that has the turn runs. It
+//! keeps the turn until it would sleep, or reads the clock at a moment that the seed has chosen.
+//! Then the next one is drawn from those that can run; if there is none, time jumps. `symbols.rs`
+//! leads threads here, and passes the turn.
 
 use std::{
     cell::{Cell, UnsafeCell},
@@ -15,10 +16,10 @@ pub(crate) const MICRO: u64 = 1_000;
 pub(crate) const MILLI: u64 = 1_000_000;
 pub(crate) const SECOND: u64 = 1_000_000_000;
 
-/// What every clock reads at the beginning.
+/// What every clock reads at the start.
 const EPOCH: u64 = 1_000 * SECOND;
 
-/// A small generator: splitmix64.
+/// A small random number generator: splitmix64.
 #[derive(Debug, Clone)]
 pub(crate) struct Rng(pub(crate) u64);
 
@@ -51,32 +52,32 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// What a thread that has not the turn is waiting for.
+/// What a thread without the turn waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Waits {
-    /// Nothing: it was interrupted, or is new.
+    /// Nothing: the thread was interrupted, or is new.
     No,
-    /// For an event on this, or until then.
+    /// An event on `epoll`, or the time `until`.
     Event {
         epoll: i32,
         until: Option<u64>,
         has_come: bool,
     },
-    /// To be woken at this address, or until then.
+    /// A wake-up at `address`, or the time `until`.
     Futex {
         address: usize,
         until: Option<u64>,
         woken: bool,
     },
     Until(u64),
-    /// It has ended, or its process was killed.
+    /// Nothing: the thread has ended, or its process was killed.
     ForEver,
 }
 
 #[derive(Debug)]
 struct Thread {
     process: usize,
-    /// The user's runtime, rather than the client's own thread.
+    /// The thread runs the user's runtime, and is not the client's own.
     is_users: bool,
     waits: Waits,
     paused_until: u64,
@@ -85,19 +86,24 @@ struct Thread {
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Clock {
-    /// How much faster than true time, in millionths.
+    /// How much faster than true time the clock runs, in millionths.
     drift: i64,
-    /// How long its machine has slept, but for the last time; and from when to when that was, or is.
+    /// How long the machine slept before `sleeps`, in nanoseconds.
     slept: u64,
+    /// The beginning and the end of its latest sleep.
     sleeps: (u64, u64),
 }
 
 impl Clock {
     pub(crate) fn new(drift: i64) -> Self {
-        Self { drift, slept: 0, sleeps: (0, 0) }
+        Self {
+            drift,
+            slept: 0,
+            sleeps: (0, 0),
+        }
     }
 
-    /// How much of true time its machine has slept by now.
+    /// Returns how long the machine has slept by `now`, in true time.
     fn slept(&self, now: u64) -> u64 {
         self.slept + now.clamp(self.sleeps.0, self.sleeps.1) - self.sleeps.0
     }
@@ -106,23 +112,23 @@ impl Clock {
 #[derive(Debug)]
 struct State {
     threads: Vec<Thread>,
-    /// Those that do not wait for ever.
+    /// Threads that do not wait for ever.
     living: Vec<usize>,
-    /// Those that can run, of whom one is drawn.
+    /// Threads that can run, from which the next one is drawn.
     ready: Vec<usize>,
     clocks: Vec<Clock>,
     order: Rng,
     entropy: Rng,
-    /// Of ten thousand looks at the clock, how many are interrupted.
+    /// How many of 10,000 reads of the clock are interrupted.
     interruptions: u64,
     sum: u64,
     steps: u64,
 }
 
-/// What only the thread that has the turn touches.
+/// A value that only the thread with the turn touches.
 pub(crate) struct Turned<T>(UnsafeCell<T>);
 
-// SAFETY: one thread has the turn
+// SAFETY: only one thread has the turn
 unsafe impl<T> Sync for Turned<T> {}
 
 impl<T> Turned<T> {
@@ -154,7 +160,7 @@ static NOW: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     static PROCESS: Cell<usize> = const { Cell::new(0) };
-    /// Where this thread stands in `State::threads`.
+    /// The index of this thread in `State::threads`.
     static SELF: Cell<usize> = const { Cell::new(0) };
     static UNINTERRUPTED: Cell<u32> = const { Cell::new(1) };
 }
@@ -163,7 +169,7 @@ fn with<R>(act: impl FnOnce(&mut State) -> R) -> R {
     STATE.with(act)
 }
 
-/// From now on the caller is the first thread, and has the turn.
+/// Starts the machine. The caller becomes its first thread, and has the turn.
 pub(crate) fn start(seed: u64, clocks: Vec<Clock>, interruptions: u64, loud: bool) {
     crate::symbols::prepare();
     crate::memory::prepare();
@@ -197,12 +203,13 @@ pub(crate) fn is_loud() -> bool {
 
 // --- time ---
 
-/// True time.
+/// Returns true time, in nanoseconds.
 pub(crate) fn now() -> u64 {
     NOW.load(Relaxed)
 }
 
-/// What a clock of the calling thread's process reads. Code takes time, so it moves a little.
+/// Returns what a clock of the calling thread's process reads. Each read takes 100 ns, as code
+/// takes time.
 pub(crate) fn clock(counts_sleep: bool) -> u64 {
     let now = NOW.fetch_add(100, Relaxed) + 100;
     interrupt();
@@ -213,21 +220,33 @@ pub(crate) fn clock(counts_sleep: bool) -> u64 {
     })
 }
 
-/// When a clock of the calling thread's process will have moved so far.
+/// Returns when a clock of the calling thread's process will have advanced by `nanos`, in true
+/// time.
 pub(crate) fn after(nanos: u64) -> u64 {
-    let drift = with(|state| state.clocks.get(PROCESS.get()).map_or(0, |clock| clock.drift));
-    now().saturating_add((u128::from(nanos) * 1_000_000 / (1_000_000 + drift) as u128) as u64 + MICRO)
+    let drift = with(|state| {
+        state
+            .clocks
+            .get(PROCESS.get())
+            .map_or(0, |clock| clock.drift)
+    });
+    now().saturating_add(
+        (u128::from(nanos) * 1_000_000 / (1_000_000 + drift) as u128) as u64 + MICRO,
+    )
 }
 
 // --- randomness ---
 
 pub(crate) fn fill(bytes: &mut [u8]) {
-    with(|state| bytes.iter_mut().for_each(|byte| *byte = state.entropy.next() as u8));
+    with(|state| {
+        for byte in bytes {
+            *byte = state.entropy.next() as u8;
+        }
+    });
 }
 
 // --- processes ---
 
-/// Looks with the eyes of another process: its clock is another. What it starts is of that process.
+/// Runs `look` as another process: by its clock, and as the owner of what `look` starts.
 pub(crate) fn as_process<R>(process: usize, look: impl FnOnce() -> R) -> R {
     let before = PROCESS.replace(process);
     let result = look();
@@ -235,12 +254,12 @@ pub(crate) fn as_process<R>(process: usize, look: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Whose thread the caller is, or with whose eyes it looks.
+/// Returns the process of the calling thread, or the one that it acts as.
 pub(crate) fn process() -> usize {
     PROCESS.get()
 }
 
-/// The simulator's own code is not interrupted.
+/// Runs `act` without interruptions: it is the simulator's own code.
 pub(crate) fn uninterrupted<R>(act: impl FnOnce() -> R) -> R {
     UNINTERRUPTED.set(UNINTERRUPTED.get() + 1);
     let result = act();
@@ -248,7 +267,7 @@ pub(crate) fn uninterrupted<R>(act: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Which of the program's threads.
+/// Selects threads of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
     All,
@@ -256,10 +275,14 @@ pub(crate) enum Which {
     Users,
 }
 
-/// Threads of this process stop where they sleep next, until then.
+/// Stops threads of a process at their next sleep, until the time `until`.
 pub(crate) fn pause(process: usize, which: Which, until: u64) {
     with(|state| {
-        for thread in state.threads.iter_mut().filter(|thread| thread.process == process) {
+        for thread in state
+            .threads
+            .iter_mut()
+            .filter(|thread| thread.process == process)
+        {
             if which == Which::All || thread.is_users {
                 thread.paused_until = thread.paused_until.max(until);
             }
@@ -267,18 +290,27 @@ pub(crate) fn pause(process: usize, which: Which, until: u64) {
     });
 }
 
-/// The machine of this process sleeps until then.
+/// Lets the machine of a process sleep until the time `until`.
 pub(crate) fn sleep_machine(process: usize, until: u64) {
     pause(process, Which::All, until);
     with(|state| {
         let clock = &mut state.clocks[process];
         let awake_until = now().max(clock.sleeps.1);
-        let Some(slept) = until.checked_sub(awake_until) else { return };
+        let Some(slept) = until.checked_sub(awake_until) else {
+            return;
+        };
         clock.slept = clock.slept(awake_until);
         clock.sleeps = (awake_until, until);
-        // what waits for a time waits longer
-        for thread in state.threads.iter_mut().filter(|thread| thread.process == process) {
-            if let Waits::Event { until: Some(until), .. } = &mut thread.waits {
+        // timers stand still with the monotonic clock
+        for thread in state
+            .threads
+            .iter_mut()
+            .filter(|thread| thread.process == process)
+        {
+            if let Waits::Event {
+                until: Some(until), ..
+            } = &mut thread.waits
+            {
                 *until += slept;
             }
         }
@@ -286,60 +318,92 @@ pub(crate) fn sleep_machine(process: usize, until: u64) {
 }
 
 pub(crate) fn resume_all() {
-    with(|state| state.threads.iter_mut().for_each(|thread| thread.paused_until = 0));
+    with(|state| {
+        state
+            .threads
+            .iter_mut()
+            .for_each(|thread| thread.paused_until = 0);
+    });
 }
 
-/// The process is gone, with all that it had in memory. Its sockets are the network's to close.
+/// Kills a process with everything that it had in memory. The network closes its sockets.
 pub(crate) fn kill(process: usize) {
     let is_parked = |thread: &Thread| matches!(thread.waits, Waits::Event { .. } | Waits::ForEver);
-    // not in the midst of something that others may wait for: all processes are threads of one
-    while !with(|state| state.threads.iter().filter(|thread| thread.process == process).all(is_parked)) {
+    // a running thread may hold what others wait for, as all processes are threads of one program:
+    // kills it only while it sleeps
+    while !with(|state| {
+        state
+            .threads
+            .iter()
+            .filter(|thread| thread.process == process)
+            .all(is_parked)
+    }) {
         sleep_until(now() + MILLI);
     }
     with(|state| {
-        for thread in state.threads.iter_mut().filter(|thread| thread.process == process) {
+        for thread in state
+            .threads
+            .iter_mut()
+            .filter(|thread| thread.process == process)
+        {
             thread.waits = Waits::ForEver;
         }
-        state.living.retain(|at| state.threads[*at].process != process);
+        state
+            .living
+            .retain(|at| state.threads[*at].process != process);
     });
     crate::memory::reclaim(process);
 }
 
 // --- turns ---
 
-/// What a new thread has to be given.
+/// What a new thread needs to [`begin`].
 pub(crate) struct NewThread {
     number: usize,
     process: usize,
     pub(crate) context: &'static Context,
 }
 
-/// A new thread of the caller's process.
+/// Adds a thread to the caller's process.
 pub(crate) fn add_thread() -> NewThread {
     let process = PROCESS.get();
-    // the list grows now and then: it must not go with the process
+    // the list may grow, and must survive if the process is killed
     let add = || {
         with(|state| {
-            let is_users =
-                !state.threads.iter().any(|thread| thread.process == process && thread.waits != Waits::ForEver);
+            let is_users = !state
+                .threads
+                .iter()
+                .any(|thread| thread.process == process && thread.waits != Waits::ForEver);
             let context: &'static Context = Box::leak(Box::new(Context::new()));
-            state.threads.push(Thread { process, is_users, waits: Waits::No, paused_until: 0, context });
+            state.threads.push(Thread {
+                process,
+                is_users,
+                waits: Waits::No,
+                paused_until: 0,
+                context,
+            });
             let number = state.threads.len() - 1;
             state.living.push(number);
-            NewThread { number, process, context }
+            NewThread {
+                number,
+                process,
+                context,
+            }
         })
     };
     as_process(0, add)
 }
 
-/// The first thing that a new thread does, before it stops until it has the turn. It may be interrupted anywhere.
+/// Initialises a new thread, before it stops until it has the turn. From then on it may be
+/// interrupted anywhere.
 pub(crate) fn begin(new: &NewThread) {
     SELF.set(new.number);
     PROCESS.set(new.process);
     UNINTERRUPTED.set(0);
 }
 
-/// The caller waits. Returns when it has the turn again; `true`: something came, `false`: it is time.
+/// Passes the turn, and returns when the caller has it again. Returns `true` if an event or a
+/// wake-up came, `false` otherwise.
 pub(crate) fn wait(waits: Waits) -> bool {
     let own = SELF.get();
     let (context, next) = with(|state| {
@@ -348,21 +412,32 @@ pub(crate) fn wait(waits: Waits) -> bool {
             state.living.retain(|at| *at != own);
         }
         let next = choose(state);
-        (state.threads[own].context, (next != own).then(|| state.threads[next].context))
+        (
+            state.threads[own].context,
+            (next != own).then(|| state.threads[next].context),
+        )
     });
     if let Some(next) = next {
-        // SAFETY: all but the caller are stopped
+        // SAFETY: all threads but the caller are stopped
         unsafe { crate::symbols::switch(context, next) };
     }
     with(|state| {
         let waits = std::mem::replace(&mut state.threads[own].waits, Waits::No);
-        matches!(waits, Waits::Futex { woken: true, .. } | Waits::Event { has_come: true, .. })
+        matches!(
+            waits,
+            Waits::Futex { woken: true, .. } | Waits::Event { has_come: true, .. }
+        )
     })
 }
 
-/// The next thread that runs: it can, or time has come so far that it can.
+/// Draws the next thread from those that can run. If there are none, time jumps until there is one.
 fn choose(state: &mut State) -> usize {
-    let State { threads, living, ready, .. } = state;
+    let State {
+        threads,
+        living,
+        ready,
+        ..
+    } = state;
     loop {
         let (now, mut next) = (now(), u64::MAX);
         ready.clear();
@@ -383,12 +458,22 @@ fn choose(state: &mut State) -> usize {
             }
         }
         if ready.is_empty() {
-            assert!(next < u64::MAX, "everybody waits for somebody else: {threads:#?}");
+            assert!(
+                next < u64::MAX,
+                "everybody waits for somebody else: {threads:#?}"
+            );
             NOW.store(next, Relaxed);
             continue;
         }
-        let at = if ready.len() == 1 { ready[0] } else { state.order.pick(ready) };
-        if let Waits::Event { epoll, has_come, .. } = &mut threads[at].waits {
+        let at = if ready.len() == 1 {
+            ready[0]
+        } else {
+            state.order.pick(ready)
+        };
+        if let Waits::Event {
+            epoll, has_come, ..
+        } = &mut threads[at].waits
+        {
             *has_come = has_events(*epoll);
         }
         state.steps += 1;
@@ -397,7 +482,7 @@ fn choose(state: &mut State) -> usize {
     }
 }
 
-/// Perhaps others run first.
+/// Passes the turn if the seed says so.
 fn interrupt() {
     if UNINTERRUPTED.get() == 0
         && with(|state| state.interruptions > 0 && state.order.below(10_000) < state.interruptions)
@@ -412,13 +497,15 @@ pub(crate) fn sleep_until(time: u64) {
     }
 }
 
-/// Wakes so many of those that wait at this address; how many there were.
+/// Wakes at most `most` of the threads that wait at this address. Returns their number.
 pub(crate) fn wake(address: usize, most: usize) -> usize {
     with(|state| {
         let mut count = 0;
         for thread in &state.living {
             if count < most
-                && let Waits::Futex { address: at, woken, .. } = &mut state.threads[*thread].waits
+                && let Waits::Futex {
+                    address: at, woken, ..
+                } = &mut state.threads[*thread].waits
                 && *at == address
                 && !*woken
             {
@@ -432,7 +519,7 @@ pub(crate) fn wake(address: usize, most: usize) -> usize {
 
 // --- the trace ---
 
-/// Notes what happened: the same seed must lead to the same sum.
+/// Adds an event to the trace. The same seed must lead to the same sum.
 pub(crate) fn note(what: &str, bytes: &[u8]) {
     with(|state| {
         for words in [what.as_bytes(), bytes] {
@@ -450,20 +537,23 @@ pub(crate) fn note(what: &str, bytes: &[u8]) {
     }
 }
 
-/// Requests and answers on one line, without what RESP needs.
+/// Formats requests and replies as one line, without the syntax of RESP.
 fn readable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
-    let words = text.split("\r\n").filter(|word| !word.is_empty() && !word.starts_with(['*', '$', '>']));
+    let words = text
+        .split("\r\n")
+        .filter(|word| !word.is_empty() && !word.starts_with(['*', '$', '>']));
     let words = words.map(|word| if word.len() > 200 { "<script>" } else { word });
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// The sum of the trace, and how often the turn was passed.
+/// Returns the sum of the trace, and how often a next thread was drawn.
 pub(crate) fn sum() -> (u64, u64) {
     with(|state| (state.sum, state.steps))
 }
 
-/// Keeps a child on one processor: its threads run one at a time, and a thread that is woken elsewhere begins late.
+/// Pins a child to one processor. Its threads run one at a time, and a thread that wakes on another
+/// processor starts late.
 pub(crate) fn pin(child: &mut std::process::Command, job: usize) {
     use std::os::unix::process::CommandExt as _;
     let pin = move || {
@@ -471,20 +561,23 @@ pub(crate) fn pin(child: &mut std::process::Command, job: usize) {
         unsafe {
             let mut all: libc::cpu_set_t = std::mem::zeroed();
             libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut all);
-            let ours: Vec<usize> = (0..1024).filter(|cpu| libc::CPU_ISSET(*cpu, &all)).collect();
+            let ours: Vec<usize> = (0..1024)
+                .filter(|cpu| libc::CPU_ISSET(*cpu, &all))
+                .collect();
             let mut one: libc::cpu_set_t = std::mem::zeroed();
             libc::CPU_SET(ours[job % ours.len()], &mut one);
             libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one);
         }
         Ok(())
     };
-    // SAFETY: no more than system calls, after the fork of a program whose other threads only wait for their children
+    // SAFETY: the hook makes system calls and allocates a small list, in the fork of a program
+    // whose other threads only wait for their children
     unsafe { child.pre_exec(pin) };
 }
 
-/// The processor's seconds that children have taken which have ended.
+/// Returns the processor time of all children that have ended, in seconds.
 pub(crate) fn spent_by_children() -> f64 {
-    // SAFETY: plain data, which is filled in
+    // SAFETY: plain data, which the call fills in
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);

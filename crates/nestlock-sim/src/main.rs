@@ -1,11 +1,19 @@
-//! Deterministic simulation: the shipped library and scripts, fred and tokio, in virtual time. See README.md.
+//! Deterministic simulation: the shipped library and scripts, fred and tokio, in virtual time. See
+//! README.md.
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-compile_error!("the simulator needs Linux on x86-64; everything else: cargo test --workspace --exclude nestlock-sim");
+compile_error!(
+    "the simulator needs Linux on x86-64; everything else: cargo test --workspace --exclude nestlock-sim"
+);
 
 mod checks;
 mod faults;
-#[allow(unreachable_pub, clippy::pedantic, clippy::unwrap_used, reason = "the tests'")]
+#[allow(
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::unwrap_used,
+    reason = "the tests'"
+)]
 #[path = "../../../tests/it/support/frames.rs"]
 mod frames;
 mod kernel;
@@ -31,7 +39,7 @@ use plan::{KINDS, Kind, Plan};
 #[global_allocator]
 static MEMORY: memory::Memory = memory::Memory;
 
-/// What was asked for.
+/// The options of the command line.
 #[derive(Debug, Clone)]
 struct Options {
     kinds: Vec<(&'static str, Kind)>,
@@ -39,7 +47,7 @@ struct Options {
     seeds: u64,
     seconds: u64,
     faults: bool,
-    /// These instead of the seed's mix.
+    /// Replaces the seed's mix of faults, if not empty.
     mix: Vec<Fault>,
     trace: bool,
     jobs: usize,
@@ -61,7 +69,11 @@ impl Options {
         };
         for arg in args {
             let (name, value) = arg.split_once('=').unwrap_or((arg, ""));
-            let number = || value.parse::<u64>().map_err(|error| format!("{arg}: {error}"));
+            let number = || {
+                value
+                    .parse::<u64>()
+                    .map_err(|error| format!("{arg}: {error}"))
+            };
             match name {
                 "kind" => {
                     let kind = value.parse::<Kind>()?;
@@ -72,8 +84,12 @@ impl Options {
                 "seeds" => options.seeds = number()?,
                 "seconds" => options.seconds = number()?,
                 "fault" => {
-                    let fault = Fault::ALL.into_iter().find(|fault| format!("{fault:?}") == value);
-                    options.mix.push(fault.ok_or_else(|| format!("{arg}? There are {:?}", Fault::ALL))?);
+                    let fault = Fault::ALL
+                        .into_iter()
+                        .find(|fault| format!("{fault:?}") == value);
+                    options
+                        .mix
+                        .push(fault.ok_or_else(|| format!("{arg}? There are {:?}", Fault::ALL))?);
                 }
                 "faults" => options.faults = number()? > 0,
                 "jobs" => options.jobs = number()? as usize,
@@ -98,19 +114,20 @@ fn main() -> ExitCode {
     }
 }
 
-/// One seed, in a process of its own: the same numbers of tasks, the same keys of hash maps.
+/// Runs one seed in a process of its own, so that each run has the same task numbers and the same
+/// keys of hash maps.
 fn one(options: &Options) -> ExitCode {
-    // a seed that hangs has failed
-    // SAFETY: it takes a number
+    // a seed that hangs has failed: the signal ends it after 120 s
+    // SAFETY: it takes no pointers
     unsafe { libc::alarm(120) };
-    // the C library allocates, too: as one thread runs at a time, none needs memory of its own
-    // SAFETY: it takes two numbers
+    // the C library allocates as well: as one thread runs at a time, none needs an arena of its own
+    // SAFETY: it takes no pointers
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         kernel::stop();
         tell(panic);
-        // SAFETY: nothing is left to be done
+        // SAFETY: nothing is left to do
         unsafe { libc::_exit(101) };
     }));
     let (seed, kind) = (options.first, options.kinds[0].1);
@@ -124,7 +141,10 @@ fn one(options: &Options) -> ExitCode {
     let started = Instant::now();
     let clocks = plan.clocks();
     kernel::start(seed, clocks, plan.interruptions, options.trace);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
     net::with(|net| net.begin(&plan));
     tokio::task::LocalSet::new().block_on(&runtime, workload::run(&plan));
     let (sum, steps) = kernel::sum();
@@ -140,18 +160,22 @@ fn one(options: &Options) -> ExitCode {
     for wrong in wrong.iter().take(5) {
         println!("  WRONG {wrong}");
     }
-    // at once: other threads never end
-    // SAFETY: nothing is left to be done
+    // exits without cleaning up, as the other threads never end
+    // SAFETY: nothing is left to do
     unsafe { libc::_exit(i32::from(!wrong.is_empty())) }
 }
 
-/// Many seeds, a process for each.
+/// Runs many seeds, each in a process of its own.
 fn all(options: &Options) -> ExitCode {
     let program = std::env::current_exe().expect("this program");
     let started = Instant::now();
     let mut failed = 0;
     for (name, _) in &options.kinds {
-        let (next, began, spent_before) = (AtomicU64::new(options.first), Instant::now(), kernel::spent_by_children());
+        let (next, began, spent_before) = (
+            AtomicU64::new(options.first),
+            Instant::now(),
+            kernel::spent_by_children(),
+        );
         let found = Mutex::new((Vec::<u64>::new(), 0_u64, 0_u64));
         std::thread::scope(|scope| {
             for job in 0..options.jobs {
@@ -212,5 +236,9 @@ fn all(options: &Options) -> ExitCode {
         );
     }
     println!("{failed} failed, {:.1} s", started.elapsed().as_secs_f64());
-    if failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if failed > 0 {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
 }

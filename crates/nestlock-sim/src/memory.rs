@@ -1,59 +1,74 @@
-//! Memory: what is allocated while the machine is on.
+//! The global allocator while the machine is on.
 //!
-//! One thread runs at a time, so nothing is locked, and nothing is kept for each thread. What is freed is used again for what
-//! has the same size, and is never given back. It all lies in one place, in pages as large as the system has: asking for
-//! small ones, one after the other, was a fifth of the simulator's time. That place is the same in each run.
+//! Only one thread runs at a time, so there are no locks and no caches per thread. Freed blocks are
+//! reused for the same size, and never returned to the system. All blocks are in one mapping of
+//! huge pages: mapping small pages one by one took a fifth of the simulator's time. The mapping has
+//! the same address in each run.
 //!
-//! What a process had when it was killed is nobody's. Of that, only what is large is used again: fred's channels, which are
-//! most of it, 2 MB for a connection. Something small may be known to others: lists that go through all threads, or what is
-//! made once for all of them.
+//! When a process is killed, only its large blocks are reused: fred's channels, which are most of
+//! its memory, 2 MB per connection. Small blocks may be shared: lists that go through all threads,
+//! or what is created once for all processes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
 use crate::kernel::{self, Turned};
 
-/// Where it lies: neither programs nor libraries are put there.
+/// The address of the mapping: the system places neither programs nor libraries there.
 const START: usize = 0x1000_0000_0000;
-/// As much as there may be; only what is written to is there.
+/// The size of the mapping. Only pages that are written to use memory.
 const SPACE: usize = 1 << 34;
 const PAGE: usize = 4096;
-/// Sizes: each sixteenth byte up to 128, then four to each power of two.
+/// The number of size classes: one per 16 bytes up to 128, then four per power of two.
 const SIZES: usize = 8 + 4 * 27;
 
-/// What is as large as this is its process's alone.
+/// The size from which on a block belongs to its process alone.
 const LARGE: usize = 64 * 1024;
-/// So much of that is known at a time; of what is more than that, none is used again.
+/// How many large blocks are tracked at a time. The others are not reused after a kill.
 const MOST_LARGE: usize = 1 << 14;
 
-/// Nothing but a name.
+/// The allocator. Its state is in `PLACE`.
 #[derive(Debug)]
 pub(crate) struct Memory;
 
 struct Place {
     next: usize,
-    /// What was freed, by its size: the first of a list whose members begin with the address of the next.
+    /// The first free block of each size class. Each free block begins with the address of the
+    /// next.
     free: [usize; SIZES],
-    /// So many are known: where they are, how large, and whose.
+    /// The number of large blocks tracked in `large`.
     count: usize,
+    /// Their addresses, size classes and processes.
     large: [(usize, usize, usize); MOST_LARGE],
 }
 
-static PLACE: Turned<Place> =
-    Turned::new(Place { next: START, free: [0; SIZES], count: 0, large: [(0, 0, 0); MOST_LARGE] });
+static PLACE: Turned<Place> = Turned::new(Place {
+    next: START,
+    free: [0; SIZES],
+    count: 0,
+    large: [(0, 0, 0); MOST_LARGE],
+});
 
-/// To be called before the machine is on.
+/// Maps the memory. Must be called before the machine is on.
 pub(crate) fn prepare() {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: nothing else is there, or it fails
+    let flags =
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: the call fails if anything else is mapped there
     unsafe {
-        let place = libc::mmap(START as *mut _, SPACE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        let place = libc::mmap(
+            START as *mut _,
+            SPACE,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags,
+            -1,
+            0,
+        );
         assert!(place as usize == START, "no place for memory");
-        // where there are none, small ones do
+        // if the system has no huge pages, small ones do
         libc::madvise(place, SPACE, libc::MADV_HUGEPAGE);
     }
 }
 
-/// A process was killed: nobody looks at what it had.
+/// Frees the large blocks of a killed process, whose code never runs again.
 pub(crate) fn reclaim(process: usize) {
     PLACE.with(|place| {
         for known in (0..place.count).rev() {
@@ -66,7 +81,7 @@ pub(crate) fn reclaim(process: usize) {
     });
 }
 
-/// Where the size stands that these need, and how many bytes that is.
+/// Returns the size class of a layout, and the size of its blocks in bytes.
 fn size(layout: Layout) -> (usize, usize) {
     assert!(layout.align() <= PAGE, "{layout:?}");
     let size = match layout.align() {
@@ -99,11 +114,11 @@ impl Place {
     fn find(&mut self, at: usize, size: usize) -> usize {
         let found = self.free[at];
         if found != 0 {
-            // SAFETY: it was freed, and begins with the next
+            // SAFETY: it was freed, and begins with the address of the next
             self.free[at] = unsafe { *(found as *const usize) };
             return found;
         }
-        // a power of two is aligned to itself
+        // a block whose size is a power of two is aligned to it
         let align = (size & size.wrapping_neg()).min(PAGE);
         let found = self.next.next_multiple_of(align);
         self.next = found + size;
@@ -115,14 +130,16 @@ impl Place {
         let (at, size) = size(layout);
         self.put(address, at);
         if size >= LARGE
-            && let Some(known) = self.large[..self.count].iter().rposition(|known| known.0 == address)
+            && let Some(known) = self.large[..self.count]
+                .iter()
+                .rposition(|known| known.0 == address)
         {
             self.forget(known);
         }
     }
 
     fn put(&mut self, address: usize, at: usize) {
-        // SAFETY: nobody uses it any more, and it is large enough
+        // SAFETY: the block is unused, and large enough
         unsafe { *(address as *mut usize) = self.free[at] };
         self.free[at] = address;
     }
@@ -133,8 +150,8 @@ impl Place {
     }
 }
 
-// SAFETY: each address is given once, until it is freed. Only who has the turn calls it while the machine is on; a new thread
-// that has not yet had it, while its maker waits for it
+// SAFETY: each address is given out once, until it is freed. While the machine is on, only the
+// thread that has the turn calls it, or a new thread before its first turn, while its creator waits
 unsafe impl GlobalAlloc for Memory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if kernel::is_on() {
@@ -158,7 +175,7 @@ unsafe impl GlobalAlloc for Memory {
         if is_ours(address) && size(layout) == size(new_layout) {
             return address;
         }
-        // SAFETY: the caller's promise; both have so many bytes
+        // SAFETY: the caller's promise; both have at least this many bytes
         unsafe {
             let new = self.alloc(new_layout);
             if !new.is_null() {

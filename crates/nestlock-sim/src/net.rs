@@ -1,7 +1,7 @@
-//! The network, and the servers at its other end: delays, silence, cuts, what comes late.
+//! The simulated network, and the servers behind it: delays, silence, cuts, late requests.
 //!
-//! Each process has a Unix socket for each server (`sockets.rs`), which takes no time.
-//! Between socket and server, bytes wait until they may arrive. It all runs on the first thread.
+//! Each process has a Unix socket for each server (`sockets.rs`), which adds no delay. Between
+//! socket and server, bytes wait until they may arrive. All of this runs on the first thread.
 
 use std::{
     cell::{Cell, RefCell},
@@ -25,15 +25,16 @@ use crate::{
     plan::{MOST_PROCESSES, Plan},
 };
 
-/// What lies between a process and a server.
+/// The path between a process and a server.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Path {
-    /// What the process sends does not arrive before this, nor what the server sends before that.
+    /// What the process sends does not arrive before this time.
     pub(crate) up_silent_until: u64,
+    /// What the server sends does not arrive before this time.
     pub(crate) down_silent_until: u64,
     pub(crate) slow_until: u64,
     pub(crate) slow_ms: u64,
-    /// Until then a middlebox lies.
+    /// Until then, a middlebox swallows, doubles or swaps replies.
     pub(crate) strays_until: u64,
 }
 
@@ -42,7 +43,7 @@ pub(crate) struct Path {
 pub(crate) struct Server {
     pub(crate) machine: Machine,
     questions: Connection,
-    /// Whose clock it has.
+    /// The process number under which the server has its clock.
     pub(crate) process: usize,
     pub(crate) refuses_connections_until: u64,
     pub(crate) paused_until: u64,
@@ -52,9 +53,9 @@ pub(crate) struct Server {
 /// How a connection ends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Cut {
-    /// What is under way is lost, but for the first half of what would come next.
+    /// Bytes in flight are lost, except for a random part of the next chunk in each direction.
     Lost,
-    /// What is under way to the server is executed, at that time.
+    /// Requests in flight to the server are executed, from this time on.
     Late(u64),
 }
 
@@ -63,7 +64,7 @@ struct Wire {
     server: usize,
     cut: Rc<RefCell<Option<Cut>>>,
     wake: Rc<Notify>,
-    /// How much is under way to the server.
+    /// How many chunks of bytes are in flight to the server.
     under_way: Rc<Cell<usize>>,
 }
 
@@ -74,11 +75,11 @@ pub(crate) struct Net {
     pub(crate) paths: Vec<Vec<Path>>,
     wires: Vec<Wire>,
     rng: Option<Rng>,
-    /// Always slow: at least so many milliseconds each way.
+    /// The least delay each way, in milliseconds.
     pub(crate) distance: u64,
     pub(crate) requests: u64,
     pub(crate) late: u64,
-    /// Connections that were cut, of which something may come late.
+    /// Connections that were cut and may still deliver late requests.
     pub(crate) ending: usize,
 }
 
@@ -120,27 +121,36 @@ impl Net {
         self.distance = plan.distance;
     }
 
-    /// Servers whose time to refuse is over run scripts.
+    /// Lets servers run scripts again when their time of refusal is over.
     pub(crate) fn accept_scripts_again(&mut self) {
-        for server in self.servers.iter().filter(|server| server.refuses_scripts_until <= now()) {
+        for server in self
+            .servers
+            .iter()
+            .filter(|server| server.refuses_scripts_until <= now())
+        {
             server.machine.refuse(None);
         }
     }
 
     /// Ends all faults.
     pub(crate) fn calm(&mut self) {
-        self.paths.iter_mut().flatten().for_each(|path| *path = Path::default());
+        self.paths
+            .iter_mut()
+            .flatten()
+            .for_each(|path| *path = Path::default());
         for server in &mut self.servers {
             server.machine.refuse(None);
             (server.refuses_connections_until, server.paused_until) = (0, 0);
         }
     }
 
-    /// When something sent now arrives, no earlier than what was sent before.
+    /// Returns when bytes sent now arrive, which is never before those sent earlier.
     fn arrival(&mut self, process: usize, server: usize, last: u64) -> u64 {
         let path = self.paths[process][server].clone();
         let distance = self.distance;
-        let Some(rng) = &mut self.rng else { return now() };
+        let Some(rng) = &mut self.rng else {
+            return now();
+        };
         let mut delay = if rng.chance(50) { 0 } else { rng.between(1, 4) };
         delay += distance;
         if path.slow_until > now() {
@@ -149,15 +159,20 @@ impl Net {
         last.max(now() + delay * MILLI)
     }
 
-    /// A partition only delays, as TCP repeats; and a paused server neither reads nor writes.
+    /// Returns the time before which faults let nothing arrive. A partition only delays, as TCP
+    /// retransmits; a paused server neither reads nor writes.
     fn not_before(&self, process: usize, server: usize, way: Way) -> u64 {
         let path = &self.paths[process][server];
-        let silent_until = if way == Way::Up { path.up_silent_until } else { path.down_silent_until };
+        let silent_until = if way == Way::Up {
+            path.up_silent_until
+        } else {
+            path.down_silent_until
+        };
         silent_until.max(self.servers[server].paused_until)
     }
 }
 
-/// Waits for connections of a process to a server. Made before the process begins.
+/// Accepts the connections of a process to a server. Called before the process starts.
 pub(crate) fn listen(path: &str, process: usize, server: usize) {
     let listener = UnixListener::bind(path).expect("a listener");
     spawn_local(async move {
@@ -171,14 +186,15 @@ pub(crate) fn listen(path: &str, process: usize, server: usize) {
     });
 }
 
-/// The network is not as it was: every connection looks again.
+/// Wakes all connections after a change of the faults.
 pub(crate) fn changed() {
     with(|net| net.wires.iter().for_each(|wire| wire.wake.notify_one()));
 }
 
-/// Whether something is under way from a process to a server.
+/// Returns `true` if bytes are in flight from a process to a server.
 pub(crate) fn is_busy(process: usize, server: usize) -> bool {
-    let busy = |wire: &Wire| (wire.process, wire.server) == (process, server) && wire.under_way.get() > 0;
+    let busy =
+        |wire: &Wire| (wire.process, wire.server) == (process, server) && wire.under_way.get() > 0;
     with(|net| net.wires.iter().any(busy))
 }
 
@@ -186,14 +202,18 @@ pub(crate) fn is_busy(process: usize, server: usize) -> bool {
 pub(crate) fn cut(process: usize, server: usize, how: Cut) {
     note("cut", &[process as u8, server as u8]);
     with(|net| {
-        for wire in net.wires.extract_if(.., |wire| (wire.process, wire.server) == (process, server)) {
+        for wire in net
+            .wires
+            .extract_if(.., |wire| (wire.process, wire.server) == (process, server))
+        {
             *wire.cut.borrow_mut() = Some(how);
             wire.wake.notify_one();
         }
     });
 }
 
-/// One direction: what is under way, and when it arrives.
+/// One direction of a connection: the bytes in flight, with the times of their departure and
+/// arrival.
 #[derive(Default)]
 struct Line {
     under_way: VecDeque<(u64, u64, Vec<u8>)>,
@@ -206,9 +226,11 @@ impl Line {
         self.under_way.push_back((now(), self.last, bytes));
     }
 
-    /// When the next bytes arrive.
+    /// Returns when the next bytes arrive. Returns `None` if none are in flight.
     fn next(&self, not_before: u64) -> Option<u64> {
-        self.under_way.front().map(|(_, at, _)| (*at).max(not_before))
+        self.under_way
+            .front()
+            .map(|(_, at, _)| (*at).max(not_before))
     }
 
     fn take(&mut self, process: usize) -> Vec<u8> {
@@ -218,9 +240,13 @@ impl Line {
     }
 }
 
-/// How many of these bytes arrive where the connection ends in their midst.
+/// Draws how many of these bytes arrive if the connection ends in their midst.
 fn half(bytes: &[u8]) -> usize {
-    with(|net| net.rng.as_mut().map_or(0, |rng| rng.below(bytes.len() as u64))) as usize
+    with(|net| {
+        net.rng
+            .as_mut()
+            .map_or(0, |rng| rng.below(bytes.len() as u64))
+    }) as usize
 }
 
 struct Carrier {
@@ -230,7 +256,7 @@ struct Carrier {
     connection: Connection,
     up: Line,
     down: Line,
-    /// A reply that comes behind the next one.
+    /// A reply that is delivered after the next one.
     swapped: Vec<u8>,
 }
 
@@ -239,10 +265,13 @@ impl Carrier {
         kernel::as_process(self.clock, || act(&mut self.connection))
     }
 
-    /// The server's turn.
+    /// Lets the server process these bytes, and collects its output.
     fn serve(&mut self, what: &str, bytes: &[u8]) {
         if !bytes.is_empty() {
-            note(what, &[format!("{} ", self.process).as_bytes(), bytes].concat());
+            note(
+                what,
+                &[format!("{} ", self.process).as_bytes(), bytes].concat(),
+            );
             with(|net| net.requests += 1);
         }
         self.at_server(|connection| connection.feed(bytes));
@@ -251,23 +280,33 @@ impl Carrier {
 
     fn collect(&mut self) {
         let output = self.at_server(Connection::output);
-        let output = if self.strays() { self.stray(&output) } else { output };
+        let output = if self.strays() {
+            self.stray(&output)
+        } else {
+            output
+        };
         if !output.is_empty() {
             self.down.send(self.process, self.server, output);
         }
     }
 
     fn strays(&self) -> bool {
-        with(|net| net.paths[self.process][self.server].strays_until > now()) || !self.swapped.is_empty()
+        with(|net| net.paths[self.process][self.server].strays_until > now())
+            || !self.swapped.is_empty()
     }
 
-    /// What a middlebox makes of replies that the server gives at once: of five, one is swallowed, doubled or swapped.
+    /// Returns what a middlebox makes of these replies: it swallows, doubles or swaps one in five,
+    /// but no push message.
     fn stray(&mut self, output: &[u8]) -> Vec<u8> {
         let (mut rest, mut all) = (output, Vec::new());
         while let Some(length) = frame_len(rest) {
             let (frame, behind) = rest.split_at(length);
             rest = behind;
-            let lie = if frame[0] == b'>' { 14 } else { with(|net| net.rng.as_mut().map_or(14, |rng| rng.below(15))) };
+            let lie = if frame[0] == b'>' {
+                14
+            } else {
+                with(|net| net.rng.as_mut().map_or(14, |rng| rng.below(15)))
+            };
             match lie {
                 0 => note("swallowed", frame),
                 1 => {
@@ -288,7 +327,7 @@ impl Carrier {
         all
     }
 
-    /// The connection was cut: `stream` is gone for the process.
+    /// Executes what a cut leaves of a connection. The process has lost `stream`.
     async fn end(mut self, how: Cut) {
         with(|net| net.ending += 1);
         match how {
@@ -300,7 +339,10 @@ impl Carrier {
             }
             Cut::Late(at) => {
                 sleep_until(at).await;
-                while let Some(at) = self.up.next(with(|net| net.servers[self.server].paused_until)) {
+                while let Some(at) = self
+                    .up
+                    .next(with(|net| net.servers[self.server].paused_until))
+                {
                     sleep_until(at).await;
                     with(|net| net.late += 1);
                     book(|book| _ = book.late.insert(self.process, now()));
@@ -323,18 +365,38 @@ fn read(stream: &UnixStream) -> std::io::Result<Vec<u8>> {
     BUFFER.with_borrow_mut(|buffer| stream.try_read(buffer).map(|len| buffer[..len].to_vec()))
 }
 
-/// Carries one connection.
+/// Carries one connection until it ends.
 async fn carry(stream: UnixStream, process: usize, server: usize) {
-    let (wake, cut, under_way) = (Rc::new(Notify::new()), Rc::new(RefCell::new(None)), Rc::new(Cell::new(0)));
+    let (wake, cut, under_way) = (
+        Rc::new(Notify::new()),
+        Rc::new(RefCell::new(None)),
+        Rc::new(Cell::new(0)),
+    );
     let (machine, clock) = with(|net| {
         let (cut, wake, under_way) = (Rc::clone(&cut), Rc::clone(&wake), Rc::clone(&under_way));
-        net.wires.push(Wire { process, server, cut, wake, under_way });
-        (net.servers[server].machine.clone(), net.servers[server].process)
+        net.wires.push(Wire {
+            process,
+            server,
+            cut,
+            wake,
+            under_way,
+        });
+        (
+            net.servers[server].machine.clone(),
+            net.servers[server].process,
+        )
     });
     let connection = kernel::as_process(clock, || machine.connect());
     let output = Rc::clone(&connection.wake);
-    let mut carrier =
-        Carrier { process, server, clock, connection, up: Line::default(), down: Line::default(), swapped: Vec::new() };
+    let mut carrier = Carrier {
+        process,
+        server,
+        clock,
+        connection,
+        up: Line::default(),
+        down: Line::default(),
+        swapped: Vec::new(),
+    };
     let mut open = true;
     loop {
         let how: Option<Cut> = *cut.borrow();
@@ -354,8 +416,10 @@ async fn carry(stream: UnixStream, process: usize, server: usize) {
         while carrier.down.next(down_from).is_some_and(|at| at <= now()) {
             let bytes = carrier.down.take(process);
             note("<", &[format!("{process} ").as_bytes(), &bytes].concat());
-            // what does not fit, or meets nobody: the process is dead, or does not read for long
-            open &= stream.try_write(&bytes).is_ok_and(|written| written == bytes.len());
+            // a partial or failed write: the process is dead, or has not read for long
+            open &= stream
+                .try_write(&bytes)
+                .is_ok_and(|written| written == bytes.len());
         }
         if !open && carrier.up.under_way.is_empty() {
             return;
@@ -364,7 +428,10 @@ async fn carry(stream: UnixStream, process: usize, server: usize) {
         let left = carrier
             .at_server(|connection| connection.time_left())
             .map(|left| kernel::as_process(clock, || kernel::after(left.as_nanos() as u64)));
-        let next = [carrier.up.next(up_from), carrier.down.next(down_from), left].into_iter().flatten().min();
+        let next = [carrier.up.next(up_from), carrier.down.next(down_from), left]
+            .into_iter()
+            .flatten()
+            .min();
         tokio::select! {
             biased;
             () = wake.notified() => {}
@@ -384,10 +451,13 @@ async fn carry(stream: UnixStream, process: usize, server: usize) {
     }
 }
 
-/// Asks a server itself, under its own clock and without a network.
+/// Sends a request to a server directly, under its own clock and without a network. Returns the
+/// reply.
 pub(crate) fn ask(server: usize, request: &str) -> String {
     with(|net| {
-        let Server { process, questions, .. } = &mut net.servers[server];
+        let Server {
+            process, questions, ..
+        } = &mut net.servers[server];
         kernel::as_process(*process, || {
             questions.feed(format!("{request}\r\n").as_bytes());
             String::from_utf8_lossy(&questions.output()).into_owned()

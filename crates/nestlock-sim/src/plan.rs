@@ -1,4 +1,4 @@
-//! What a seed decides before anything runs: the lock kind, the clocks, the mix of faults.
+//! The plan of a run, made before anything runs: the kind of lock, the clocks, the mix of faults.
 
 use std::{str::FromStr, time::Duration};
 
@@ -11,20 +11,21 @@ use crate::{
     net,
 };
 
-/// Locks that all fight for.
+/// How many locks the tasks compete for.
 pub(crate) const LOCKS: u64 = 2;
-/// As many processes as crashes may make.
+/// The upper bound of process numbers. Process 0 is the simulator itself, and each restart after a
+/// crash uses a new number.
 pub(crate) const MOST_PROCESSES: usize = 40;
-/// The watchdog timeout.
+/// The watchdog timeout, in nanoseconds.
 pub(crate) const TTL: u64 = 3 * SECOND;
 /// The longest patience of a waiter in a fair queue.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Which locks are taken.
+/// The kind of lock that tasks take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Reentrant,
-    /// One lock that many tasks of a process want for a moment.
+    /// One reentrant lock, which many tasks of each process take for a moment.
     Relay,
     Mutex,
     NonReentrant,
@@ -38,7 +39,7 @@ pub(crate) enum Kind {
     Multi,
     Red3,
     Red5,
-    /// One record through all doors that lead to it.
+    /// One record, through all constructors that share it.
     Mixed,
 }
 
@@ -63,8 +64,16 @@ impl FromStr for Kind {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let found = KINDS.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind);
-        found.ok_or_else(|| format!("no kind {name:?}; there are {}", KINDS.map(|(name, _)| name).join(", ")))
+        let found = KINDS
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, kind)| *kind);
+        found.ok_or_else(|| {
+            format!(
+                "no kind {name:?}; there are {}",
+                KINDS.map(|(name, _)| name).join(", ")
+            )
+        })
     }
 }
 
@@ -85,22 +94,27 @@ impl Kind {
         }
     }
 
-    /// Processes at a time. Each has connections to each server, which take time though nothing happens.
+    /// Returns how many processes run at a time. RedLock has fewer: connections to several servers
+    /// take time even if nothing happens.
     pub(crate) fn processes(self) -> usize {
         if self.is_red() { 2 } else { 3 }
     }
 
-    /// Tasks of each process.
+    /// Returns the number of tasks in each process.
     pub(crate) fn tasks(self) -> u64 {
         if self == Self::Relay { 8 } else { 3 }
     }
 
-    /// Which of the locks a task wants next.
+    /// Draws the lock that a task wants next.
     pub(crate) fn next_lock(self, rng: &mut Rng) -> String {
-        lock_name(if self == Self::Relay { 0 } else { rng.below(LOCKS) })
+        lock_name(if self == Self::Relay {
+            0
+        } else {
+            rng.below(LOCKS)
+        })
     }
 
-    /// Of a hundred holds, how many end at once.
+    /// Returns the percentage of holds that end at once.
     pub(crate) fn momentary(self) -> u64 {
         if self == Self::Relay { 90 } else { 0 }
     }
@@ -109,7 +123,7 @@ impl Kind {
         self.servers() > 1
     }
 
-    /// Whether an owner can take it again.
+    /// Returns `true` if an owner can take the lock again.
     pub(crate) fn nests(self) -> bool {
         matches!(
             self,
@@ -128,8 +142,15 @@ impl Kind {
         self == Self::String
     }
 
-    /// A lock of this kind, by the clients of one process. `turn` draws among several doors; `inside`: held already so.
-    pub(crate) fn lock(self, clients: &[LockClient], name: &str, turn: u64, inside: Option<Mode>) -> Result<Choice> {
+    /// Creates a lock of this kind, with the clients of one process. `turn` selects the constructor
+    /// or the mode; `inside` is the mode in which the task holds the lock already.
+    pub(crate) fn lock(
+        self,
+        clients: &[LockClient],
+        name: &str,
+        turn: u64,
+        inside: Option<Mode>,
+    ) -> Result<Choice> {
         let client = &clients[0];
         let (mut names, mut mode) = (vec![name.to_owned()], Mode::Alone);
         let lock = match self {
@@ -142,7 +163,7 @@ impl Kind {
             Self::Signal => client.signal_lock(name),
             Self::ReadWrite => {
                 let lock = client.read_write_lock(name)?;
-                // who reads may not begin to write
+                // a reader must not begin to write
                 if inside == Some(Mode::WithReaders) || !turn.is_multiple_of(3) {
                     mode = Mode::WithReaders;
                     Ok(lock.read_lock())
@@ -155,13 +176,18 @@ impl Kind {
                 if turn.is_multiple_of(4) {
                     names.reverse();
                 }
-                let members = names.iter().map(|name| client.reentrant_lock(name)).collect::<Result<Vec<_>>>()?;
+                let members = names
+                    .iter()
+                    .map(|name| client.reentrant_lock(name))
+                    .collect::<Result<Vec<_>>>()?;
                 client.multi_lock(members)
             }
-            // or one of them
+            // otherwise one of the members
             Self::Multi | Self::Reentrant | Self::Relay => client.reentrant_lock(name),
             Self::Red3 | Self::Red5 => {
-                let options = RedLockOptions::new().expiry(Duration::from_nanos(TTL)).timeout_factor(0.2);
+                let options = RedLockOptions::new()
+                    .expiry(Duration::from_nanos(TTL))
+                    .timeout_factor(0.2);
                 LockClient::red_lock(clients, name, options)
             }
             Self::Mixed => match turn % 3 {
@@ -173,41 +199,47 @@ impl Kind {
         Ok(Choice { lock, names, mode })
     }
 
-    /// Whether the servers have no record that is in the way of a lock.
+    /// Returns `true` if no server has a record of the lock.
     pub(crate) fn is_free(self, lock: &str) -> bool {
-        let key = if self == Self::Signal { format!("lock:{lock}") } else { lock.to_owned() };
-        (0..self.servers()).all(|server| net::ask(server, &format!("EXISTS {key}")).starts_with(":0"))
+        let key = if self == Self::Signal {
+            format!("lock:{lock}")
+        } else {
+            lock.to_owned()
+        };
+        (0..self.servers())
+            .all(|server| net::ask(server, &format!("EXISTS {key}")).starts_with(":0"))
     }
 }
 
-/// What a seed decides.
+/// The plan of a run, fixed before it starts.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,
     pub(crate) kind: Kind,
-    /// How long tasks lock, in nanoseconds.
+    /// How long tasks acquire locks, in nanoseconds.
     pub(crate) end: u64,
-    /// Which faults there are.
+    /// The mix of faults.
     pub(crate) faults: Vec<Fault>,
-    /// The longest time between two of them.
+    /// The longest time between two faults, in nanoseconds.
     pub(crate) gap: u64,
-    /// Milliseconds to the servers, one way.
+    /// The delay to the servers, one way, in milliseconds.
     pub(crate) distance: u64,
-    /// Of ten thousand looks at the clock, how many give the turn to another thread.
+    /// How many of 10,000 reads of the clock pass the turn to another thread.
     pub(crate) interruptions: u64,
-    /// The longest pause of a task between two locks, in ms.
+    /// How far a pause of a task between two locks may exceed 30 ms, in milliseconds.
     pub(crate) calm: u64,
-    /// How far clocks go wrong, in millionths.
+    /// The largest drift of a clock, in millionths.
     pub(crate) drift: i64,
-    /// Guards are given away; locks are freed by an operator.
+    /// Tasks give guards away.
     pub(crate) gives: bool,
+    /// An operator frees locks.
     pub(crate) forces: bool,
 }
 
 impl Plan {
     pub(crate) fn new(seed: u64, kind: Kind, seconds: u64, with_faults: bool) -> Self {
         let mut rng = Rng(seed);
-        // a mix of its own for each seed: what is rare in one is frequent in another
+        // each seed has its own mix: a fault that is rare in one is frequent in another
         let mut faults = Vec::new();
         if with_faults {
             faults.extend(Fault::ALL.into_iter().filter(|_| rng.chance(25)));
@@ -230,28 +262,35 @@ impl Plan {
         }
     }
 
-    /// The clocks of all processes and servers.
+    /// Returns the clocks of all processes and servers.
     pub(crate) fn clocks(&self) -> Vec<Clock> {
         let mut rng = Rng(self.seed ^ 0xc10c);
         let clocks = MOST_PROCESSES + self.kind.servers();
-        (0..clocks).map(|_| Clock::new(rng.between(0, 2 * self.drift as u64) as i64 - self.drift)).collect()
+        (0..clocks)
+            .map(|_| Clock::new(rng.between(0, 2 * self.drift as u64) as i64 - self.drift))
+            .collect()
     }
 
-    /// How long a silent waiter keeps its place: where that is no longer than a lease, releases grant the lock.
+    /// Returns how long a silent waiter keeps its place in a fair queue. Where that is no longer
+    /// than a lease, releases grant the lock to the next waiter.
     pub(crate) fn patience(&self) -> Duration {
-        if self.seed.is_multiple_of(2) { PATIENCE } else { Duration::from_nanos(TTL) }
+        if self.seed.is_multiple_of(2) {
+            PATIENCE
+        } else {
+            Duration::from_nanos(TTL)
+        }
     }
 
-    /// How long a lock may be free while somebody waits for it.
+    /// Returns how long a lock may be free while a task waits for it, in nanoseconds.
     pub(crate) fn taken_within(&self) -> u64 {
         match self.kind {
-            // the dead of a queue cost one patience
+            // dead waiters in the queue cost one patience
             Kind::Fair => PATIENCE.as_nanos() as u64 + 1_500 * MILLI,
             // the intent of a writer that is not polled keeps readers out for 2 s
             Kind::ReadWrite => 3_500 * MILLI,
-            // nobody is told
+            // waiters are not notified
             Kind::Red3 | Kind::Red5 => 3 * SECOND,
-            // two that disturb each other make pauses
+            // tasks that get in each other's way back off
             Kind::Multi => (1_500 + 20 * self.distance) * MILLI,
             _ => 1_500 * MILLI,
         }

@@ -1,8 +1,9 @@
-//! Descriptors that the system knows nothing of: Unix sockets, what wakes a runtime, and what it sleeps on.
+//! Emulated descriptors: Unix sockets, eventfds and epolls.
 //!
-//! They behave as Linux's do (`net/unix/af_unix.c`, `fs/eventpoll.c`), where std, tokio and mio can tell: asking Linux itself
-//! took half of the simulator's time. Their numbers are beyond the system's, and none is given twice. So what is not emulated
-//! fails where it is called, and nobody can mean a descriptor that was closed.
+//! They behave like Linux's (`net/unix/af_unix.c`, `fs/eventpoll.c`) as far as std, tokio and mio
+//! can see: real system calls took half of the simulator's time. Their numbers are beyond the
+//! system's, and none is used twice. So a call that is not emulated fails at once, and the number
+//! of a closed descriptor never refers to another one.
 
 #[cfg(test)]
 mod tests;
@@ -13,14 +14,15 @@ use std::{
 };
 
 use libc::{
-    EADDRINUSE, EAGAIN, EBADF, ECONNREFUSED, ECONNRESET, EEXIST, EINVAL, EISCONN, ENOENT, ENOTCONN, ENOTSOCK, EPIPE,
+    EADDRINUSE, EAGAIN, EBADF, ECONNREFUSED, ECONNRESET, EEXIST, EINVAL, EISCONN, ENOENT, ENOTCONN,
+    ENOTSOCK, EPIPE,
 };
 
 use crate::kernel::{self, Turned};
 
-/// The first number: the system has no such descriptor.
+/// The first number, which no descriptor of the system has.
 const FIRST: c_int = 1 << 24;
-/// How many bytes a socket takes that were not received yet: Linux's `net.core.wmem_default`.
+/// How many bytes a socket accepts before its peer receives them: Linux's `net.core.wmem_default`.
 const LIMIT: usize = 212_992;
 
 const IN: u32 = libc::EPOLLIN as u32;
@@ -29,16 +31,16 @@ const READ_END: u32 = libc::EPOLLRDHUP as u32;
 const HUNG_UP: u32 = libc::EPOLLHUP as u32;
 const ERROR: u32 = libc::EPOLLERR as u32;
 
-/// What a call answers, or its `errno`.
+/// The result of a call, or its `errno`.
 pub(crate) type Answer = Result<usize, c_int>;
 
 #[derive(Debug, Default)]
 enum Is {
     #[default]
     Closed,
-    /// What is slept on: by its place in `Table::epolls`, as one may have several numbers.
+    /// An index into `Table::epolls`: several numbers may refer to one epoll.
     Epoll(usize),
-    /// An eventfd, which nobody reads; `true`: it was written to.
+    /// An eventfd, which is never read. `true`: it was written to.
     Waker(bool),
     Socket(Socket),
 }
@@ -47,10 +49,11 @@ enum Is {
 struct Socket {
     role: Role,
     received: VecDeque<u8>,
-    /// Nothing more comes, or goes.
+    /// Nothing more will be received.
     is_read_shut: bool,
+    /// Nothing more can be sent.
     is_write_shut: bool,
-    /// Told once, where there is nothing to be received.
+    /// Reported once, by `SO_ERROR` or by a receive that finds no bytes.
     error: c_int,
 }
 
@@ -58,9 +61,9 @@ struct Socket {
 enum Role {
     #[default]
     New,
-    /// With those that nobody has accepted yet, of any number.
+    /// Listens, with the connections that wait to be accepted, without limit.
     Listens(VecDeque<usize>),
-    /// To whom, who may be closed.
+    /// Connected to this peer, which may be closed.
     Connected(usize),
 }
 
@@ -70,34 +73,40 @@ struct Descriptor {
     watch: Option<Watch>,
 }
 
-/// Somebody sleeps until there are events, each of which is told once.
+/// The interest of an epoll in a descriptor. It is edge-triggered: each event is reported once.
 #[derive(Debug)]
 struct Watch {
     epoll: usize,
     events: u32,
     token: u64,
-    /// It stands in `Table::epolls`.
+    /// The descriptor is listed in `Table::epolls`.
     is_listed: bool,
 }
 
 struct Table {
     descriptors: Vec<Descriptor>,
-    /// Of each, those that may have events, in the order in which these came.
+    /// For each epoll, the descriptors that may have events, in the order in which these came.
     epolls: Vec<VecDeque<usize>>,
     paths: BTreeMap<Vec<u8>, usize>,
 }
 
-static TABLE: Turned<Table> =
-    Turned::new(Table { descriptors: Vec::new(), epolls: Vec::new(), paths: BTreeMap::new() });
+static TABLE: Turned<Table> = Turned::new(Table {
+    descriptors: Vec::new(),
+    epolls: Vec::new(),
+    paths: BTreeMap::new(),
+});
 
-/// Whether this is one of them.
+/// Returns `true` if `fd` is an emulated descriptor.
 pub(crate) fn is_ours(fd: c_int) -> bool {
     fd >= FIRST
 }
 
 impl Socket {
     fn connected(peer: usize) -> Self {
-        Self { role: Role::Connected(peer), ..Self::default() }
+        Self {
+            role: Role::Connected(peer),
+            ..Self::default()
+        }
     }
 
     fn take_error(&mut self) -> c_int {
@@ -113,30 +122,49 @@ impl Table {
 
     fn find(&self, fd: c_int) -> Result<usize, c_int> {
         let at = (fd - FIRST) as usize;
-        let is_open = self.descriptors.get(at).is_some_and(|found| !matches!(found.is, Is::Closed));
+        let is_open = self
+            .descriptors
+            .get(at)
+            .is_some_and(|found| !matches!(found.is, Is::Closed));
         if is_open { Ok(at) } else { Err(EBADF) }
     }
 
     fn socket(&mut self, fd: c_int) -> Result<(usize, &mut Socket), c_int> {
         let at = self.find(fd)?;
-        let Is::Socket(socket) = &mut self.descriptors[at].is else { return Err(ENOTSOCK) };
+        let Is::Socket(socket) = &mut self.descriptors[at].is else {
+            return Err(ENOTSOCK);
+        };
         Ok((at, socket))
     }
 
-    /// Unless it is closed.
+    /// Returns the socket. Returns `None` if it is closed.
     fn peer(&mut self, at: usize) -> Option<&mut Socket> {
-        if let Is::Socket(socket) = &mut self.descriptors[at].is { Some(socket) } else { None }
+        if let Is::Socket(socket) = &mut self.descriptors[at].is {
+            Some(socket)
+        } else {
+            None
+        }
     }
 
     fn epoll(&self, fd: c_int) -> Result<usize, c_int> {
-        if let Is::Epoll(epoll) = self.descriptors[self.find(fd)?].is { Ok(epoll) } else { Err(EINVAL) }
+        if let Is::Epoll(epoll) = self.descriptors[self.find(fd)?].is {
+            Ok(epoll)
+        } else {
+            Err(EINVAL)
+        }
     }
 
     // --- events ---
 
-    /// The events that there are now, of those that are asked for.
+    /// Returns the current events, of those that are watched.
     fn events(&self, at: usize) -> u32 {
-        let Descriptor { is, watch: Some(watch) } = &self.descriptors[at] else { return 0 };
+        let Descriptor {
+            is,
+            watch: Some(watch),
+        } = &self.descriptors[at]
+        else {
+            return 0;
+        };
         let all = match is {
             Is::Waker(true) => IN,
             Is::Socket(socket) => self.events_of(socket),
@@ -150,11 +178,16 @@ impl Table {
             Role::New => (false, true, true),
             Role::Listens(waiting) => (!waiting.is_empty(), false, false),
             Role::Connected(peer) => {
+                // as Linux's `unix_writable`: at most a quarter of the buffer is in use
                 let is_writable = match &self.descriptors[*peer].is {
                     Is::Socket(peer) => peer.received.len() <= LIMIT / 4,
                     _ => true,
                 };
-                (!socket.received.is_empty(), is_writable, socket.is_read_shut && socket.is_write_shut)
+                (
+                    !socket.received.is_empty(),
+                    is_writable,
+                    socket.is_read_shut && socket.is_write_shut,
+                )
             }
         };
         let set = |is: bool, event: u32| if is { event } else { 0 };
@@ -165,7 +198,7 @@ impl Table {
             | set(socket.error != 0, ERROR)
     }
 
-    /// There may be new events of these.
+    /// Lists a descriptor that may have new events, if any of `events` is watched.
     fn tell(&mut self, at: usize, events: u32) {
         if let Some(watch) = &mut self.descriptors[at].watch
             && watch.events & events != 0
@@ -185,7 +218,12 @@ impl Table {
 
     fn watch(&mut self, at: usize, epoll: usize, events: u32, token: u64) {
         assert!(events & libc::EPOLLET as u32 != 0, "only edges are told");
-        self.descriptors[at].watch = Some(Watch { epoll, events, token, is_listed: false });
+        self.descriptors[at].watch = Some(Watch {
+            epoll,
+            events,
+            token,
+            is_listed: false,
+        });
         if self.events(at) != 0 {
             self.tell(at, u32::MAX);
         }
@@ -195,12 +233,18 @@ impl Table {
 
     fn close(&mut self, at: usize, is_lost: bool) {
         self.unwatch(at);
-        let Is::Socket(socket) = std::mem::take(&mut self.descriptors[at].is) else { return };
+        let Is::Socket(socket) = std::mem::take(&mut self.descriptors[at].is) else {
+            return;
+        };
         match socket.role {
             Role::New => {}
             Role::Listens(waiting) => waiting.into_iter().for_each(|at| self.close(at, true)),
             Role::Connected(peer) => {
-                let error = if is_lost || !socket.received.is_empty() { ECONNRESET } else { 0 };
+                let error = if is_lost || !socket.received.is_empty() {
+                    ECONNRESET
+                } else {
+                    0
+                };
                 self.shut(peer, true, true, error);
             }
         }
@@ -221,7 +265,8 @@ fn number(at: usize) -> usize {
     at + FIRST as usize
 }
 
-/// What is allocated for it remains if the caller is killed.
+/// Runs `act` on the table. Its allocations belong to process 0, so they survive if the calling
+/// process is killed.
 fn with<R>(act: impl FnOnce(&mut Table) -> R) -> R {
     kernel::as_process(0, || TABLE.with(act))
 }
@@ -252,7 +297,7 @@ pub(crate) fn listen(fd: c_int) -> Answer {
     })
 }
 
-/// There is a connection at once; it is accepted later.
+/// Connects at once. The connection is accepted later.
 pub(crate) fn connect(fd: c_int, path: &[u8]) -> Answer {
     with(|table| {
         let (at, socket) = table.socket(fd)?;
@@ -260,14 +305,21 @@ pub(crate) fn connect(fd: c_int, path: &[u8]) -> Answer {
             return Err(EISCONN);
         }
         let listener = *table.paths.get(path).ok_or(ENOENT)?;
-        if !table.peer(listener).is_some_and(|socket| matches!(socket.role, Role::Listens(_))) {
+        if !table
+            .peer(listener)
+            .is_some_and(|socket| matches!(socket.role, Role::Listens(_)))
+        {
             return Err(ECONNREFUSED);
         }
         let other = table.add(Is::Socket(Socket::connected(at)));
         if let Some(socket) = table.peer(at) {
             socket.role = Role::Connected(other);
         }
-        if let Some(Socket { role: Role::Listens(waiting), .. }) = table.peer(listener) {
+        if let Some(Socket {
+            role: Role::Listens(waiting),
+            ..
+        }) = table.peer(listener)
+        {
             waiting.push_back(other);
         }
         table.tell(listener, IN);
@@ -277,16 +329,20 @@ pub(crate) fn connect(fd: c_int, path: &[u8]) -> Answer {
 
 pub(crate) fn accept(fd: c_int) -> Answer {
     with(|table| {
-        let Role::Listens(waiting) = &mut table.socket(fd)?.1.role else { return Err(EINVAL) };
+        let Role::Listens(waiting) = &mut table.socket(fd)?.1.role else {
+            return Err(EINVAL);
+        };
         waiting.pop_front().map(number).ok_or(EAGAIN)
     })
 }
 
-/// As much of it as there is room for.
+/// Sends as many bytes as there is room for.
 pub(crate) fn send<'a>(fd: c_int, slices: impl Iterator<Item = &'a [u8]>) -> Answer {
     with(|table| {
         let (_, socket) = table.socket(fd)?;
-        let Role::Connected(peer) = socket.role else { return Err(ENOTCONN) };
+        let Role::Connected(peer) = socket.role else {
+            return Err(ENOTCONN);
+        };
         if socket.is_write_shut {
             return Err(EPIPE);
         }
@@ -301,15 +357,21 @@ pub(crate) fn send<'a>(fd: c_int, slices: impl Iterator<Item = &'a [u8]>) -> Ans
         if sent > 0 {
             table.tell(peer, IN);
         }
-        if is_full && sent == 0 { Err(EAGAIN) } else { Ok(sent) }
+        if is_full && sent == 0 {
+            Err(EAGAIN)
+        } else {
+            Ok(sent)
+        }
     })
 }
 
-/// `is_peek`: what is received stays there.
+/// Receives bytes. With `is_peek`, they stay in the buffer.
 pub(crate) fn receive(fd: c_int, bytes: &mut [u8], is_peek: bool) -> Answer {
     with(|table| {
         let (_, socket) = table.socket(fd)?;
-        let Role::Connected(peer) = socket.role else { return Err(EINVAL) };
+        let Role::Connected(peer) = socket.role else {
+            return Err(EINVAL);
+        };
         let before = socket.received.len();
         if before == 0 {
             return match socket.take_error() {
@@ -327,7 +389,8 @@ pub(crate) fn receive(fd: c_int, bytes: &mut [u8], is_peek: bool) -> Answer {
             return Ok(len);
         }
         socket.received.drain(..len);
-        // Linux tells the sender also where it had room: as with TCP, it is told when it may have waited for that
+        // Linux notifies the sender in any case: here, as with TCP, only if it may have waited for
+        // room
         if before > LIMIT / 4 && before - len <= LIMIT / 4 {
             table.tell(peer, OUT);
         }
@@ -338,7 +401,11 @@ pub(crate) fn receive(fd: c_int, bytes: &mut [u8], is_peek: bool) -> Answer {
 pub(crate) fn shutdown(fd: c_int, how: c_int) -> Answer {
     with(|table| {
         let (at, socket) = table.socket(fd)?;
-        let peer = if let Role::Connected(peer) = socket.role { Some(peer) } else { None };
+        let peer = if let Role::Connected(peer) = socket.role {
+            Some(peer)
+        } else {
+            None
+        };
         let (read, write) = (how != libc::SHUT_WR, how != libc::SHUT_RD);
         table.shut(at, read, write, 0);
         if let Some(peer) = peer {
@@ -348,12 +415,12 @@ pub(crate) fn shutdown(fd: c_int, how: c_int) -> Answer {
     })
 }
 
-/// The error that nobody was told yet.
+/// Returns the pending error and clears it.
 pub(crate) fn take_error(fd: c_int) -> Result<c_int, c_int> {
     with(|table| Ok(table.socket(fd)?.1.take_error()))
 }
 
-/// Of a descriptor that is open.
+/// Returns the flags of an open descriptor.
 pub(crate) fn flags(fd: c_int) -> Answer {
     with(|table| table.find(fd).map(|_| libc::FD_CLOEXEC as usize))
 }
@@ -375,7 +442,9 @@ pub(crate) fn waker() -> usize {
 pub(crate) fn write_to_waker(fd: c_int) -> Answer {
     with(|table| {
         let at = table.find(fd)?;
-        let Is::Waker(is_written) = &mut table.descriptors[at].is else { return Err(EINVAL) };
+        let Is::Waker(is_written) = &mut table.descriptors[at].is else {
+            return Err(EINVAL);
+        };
         *is_written = true;
         table.tell(at, IN);
         Ok(size_of::<u64>())
@@ -389,17 +458,27 @@ pub(crate) fn epoll() -> usize {
     })
 }
 
-/// Another number for what is slept on.
+/// Creates another number for an epoll.
 pub(crate) fn duplicate(fd: c_int) -> Answer {
     with(|table| Ok(number(table.add(Is::Epoll(table.epoll(fd)?)))))
 }
 
-pub(crate) fn control(fd: c_int, operation: c_int, of: c_int, event: Option<libc::epoll_event>) -> Answer {
+pub(crate) fn control(
+    fd: c_int,
+    operation: c_int,
+    of: c_int,
+    event: Option<libc::epoll_event>,
+) -> Answer {
     with(|table| {
         let (epoll, at) = (table.epoll(fd)?, table.find(of)?);
-        let is_watched = table.descriptors[at].watch.as_ref().map(|watch| watch.epoll == epoll);
+        let is_watched = table.descriptors[at]
+            .watch
+            .as_ref()
+            .map(|watch| watch.epoll == epoll);
         match (operation, event, is_watched) {
-            (libc::EPOLL_CTL_ADD, Some(event), None) => table.watch(at, epoll, event.events, event.u64),
+            (libc::EPOLL_CTL_ADD, Some(event), None) => {
+                table.watch(at, epoll, event.events, event.u64);
+            }
             (libc::EPOLL_CTL_ADD, _, Some(true)) => return Err(EEXIST),
             (libc::EPOLL_CTL_ADD, ..) => panic!("two sleep on one descriptor"),
             (_, _, None | Some(false)) => return Err(ENOENT),
@@ -414,23 +493,36 @@ pub(crate) fn control(fd: c_int, operation: c_int, of: c_int, event: Option<libc
     })
 }
 
-/// Whether there are events for who sleeps on this.
+/// Returns `true` if there are events for an epoll.
 pub(crate) fn has_events(fd: c_int) -> bool {
-    with(|table| table.epoll(fd).is_ok_and(|epoll| table.epolls[epoll].iter().any(|at| table.events(*at) != 0)))
+    with(|table| {
+        table
+            .epoll(fd)
+            .is_ok_and(|epoll| table.epolls[epoll].iter().any(|at| table.events(*at) != 0))
+    })
 }
 
-/// So many events at most.
-pub(crate) fn take_events(fd: c_int, most: usize, mut take: impl FnMut(libc::epoll_event)) -> Answer {
+/// Takes at most `most` events. Returns their number.
+pub(crate) fn take_events(
+    fd: c_int,
+    most: usize,
+    mut take: impl FnMut(libc::epoll_event),
+) -> Answer {
     with(|table| {
         let (epoll, mut count) = (table.epoll(fd)?, 0);
         while count < most
             && let Some(at) = table.epolls[epoll].pop_front()
         {
             let events = table.events(at);
-            let Some(watch) = &mut table.descriptors[at].watch else { continue };
+            let Some(watch) = &mut table.descriptors[at].watch else {
+                continue;
+            };
             watch.is_listed = false;
             if events != 0 {
-                take(libc::epoll_event { events, u64: watch.token });
+                take(libc::epoll_event {
+                    events,
+                    u64: watch.token,
+                });
                 count += 1;
             }
         }

@@ -1,5 +1,5 @@
-//! In place of the C library: what std, tokio, mio and all others call when they would ask the operating system for the
-//! time, for randomness, for a thread, for a socket, or to sleep. Before the machine runs, each does what it always does.
+//! Replaces the functions of the C library through which std, tokio, mio and others use time,
+//! randomness, threads, sockets and sleep. Before the machine runs, each of them behaves as usual.
 
 use std::{
     cell::Cell,
@@ -15,10 +15,10 @@ use crate::{
     sockets,
 };
 
-/// The system call itself.
+/// Makes a system call.
 unsafe fn system(number: c_long, args: [c_long; 6]) -> c_long {
     let result;
-    // SAFETY: as the caller says; the kernel keeps all registers but these
+    // SAFETY: the caller's promise; the kernel preserves all registers but these
     unsafe {
         std::arch::asm!("syscall", inlateout("rax") number => result, in("rdi") args[0], in("rsi") args[1],
             in("rdx") args[2], in("r10") args[3], in("r8") args[4], in("r9") args[5],
@@ -28,18 +28,23 @@ unsafe fn system(number: c_long, args: [c_long; 6]) -> c_long {
 }
 
 fn fail(error: c_int) -> c_long {
-    // SAFETY: the calling thread's own
+    // SAFETY: `errno` belongs to the calling thread
     unsafe { *libc::__errno_location() = error };
     -1
 }
 
 fn answer(result: c_long) -> c_long {
-    if (-4095..0).contains(&result) { fail(-result as c_int) } else { result }
+    if (-4095..0).contains(&result) {
+        fail(-result as c_int)
+    } else {
+        result
+    }
 }
 
 // --- for the machine itself ---
 
-/// Where a thread stopped: its stack, with the registers that a call keeps on it, and its thread-locals.
+/// Where a thread stopped: its stack, with the callee-saved registers on it, and its thread-locals.
+/// The assembly below knows the offsets of the fields.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Context {
@@ -50,28 +55,32 @@ pub(crate) struct Context {
 
 impl Context {
     pub(crate) const fn new() -> Self {
-        Self { stack: Cell::new(0), locals: Cell::new(0), is_parked: AtomicU32::new(0) }
+        Self {
+            stack: Cell::new(0),
+            locals: Cell::new(0),
+            is_parked: AtomicU32::new(0),
+        }
     }
 }
 
-/// Whether a program may set where its thread-locals are by itself.
+/// Whether a program may set the address of its thread-locals without a system call.
 static HAS_WRFSBASE: AtomicBool = AtomicBool::new(false);
 
-/// To be called before the first [`switch`].
+/// Detects what the processor can do. Must be called before the first [`switch`].
 pub(crate) fn prepare() {
-    // SAFETY: it takes a number. 2: HWCAP2_FSGSBASE
+    // SAFETY: it takes no pointers. 2: HWCAP2_FSGSBASE
     let may = unsafe { libc::getauxval(libc::AT_HWCAP2) } & 2 != 0;
     HAS_WRFSBASE.store(may, Ordering::Relaxed);
 }
 
-/// Stops the caller, and goes on where `to` was stopped. One thread of the operating system runs all of them in turn: to wake
-/// another one took two thirds of the simulator's time.
+/// Stops the caller, and resumes `to`. One OS thread runs all of them in turn: waking another OS
+/// thread took two thirds of the simulator's time.
 ///
 /// # Safety
-/// `to` is stopped. As to thread-locals: each goes on with its own.
+/// `to` must be stopped. Each context resumes with its own thread-locals.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn switch(from: &Context, to: &Context) {
-    // 158, 0x1002: arch_prctl, ARCH_SET_FS, where the instruction for it is not allowed
+    // 158, 0x1002: arch_prctl, ARCH_SET_FS, for processors and kernels without `wrfsbase`
     std::arch::naked_asm!(
         "push rbp", "push rbx", "push r12", "push r13", "push r14", "push r15",
         "mov rax, fs:0", "mov [rdi], rsp", "mov [rdi + 8], rax",
@@ -85,14 +94,15 @@ pub(crate) unsafe extern "C" fn switch(from: &Context, to: &Context) {
     )
 }
 
-/// Stops the caller. Whoever switches to it goes on with its stack; the thread of the operating system that brought it stays
-/// behind for ever.
+/// Stops the caller. A [`switch`] to its context continues on its stack; the OS thread that ran it
+/// until then idles for ever.
 ///
 /// # Safety
-/// Nobody has switched to it yet.
+/// No thread may have switched to it yet.
 #[unsafe(naked)]
 unsafe extern "C" fn leave(to: &Context) {
-    // 202, 129: futex, FUTEX_WAKE of this process; 34: pause. The stack is somebody else's from the moment that it is told
+    // 202, 129: futex, private FUTEX_WAKE; 34: pause. After the store to `is_parked`, another
+    // thread may use the stack
     std::arch::naked_asm!(
         "push rbp",
         "push rbx",
@@ -119,21 +129,32 @@ unsafe extern "C" fn leave(to: &Context) {
 // --- time ---
 
 /// # Safety
-/// As the C library's.
+/// The contract of the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn clock_gettime(id: libc::clockid_t, out: *mut libc::timespec) -> c_int {
     if !kernel::is_on() {
         // SAFETY: the caller's promise
-        return answer(unsafe { system(libc::SYS_clock_gettime, [c_long::from(id), out as c_long, 0, 0, 0, 0]) })
-            as c_int;
+        return answer(unsafe {
+            system(
+                libc::SYS_clock_gettime,
+                [c_long::from(id), out as c_long, 0, 0, 0, 0],
+            )
+        }) as c_int;
     }
     let time = match id {
-        libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => kernel::clock(true) + 1_700_000_000 * SECOND,
+        libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => {
+            kernel::clock(true) + 1_700_000_000 * SECOND
+        }
         libc::CLOCK_BOOTTIME => kernel::clock(true),
         _ => kernel::clock(false),
     };
     // SAFETY: the caller's promise
-    unsafe { *out = libc::timespec { tv_sec: (time / SECOND) as i64, tv_nsec: (time % SECOND) as i64 } };
+    unsafe {
+        *out = libc::timespec {
+            tv_sec: (time / SECOND) as i64,
+            tv_nsec: (time % SECOND) as i64,
+        }
+    };
     0
 }
 
@@ -144,7 +165,7 @@ fn nanos(time: &libc::timespec) -> u64 {
 // --- randomness ---
 
 /// # Safety
-/// As the C library's.
+/// The contract of the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getrandom(out: *mut u8, len: usize, flags: u32) -> isize {
     if kernel::is_on() {
@@ -153,38 +174,60 @@ unsafe extern "C" fn getrandom(out: *mut u8, len: usize, flags: u32) -> isize {
         return len as isize;
     }
     // SAFETY: the caller's promise
-    answer(unsafe { system(libc::SYS_getrandom, [out as c_long, len as c_long, c_long::from(flags), 0, 0, 0]) })
-        as isize
+    answer(unsafe {
+        system(
+            libc::SYS_getrandom,
+            [out as c_long, len as c_long, c_long::from(flags), 0, 0, 0],
+        )
+    }) as isize
 }
 
-/// The server tells it to its clients.
+/// Returns a fixed number: the server reports it to its clients.
 #[unsafe(no_mangle)]
 extern "C" fn getpid() -> libc::pid_t {
     if kernel::is_on() {
         return 1;
     }
-    // SAFETY: it takes nothing
+    // SAFETY: it takes no arguments
     unsafe { system(libc::SYS_getpid, [0; 6]) as libc::pid_t }
 }
 
 // --- sleep ---
 
 /// # Safety
-/// As the C library's.
+/// The contract of the C library's function.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_wait(fd: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int) -> c_int {
+unsafe extern "C" fn epoll_wait(
+    fd: c_int,
+    events: *mut libc::epoll_event,
+    max: c_int,
+    timeout: c_int,
+) -> c_int {
     if !sockets::is_ours(fd) {
-        let args = [c_long::from(fd), events as c_long, c_long::from(max), c_long::from(timeout), 0, 0];
+        let args = [
+            c_long::from(fd),
+            events as c_long,
+            c_long::from(max),
+            c_long::from(timeout),
+            0,
+            0,
+        ];
         // SAFETY: the caller's promise
         return answer(unsafe { system(libc::SYS_epoll_wait, args) }) as c_int;
     }
     let until = (timeout > 0).then(|| kernel::after(timeout as u64 * MILLI));
-    if timeout != 0 && !kernel::wait(Waits::Event { epoll: fd, until, has_come: false }) {
+    if timeout != 0
+        && !kernel::wait(Waits::Event {
+            epoll: fd,
+            until,
+            has_come: false,
+        })
+    {
         return 0;
     }
     let mut next = events;
     told(sockets::take_events(fd, max as usize, |event| {
-        // SAFETY: there is room for `max`
+        // SAFETY: there is room for `max` events
         unsafe {
             next.write(event);
             next = next.add(1);
@@ -198,12 +241,12 @@ fn told(answer: sockets::Answer) -> c_long {
     answer.map_or_else(fail, |answer| answer as c_long)
 }
 
-/// Calls that make a descriptor: one of ours, while the machine is on.
+/// Defines calls that create a descriptor: an emulated one while the machine is on.
 macro_rules! making {
     ($($name:ident = $number:ident($($argument:ident: $type:ty),*) $ours:block)*) => {
         $(
             /// # Safety
-            /// As the C library's.
+            /// The contract of the C library's function.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
                 if kernel::is_on() {
@@ -213,7 +256,7 @@ macro_rules! making {
                 for (at, argument) in [$(c_long::from($argument)),*].into_iter().enumerate() {
                     args[at] = argument;
                 }
-                // SAFETY: it takes numbers
+                // SAFETY: it takes no pointers
                 answer(unsafe { system(libc::$number, args) }) as c_int
             }
         )*
@@ -230,12 +273,12 @@ making! {
     }
 }
 
-/// Calls with a descriptor, which may be one of ours.
+/// Defines calls on a descriptor, which may be an emulated one.
 macro_rules! with_descriptor {
     ($($name:ident = $number:ident($fd:ident $(, $argument:ident: $type:ty)*) -> $result:ty $ours:block)*) => {
         $(
             /// # Safety
-            /// As the C library's.
+            /// The contract of the C library's function.
             #[unsafe(no_mangle)]
             #[allow(clippy::cast_lossless)] // some are pointers
             unsafe extern "C" fn $name($fd: c_int $(, $argument: $type)*) -> $result {
@@ -262,7 +305,7 @@ with_descriptor! {
     }
     listen = SYS_listen(fd, backlog: c_int) -> c_int { sockets::listen(fd) }
     accept4 = SYS_accept4(fd, address: *mut libc::sockaddr_un, len: *mut u32, flags: c_int) -> c_int {
-        // it has no name
+        // the peer's socket has no path
         if !address.is_null() {
             (*address).sun_family = libc::AF_UNIX as u16;
             *len = size_of::<libc::sa_family_t>() as u32;
@@ -287,9 +330,10 @@ with_descriptor! {
     fcntl = SYS_fcntl(fd, operation: c_int, argument: c_long) -> c_int {
         match operation {
             libc::F_DUPFD_CLOEXEC => sockets::duplicate(fd),
-            // std asks before it closes, where debug assertions are on
+            // std checks it before it closes a descriptor, with debug assertions
             libc::F_GETFD => sockets::flags(fd),
-            // tokio asks before it takes a socket over, where they are on: all of these are non-blocking
+            // tokio checks it before it takes over a socket, with debug assertions: all of these
+            // are non-blocking
             libc::F_GETFL => sockets::flags(fd).map(|_| libc::O_NONBLOCK as usize),
             _ => panic!("fcntl {operation}"),
         }
@@ -303,28 +347,32 @@ with_descriptor! {
     }
     epoll_ctl = SYS_epoll_ctl(fd, operation: c_int, of: c_int, event: *const libc::epoll_event) -> c_int {
         if !sockets::is_ours(of) {
-            // tokio's socket for signals, where another crate has asked for that feature: none comes
+            // tokio's socket for signals, if another crate enables that feature: no signal comes
             return 0;
         }
         sockets::control(fd, operation, of, (!event.is_null()).then(|| *event))
     }
 }
 
+/// Returns the path of a socket's address, without its final zero.
+///
 /// # Safety
-/// A socket's address.
+/// `address` must be a socket's address of `len` bytes.
 unsafe fn path<'a>(address: *const libc::sockaddr_un, len: u32) -> &'a [u8] {
     let len = (len as usize).saturating_sub(std::mem::offset_of!(libc::sockaddr_un, sun_path));
     // SAFETY: the caller's promise
-    let path = unsafe { std::slice::from_raw_parts((&raw const (*address).sun_path).cast::<u8>(), len) };
+    let path =
+        unsafe { std::slice::from_raw_parts((&raw const (*address).sun_path).cast::<u8>(), len) };
     path.strip_suffix(&[0]).unwrap_or(path)
 }
 
 // --- futexes, and threads that give way ---
 
-/// std sleeps on futexes by this, and getrandom 0.2 goes past the function above.
+/// Handles `syscall`: std sleeps on futexes by it, and getrandom 0.2 calls it instead of the
+/// function above.
 ///
 /// # Safety
-/// As the C library's.
+/// The contract of the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn syscall(
     number: c_long,
@@ -337,39 +385,64 @@ unsafe extern "C" fn syscall(
 ) -> c_long {
     match number {
         // SAFETY: the caller's promise
-        libc::SYS_getrandom if kernel::is_on() => unsafe { getrandom(first as *mut u8, second as usize, 0) as c_long },
+        libc::SYS_getrandom if kernel::is_on() => unsafe {
+            getrandom(first as *mut u8, second as usize, 0) as c_long
+        },
         // SAFETY: the caller's promise
         libc::SYS_futex if kernel::is_on() => unsafe {
-            futex(first as *const AtomicU32, second as c_int, third, fourth as *const _)
+            futex(
+                first as *const AtomicU32,
+                second as c_int,
+                third,
+                fourth as *const _,
+            )
         },
         // SAFETY: the caller's promise
         _ => answer(unsafe { system(number, [first, second, third, fourth, fifth, sixth]) }),
     }
 }
 
-unsafe fn futex(word: *const AtomicU32, operation: c_int, value: c_long, time: *const libc::timespec) -> c_long {
+unsafe fn futex(
+    word: *const AtomicU32,
+    operation: c_int,
+    value: c_long,
+    time: *const libc::timespec,
+) -> c_long {
     let address = word as usize;
     let operation = operation & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME);
     if operation == libc::FUTEX_WAKE || operation == libc::FUTEX_WAKE_BITSET {
         return kernel::wake(address, value as usize) as c_long;
     }
-    assert!(operation == libc::FUTEX_WAIT || operation == libc::FUTEX_WAIT_BITSET, "futex operation {operation}");
+    assert!(
+        operation == libc::FUTEX_WAIT || operation == libc::FUTEX_WAIT_BITSET,
+        "futex operation {operation}"
+    );
     // SAFETY: the caller's promise
     if unsafe { &*word }.load(Ordering::SeqCst) != value as u32 {
         return fail(libc::EAGAIN);
     }
     // SAFETY: the caller's promise
     let until = unsafe { time.as_ref() }.map(|time| {
-        // a span, or a moment of the monotonic clock
-        let span =
-            if operation == libc::FUTEX_WAIT { nanos(time) } else { nanos(time).saturating_sub(kernel::clock(false)) };
+        // a span, or a time of the monotonic clock
+        let span = if operation == libc::FUTEX_WAIT {
+            nanos(time)
+        } else {
+            nanos(time).saturating_sub(kernel::clock(false))
+        };
         kernel::after(span)
     });
-    if kernel::wait(Waits::Futex { address, until, woken: false }) { 0 } else { fail(libc::ETIMEDOUT) }
+    if kernel::wait(Waits::Futex {
+        address,
+        until,
+        woken: false,
+    }) {
+        0
+    } else {
+        fail(libc::ETIMEDOUT)
+    }
 }
 
-/// # Safety
-/// As the C library's.
+/// Passes the turn while the machine is on.
 #[unsafe(no_mangle)]
 extern "C" fn sched_yield() -> c_int {
     if kernel::is_on() {
@@ -381,7 +454,12 @@ extern "C" fn sched_yield() -> c_int {
 // --- threads ---
 
 type Routine = extern "C" fn(*mut c_void) -> *mut c_void;
-type Create = unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, Routine, *mut c_void) -> c_int;
+type Create = unsafe extern "C" fn(
+    *mut libc::pthread_t,
+    *const libc::pthread_attr_t,
+    Routine,
+    *mut c_void,
+) -> c_int;
 
 struct Begin {
     thread: NewThread,
@@ -390,20 +468,24 @@ struct Begin {
 }
 
 extern "C" fn run(begin: *mut c_void) -> *mut c_void {
-    // SAFETY: made below, for this thread alone
-    let Begin { thread, routine, argument } = *unsafe { Box::from_raw(begin.cast::<Begin>()) };
+    // SAFETY: made by `pthread_create` below, for this thread alone
+    let Begin {
+        thread,
+        routine,
+        argument,
+    } = *unsafe { Box::from_raw(begin.cast::<Begin>()) };
     let context = thread.context;
     kernel::begin(&thread);
-    // SAFETY: it was made for this thread
+    // SAFETY: the context was made for this thread, which has not run before
     unsafe { leave(context) };
     routine(argument);
-    // its thread-locals would be dropped beside whoever has the turn
+    // returning would drop its thread-locals while another thread has the turn
     kernel::wait(Waits::ForEver);
     unreachable!("nobody passes the turn to it")
 }
 
 /// # Safety
-/// As the C library's.
+/// The contract of the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
@@ -413,10 +495,10 @@ unsafe extern "C" fn pthread_create(
 ) -> c_int {
     static REAL: OnceLock<Create> = OnceLock::new();
     let real = REAL.get_or_init(|| {
-        // SAFETY: a name that ends with a zero
+        // SAFETY: the name ends with a zero
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr()) };
         assert!(!found.is_null(), "no pthread_create");
-        // SAFETY: that is its type
+        // SAFETY: this is the function's type
         unsafe { std::mem::transmute::<*mut c_void, Create>(found) }
     });
     if !kernel::is_on() {
@@ -425,13 +507,24 @@ unsafe extern "C" fn pthread_create(
     }
     let new = kernel::add_thread();
     let context = new.context;
-    let begin = Box::into_raw(Box::new(Begin { thread: new, routine, argument }));
-    // SAFETY: the caller's promise; `run` takes what it is given
+    let begin = Box::into_raw(Box::new(Begin {
+        thread: new,
+        routine,
+        argument,
+    }));
+    // SAFETY: the caller's promise; `run` takes ownership of `begin`
     let result = unsafe { real(thread, attributes, run, begin.cast()) };
     while result == 0 && context.is_parked.load(Ordering::Acquire) == 0 {
         let word = &raw const context.is_parked as c_long;
-        let args = [word, c_long::from(libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG), 0, 0, 0, 0];
-        // SAFETY: the word lives for as long as the program
+        let args = [
+            word,
+            c_long::from(libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG),
+            0,
+            0,
+            0,
+            0,
+        ];
+        // SAFETY: the word is never freed
         unsafe { system(libc::SYS_futex, args) };
     }
     result

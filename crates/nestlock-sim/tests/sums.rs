@@ -5,10 +5,20 @@ use std::process::Command;
 /// What a few seeds of a kind come to.
 fn run(kind: &str) -> String {
     let mut program = Command::new(env!("CARGO_BIN_EXE_nestlock-sim"));
-    let output = program.args([&format!("kind={kind}"), "seeds=4", "seconds=30"]).output().expect("the simulator runs");
+    let output = program
+        .args([&format!("kind={kind}"), "seeds=4", "seconds=30"])
+        .output()
+        .expect("the simulator runs");
     let text = String::from_utf8(output.stdout).expect("text");
-    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    text.lines().find_map(|line| line.split("sum ").nth(1)).expect("a sum").to_owned()
+    assert!(
+        output.status.success(),
+        "{text}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text.lines()
+        .find_map(|line| line.split("sum ").nth(1))
+        .expect("a sum")
+        .to_owned()
 }
 
 #[test]

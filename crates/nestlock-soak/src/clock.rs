@@ -1,4 +1,4 @@
-//! The clock that all processes of one machine share.
+//! The clock that all processes of a machine share.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use nix::time::{ClockId, clock_gettime};
 pub(crate) const MILLI: u64 = 1_000_000;
 pub(crate) const SECOND: u64 = 1000 * MILLI;
 
-/// Nanoseconds on `CLOCK_MONOTONIC`.
+/// Returns the time on `CLOCK_MONOTONIC`, in nanoseconds.
 pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock that every unix has");
     u64::try_from(time.tv_sec()).expect("after the boot") * SECOND + time.tv_nsec().unsigned_abs()
@@ -17,7 +17,7 @@ pub(crate) fn seconds(nanos: u64) -> f64 {
     Duration::from_nanos(nanos).as_secs_f64()
 }
 
-/// Sleeps this thread until then.
+/// Blocks this thread until `time`.
 pub(crate) fn sleep_until(time: u64) {
     std::thread::sleep(Duration::from_nanos(time.saturating_sub(now())));
 }

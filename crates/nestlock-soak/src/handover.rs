@@ -1,4 +1,5 @@
-//! Holds that were given away: a folder in which the giver leaves the owner's name, and any process takes it.
+//! Holds that were given away: a folder in which the giver leaves the owner's name, for any process
+//! to take.
 
 use std::{
     fs, io,
@@ -15,13 +16,13 @@ use crate::{
     kinds::Choice,
 };
 
-/// How long the giver waits for somebody who releases it.
+/// How long the giver waits for another task to release the hold, in nanoseconds.
 const PATIENCE: u64 = 2 * SECOND;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Mailbox(pub(crate) PathBuf);
 
-/// What somebody has taken out of the mailbox.
+/// A hold that was taken out of the mailbox.
 #[derive(Debug)]
 pub(crate) struct Given {
     /// `TASK#OP` of the giver.
@@ -32,7 +33,8 @@ pub(crate) struct Given {
 }
 
 impl Mailbox {
-    /// Leaves the name of an owner. The file is renamed into its place, so that nobody reads half of it.
+    /// Leaves the name of an owner. The file is renamed into its place, so that no process reads
+    /// half of it.
     pub(crate) fn give(&self, what: &str, lock: &str, owner: &OwnerId) -> io::Result<()> {
         let draft = self.0.join(format!("draft-{what}"));
         fs::write(&draft, format!("{lock}\n{owner}\n"))?;
@@ -43,41 +45,57 @@ impl Mailbox {
         self.0.join(format!("{state}-{what}"))
     }
 
-    /// Takes one, of whichever lock.
+    /// Takes any hold. Returns `None` if there is none.
     pub(crate) fn take(&self) -> Option<Given> {
         fs::read_dir(&self.0).ok()?.flatten().find_map(|entry| {
-            let what = entry.file_name().to_str()?.strip_prefix("given-")?.to_owned();
+            let what = entry
+                .file_name()
+                .to_str()?
+                .strip_prefix("given-")?
+                .to_owned();
             let taken = self.file("taken", &what);
-            // one of those who try succeeds
+            // if several processes try, one of them succeeds
             fs::rename(entry.path(), &taken).ok()?;
             let text = fs::read_to_string(&taken).ok()?;
             let (lock, owner) = text.trim_end().split_once('\n')?;
             let owner = owner.parse().or_else(|_| OwnerId::from_value(owner)).ok()?;
-            Some(Given { what: what.clone(), lock: lock.to_owned(), owner, done: self.file("done", &what) })
+            Some(Given {
+                what: what.clone(),
+                lock: lock.to_owned(),
+                owner,
+                done: self.file("done", &what),
+            })
         })
     }
 
-    /// Whether somebody released it.
+    /// Returns `true` if the hold was released.
     fn is_done(&self, what: &str) -> bool {
         self.file("done", what).exists()
     }
 
     fn tidy(&self, what: &str) {
         for state in ["given", "taken", "done"] {
-            // two of them are not there
+            // not all of these files exist
             let _ = fs::remove_file(self.file(state, what));
         }
     }
 }
 
-/// Releases what another task gave away; until the server has said something, since its giver renews it for ever.
-pub(crate) async fn release(history: &History, choice: &Choice, given: &Given, op: &str, task: &str) {
+/// Releases a hold that another task gave away. It repeats the release until the server has
+/// replied, since the giver renews the hold for ever.
+pub(crate) async fn release(
+    history: &History,
+    choice: &Choice,
+    given: &Given,
+    op: &str,
+    task: &str,
+) {
     let mut tries = 0;
     loop {
         tries += 1;
         history.write(format_args!("take {op} {} {task}", given.what));
         let outcome = choice.lock.release(&given.owner).await;
-        // of a second try nobody knows which one was the release
+        // after a retry, it is unknown which request released the hold
         let again = if tries > 1 { "/again" } else { "" };
         history.write(format_args!("taken {op} {}{again}", result(&outcome)));
         if matches!(outcome, Ok(()) | Err(Error::NotHeld { .. })) {
@@ -88,21 +106,32 @@ pub(crate) async fn release(history: &History, choice: &Choice, given: &Given, o
     let _ = fs::write(&given.done, "");
 }
 
-/// The giver's part: if nobody came, or whoever came was killed, it releases what it gave away itself.
-pub(crate) async fn look_after(history: Arc<History>, mailbox: Mailbox, choice: Choice, what: String, owner: OwnerId) {
+/// Releases a hold that this task gave away, if no other task has done so in time.
+pub(crate) async fn look_after(
+    history: Arc<History>,
+    mailbox: Mailbox,
+    choice: Choice,
+    what: String,
+    owner: OwnerId,
+) {
     let until = now() + PATIENCE;
     while now() < until && !mailbox.is_done(&what) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     if !mailbox.is_done(&what) {
-        let given = Given { what: what.clone(), lock: String::new(), owner, done: mailbox.file("done", &what) };
-        // no number of its own: it is no operation of a task
+        let given = Given {
+            what: what.clone(),
+            lock: String::new(),
+            owner,
+            done: mailbox.file("done", &what),
+        };
+        // no number: this is not an operation of a task
         release(&history, &choice, &given, "-", "giver").await;
     }
     mailbox.tidy(&what);
 }
 
-/// A result as one word.
+/// Returns a result as one word.
 pub(crate) fn result<T>(outcome: &Result<T, Error>) -> String {
     match outcome {
         Ok(_) => "Ok".to_owned(),
@@ -110,7 +139,7 @@ pub(crate) fn result<T>(outcome: &Result<T, Error>) -> String {
     }
 }
 
-/// The name of an error, and of its reason.
+/// Returns the name of an error, and of its reason.
 pub(crate) fn name(error: &Error) -> String {
     match error {
         Error::Lost { reason, .. } => format!("Lost/{reason:?}"),
@@ -124,7 +153,7 @@ pub(crate) fn name(error: &Error) -> String {
     }
 }
 
-/// The folder of a run's mailbox.
+/// Returns the folder of a run's mailbox.
 pub(crate) fn folder(run: &Path) -> PathBuf {
     run.join("given")
 }

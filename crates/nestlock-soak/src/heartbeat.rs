@@ -1,4 +1,5 @@
-//! Writes down when nobody ran: a starved machine excuses time limits, never exclusion.
+//! Records when a process did not run: a starved machine excuses missed time limits, but never a
+//! breach of exclusion.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -8,10 +9,10 @@ use crate::{
 };
 
 const BEAT: Duration = Duration::from_millis(5);
-/// Later than this is a gap.
+/// A heartbeat later than this is recorded as a gap.
 const LATE: u64 = 12 * MILLI;
 
-/// Of this process: for as long as it lives.
+/// Starts the heartbeat of this process, which lasts as long as the process.
 pub(crate) fn of_the_process(history: Arc<History>) {
     thread::spawn(move || {
         let mut last = now();
@@ -22,7 +23,7 @@ pub(crate) fn of_the_process(history: Arc<History>) {
     });
 }
 
-/// Of the runtime, whose workers may be blocked.
+/// Runs the heartbeat of the runtime, whose workers may be blocked.
 pub(crate) async fn of_the_runtime(history: Arc<History>) {
     let mut last = now();
     loop {
@@ -31,7 +32,7 @@ pub(crate) async fn of_the_runtime(history: Arc<History>) {
     }
 }
 
-/// One beat after `last`; returns its time.
+/// Records a gap if the heartbeat after `last` is late. Returns the current time.
 pub(crate) fn beat(history: &History, what: &str, last: u64) -> u64 {
     let time = now();
     if time - last > LATE {

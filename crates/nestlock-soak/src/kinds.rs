@@ -1,4 +1,4 @@
-//! The kinds of lock, and how a task opens one.
+//! The kinds of lock, and how a task creates one.
 
 use std::time::Duration;
 
@@ -63,25 +63,36 @@ impl Kind {
 
     pub(crate) fn named(name: &str) -> Result<Self, String> {
         let all = Self::ALL.map(Self::name).join(", ");
-        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| format!("no kind {name}: there is {all}"))
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or_else(|| format!("no kind {name}: there is {all}"))
     }
 
-    /// Its owner may take it again.
+    /// Returns `true` if an owner can acquire it again.
     pub(crate) fn nests(self) -> bool {
-        matches!(self, Self::Reentrant | Self::Fair | Self::ReadWrite | Self::Fenced | Self::Spin | Self::Multi)
+        matches!(
+            self,
+            Self::Reentrant
+                | Self::Fair
+                | Self::ReadWrite
+                | Self::Fenced
+                | Self::Spin
+                | Self::Multi
+        )
     }
 
-    /// What is given away is one record with one owner.
+    /// Returns `true` if a hold is one record with one owner, which can be given away.
     pub(crate) fn gives(self) -> bool {
         !matches!(self, Self::ReadWrite | Self::Multi | Self::Red)
     }
 
-    /// Those who wait get it in the order in which they asked.
+    /// Returns `true` if waiters get it in the order of their requests.
     pub(crate) fn is_fair(self) -> bool {
         matches!(self, Self::Fair | Self::NonReentrantFair)
     }
 
-    /// Its records are those of other systems, whose owners are texts.
+    /// Returns `true` if its records are those of other systems, in which any text can be an owner.
     pub(crate) fn has_values(self) -> bool {
         matches!(self, Self::String | Self::Signal)
     }
@@ -103,33 +114,45 @@ impl Class {
     }
 }
 
-/// What a task takes.
+/// A lock that a task takes.
 #[derive(Debug, Clone)]
 pub(crate) struct Choice {
     pub(crate) kind: Kind,
     pub(crate) lock: Lock,
-    /// The records: several for a multi-lock.
+    /// The names of its records: several for a multi-lock.
     pub(crate) names: Vec<String>,
     pub(crate) class: Class,
-    /// Each acquire is an owner of its own.
+    /// Each acquire has an owner of its own.
     pub(crate) per_acquire: bool,
 }
 
-/// The names of a kind's locks.
+/// Returns the names of a kind's locks.
 pub(crate) fn names(kind: Kind) -> Vec<String> {
     let count = if kind == Kind::Multi { MEMBERS } else { NAMES };
-    (0..count).map(|at| format!("{}:{at}", kind.name())).collect()
+    (0..count)
+        .map(|at| format!("{}:{at}", kind.name()))
+        .collect()
 }
 
 impl Choice {
-    /// One lock of this kind; of the read-write and multi-locks, one form.
-    pub(crate) fn random(clients: &[LockClient], kind: Kind, expiry: Duration, rng: &mut StdRng) -> Self {
+    /// Draws a lock of this kind. For a read-write lock, it draws the mode as well; for a
+    /// multi-lock, the members.
+    pub(crate) fn random(
+        clients: &[LockClient],
+        kind: Kind,
+        expiry: Duration,
+        rng: &mut StdRng,
+    ) -> Self {
         let mut names = names(kind);
         names.shuffle(rng);
         let mut class = Class::Alone;
         match kind {
-            // its members are taken one by one, too
-            Kind::Multi => names.truncate(if rng.random_ratio(1, 3) { 1 } else { rng.random_range(2..=MEMBERS) }),
+            // a member may also be taken alone
+            Kind::Multi => names.truncate(if rng.random_ratio(1, 3) {
+                1
+            } else {
+                rng.random_range(2..=MEMBERS)
+            }),
             Kind::ReadWrite if rng.random_ratio(2, 3) => class = Class::Shared,
             _ => {}
         }
@@ -140,11 +163,20 @@ impl Choice {
         Self::open(clients, kind, names, class, per_acquire, expiry).expect("good names")
     }
 
-    /// The lock once more, inside of a hold of it: a writer may read.
+    /// Creates the lock again, to be acquired inside a hold of it. A writer may read.
     pub(crate) fn inner(&self, clients: &[LockClient], expiry: Duration, rng: &mut StdRng) -> Self {
-        let class = if rng.random_ratio(1, 2) { Class::Shared } else { self.class };
-        let class = if self.kind == Kind::ReadWrite { class } else { self.class };
-        Self::open(clients, self.kind, self.names.clone(), class, false, expiry).expect("the same names")
+        let class = if rng.random_ratio(1, 2) {
+            Class::Shared
+        } else {
+            self.class
+        };
+        let class = if self.kind == Kind::ReadWrite {
+            class
+        } else {
+            self.class
+        };
+        Self::open(clients, self.kind, self.names.clone(), class, false, expiry)
+            .expect("the same names")
     }
 
     pub(crate) fn open(
@@ -170,19 +202,34 @@ impl Choice {
             Kind::Signal => client.signal_lock(name)?,
             Kind::Multi if names.len() == 1 => client.reentrant_lock(name)?,
             Kind::Multi => {
-                let members: Result<Vec<_>, _> = names.iter().map(|name| client.reentrant_lock(name)).collect();
+                let members: Result<Vec<_>, _> = names
+                    .iter()
+                    .map(|name| client.reentrant_lock(name))
+                    .collect();
                 client.multi_lock(members?)?
             }
             Kind::Red => {
-                // a part of the expiry that a busy machine can keep
-                let options = RedLockOptions::new().expiry(expiry).timeout_factor(f64::from(ROUND) / 100.0);
+                // a share of the expiry that a busy machine can keep
+                let options = RedLockOptions::new()
+                    .expiry(expiry)
+                    .timeout_factor(f64::from(ROUND) / 100.0);
                 LockClient::red_lock(&clients[..SERVERS], name, options)?
             }
         };
-        let lock = if per_acquire { lock.owner_per_acquire() } else { lock };
-        Ok(Self { kind, lock, names, class, per_acquire })
+        let lock = if per_acquire {
+            lock.owner_per_acquire()
+        } else {
+            lock
+        };
+        Ok(Self {
+            kind,
+            lock,
+            names,
+            class,
+            per_acquire,
+        })
     }
 }
 
-/// How long a RedLock's round may take, in hundredths of its expiry.
+/// How long a round of a RedLock may take, in percent of its expiry.
 pub(crate) const ROUND: u8 = 15;

@@ -1,5 +1,6 @@
-//! A soak that hunts: processes that lock, servers, and faults between and below them; then a checker reads what all of
-//! them wrote down. README.md says how to run it and what is checked.
+//! A soak test: processes take locks, while faults hit them, the servers and the connections
+//! between them; then a checker reads all histories. README.md says how to run it and what is
+//! checked.
 
 #![allow(clippy::print_stdout, reason = "a program that reports")]
 

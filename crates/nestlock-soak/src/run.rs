@@ -15,22 +15,26 @@ use crate::{
 /// The journal of the faults, in a run's folder.
 pub(crate) const JOURNAL: &str = "faults";
 
-/// All modes that were asked for; whether nothing was wrong.
+/// Runs all modes of the settings. Returns `true` if no violation was found.
 pub(crate) fn run(settings: &Settings) -> Result<bool, String> {
     let mut good = true;
     for mode in &settings.modes {
         let mut part = settings.clone();
         if settings.modes.len() > 1 {
-            // none, aof and plain have 1, 2 and 2 parts of 5
+            // none gets 1/5 of the time, aof and plain 2/5 each
             part.seconds = (settings.seconds * if *mode == Mode::None { 1 } else { 2 }).div_ceil(5);
         }
-        println!("seed {}: nestlock-soak run {}", settings.seed, part.words(*mode));
+        println!(
+            "seed {}: nestlock-soak run {}",
+            settings.seed,
+            part.words(*mode)
+        );
         good &= one(&part, *mode)?;
     }
     Ok(good)
 }
 
-/// Reads the histories of a folder once more.
+/// Checks the histories of a folder again.
 pub(crate) fn check_again(folder: &Path) -> Result<bool, String> {
     let report = check::check(folder, Vec::new())?;
     println!("{report}");
@@ -38,7 +42,11 @@ pub(crate) fn check_again(folder: &Path) -> Result<bool, String> {
 }
 
 fn one(settings: &Settings, mode: Mode) -> Result<bool, String> {
-    let folder = std::env::temp_dir().join(format!("nestlock-soak-{}-{}", std::process::id(), mode.name()));
+    let folder = std::env::temp_dir().join(format!(
+        "nestlock-soak-{}-{}",
+        std::process::id(),
+        mode.name()
+    ));
     fs::create_dir_all(handover::folder(&folder)).map_err(|error| error.to_string())?;
     let wrong = play(settings, mode, &folder)?;
     let report = check::check(&folder, wrong)?;
@@ -52,7 +60,7 @@ fn one(settings: &Settings, mode: Mode) -> Result<bool, String> {
     Ok(good)
 }
 
-/// What was wrong that no history shows.
+/// Plays a run. Returns the violations that no history shows.
 fn play(settings: &Settings, mode: Mode, folder: &Path) -> Result<Vec<Violation>, String> {
     let text = |error: std::io::Error| error.to_string();
     let schedule = match &settings.schedule {
@@ -60,7 +68,11 @@ fn play(settings: &Settings, mode: Mode, folder: &Path) -> Result<Vec<Violation>
         None => Vec::new(),
     };
     let servers = Servers::start(settings, mode)?;
-    fs::write(folder.join(JOURNAL), format!("# {}\n", settings.words(mode))).map_err(text)?;
+    fs::write(
+        folder.join(JOURNAL),
+        format!("# {}\n", settings.words(mode)),
+    )
+    .map_err(text)?;
     let journal = History::open(&folder.join(JOURNAL)).map_err(text)?;
     let own = Arc::new(History::open(&folder.join("run.history")).map_err(text)?);
     heartbeat::of_the_process(Arc::clone(&own));
@@ -69,26 +81,44 @@ fn play(settings: &Settings, mode: Mode, folder: &Path) -> Result<Vec<Violation>
     let epoch = now();
     journal.write_at(epoch, "epoch");
     let until = epoch + settings.seconds * SECOND;
-    let mut processes = Processes::start(settings, mode, &servers, folder.to_owned(), until).map_err(text)?;
+    let mut processes =
+        Processes::start(settings, mode, &servers, folder.to_owned(), until).map_err(text)?;
     let mut wrong = Vec::new();
     for worker in &mut processes.workers {
         if !worker.wait_for("ready", epoch + 30 * SECOND) {
             return Err(format!("{} does not begin", worker.name));
         }
     }
-    let nemesis = Nemesis { settings, mode, servers: &servers, journal: &journal, epoch, until, schedule };
+    let nemesis = Nemesis {
+        settings,
+        mode,
+        servers: &servers,
+        journal: &journal,
+        epoch,
+        until,
+        schedule,
+    };
     thread::scope(|scope| {
         for lane in [Lane::Link(0), Lane::Link(1), Lane::Server] {
             let nemesis = &nemesis;
             scope.spawn(move || nemesis.run(lane, None));
         }
-        // here, since processes end with the thread that started them
+        // on this thread, as a process ends with the thread that started it
         nemesis.run(Lane::Process, Some(&mut processes));
     });
     sleep_until(until);
-    servers.proxies.iter().flatten().for_each(crate::support::proxy::Proxy::heal);
+    servers
+        .proxies
+        .iter()
+        .flatten()
+        .for_each(crate::support::proxy::Proxy::heal);
     journal.write("calm");
-    calm(&servers, &mut processes, settings.patience * SECOND, &mut wrong);
+    calm(
+        &servers,
+        &mut processes,
+        settings.patience * SECOND,
+        &mut wrong,
+    );
     Ok(wrong)
 }
 
@@ -96,7 +126,10 @@ fn calm(servers: &Servers, processes: &mut Processes, patience: u64, wrong: &mut
     let (begin, count) = (now(), servers.servers.len());
     let mut say = |text: String| wrong.push(Violation::of_the_run(now(), text));
     let mut all_alive = true;
-    for (order, answers) in [(None, &["settled"][..]), (Some("calm"), &["calmed", "idle"])] {
+    for (order, answers) in [
+        (None, &["settled"][..]),
+        (Some("calm"), &["calmed", "idle"]),
+    ] {
         for worker in &mut processes.workers {
             if let Some(order) = order {
                 worker.order(order);
@@ -105,7 +138,10 @@ fn calm(servers: &Servers, processes: &mut Processes, patience: u64, wrong: &mut
         for worker in &mut processes.workers {
             for what in answers {
                 if !worker.wait_for(what, begin + patience) {
-                    say(format!("process {} does not get to {what:?}, or has ended before", worker.name));
+                    say(format!(
+                        "process {} does not get to {what:?}, or has ended before",
+                        worker.name
+                    ));
                     all_alive = false;
                     break;
                 }
@@ -117,7 +153,10 @@ fn calm(servers: &Servers, processes: &mut Processes, patience: u64, wrong: &mut
     }
     for server in 0..count {
         if all_alive && !nemesis::wait_for(3 * SECOND, || servers.channels(server).is_empty()) {
-            say(format!("server {server} has subscribers of {:?}", servers.channels(server)));
+            say(format!(
+                "server {server} has subscribers of {:?}",
+                servers.channels(server)
+            ));
         }
     }
     for worker in &mut processes.workers {
@@ -125,20 +164,30 @@ fn calm(servers: &Servers, processes: &mut Processes, patience: u64, wrong: &mut
     }
     for worker in &mut processes.workers {
         let ended = !all_alive || worker.wait_for("ended", now() + 20 * SECOND);
-        let status = if all_alive { worker.wait_for_the_end(10 * SECOND) } else { None };
+        let status = if all_alive {
+            worker.wait_for_the_end(10 * SECOND)
+        } else {
+            None
+        };
         if all_alive && !(ended && status.is_some_and(|status| status.success())) {
-            say(format!("process {} does not end in order: {status:?}", worker.name));
+            say(format!(
+                "process {} does not end in order: {status:?}",
+                worker.name
+            ));
         }
         worker.kill();
         for text in worker.wrong.drain(..) {
             say(format!("process {}: {text}", worker.name));
         }
     }
-    // a ghost dies by its lease, a place in a queue by its patience
+    // unsettled requests end with their leases, queue entries with their patience
     let leases = LONGEST_WATCHDOG + FAIR_PATIENCE + Duration::from_secs(2);
     for server in 0..count {
         if !nemesis::wait_for(leases.as_nanos() as u64, || servers.keys(server).is_empty()) {
-            say(format!("server {server} still has {:?}", servers.keys(server)));
+            say(format!(
+                "server {server} still has {:?}",
+                servers.keys(server)
+            ));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The servers of a run, their proxies, and a look at what is left on them.
+//! The servers of a run and their proxies, and queries for what is left on the servers.
 
 use std::{net::SocketAddr, sync::Arc, thread, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
 
 pub(crate) struct Servers {
     pub(crate) servers: Vec<SpawnedServer>,
-    /// Of each link, one to each server.
+    /// By link, then by server.
     pub(crate) proxies: Vec<Vec<Proxy>>,
 }
 
@@ -26,18 +26,23 @@ impl Servers {
     pub(crate) fn start(settings: &Settings, mode: Mode) -> Result<Self, String> {
         let mut args = vec!["--save", "", "--enable-debug-command", "yes"];
         if mode == Mode::Aof {
-            // everysec: while the disk is busy, what was answered is written up to two seconds later
+            // not everysec: while the disk is busy, a write may follow its reply by up to 2 s
             args.extend(["--appendonly", "yes", "--appendfsync", "always"]);
         }
         let start = |_| SpawnedServer::start_with(&args).map_err(|error| error.to_string());
         let servers: Vec<SpawnedServer> = (0..SERVERS).map(start).collect::<Result<_, _>>()?;
         let links = (0..settings.workers * CLIENTS).filter_map(link).count();
-        let proxies = |_| servers.iter().map(|server| Proxy::start(&Server(server.addr()))).collect();
+        let proxies = |_| {
+            servers
+                .iter()
+                .map(|server| Proxy::start(&Server(server.addr())))
+                .collect()
+        };
         let proxies = (0..links).map(proxies).collect();
         Ok(Self { servers, proxies })
     }
 
-    /// Where a client connects to.
+    /// Returns the URLs that a client connects to, one per server.
     pub(crate) fn urls(&self, client: usize) -> String {
         let urls: Vec<String> = match link(client) {
             Some(link) => self.proxies[link].iter().map(Proxy::url).collect(),
@@ -46,7 +51,7 @@ impl Servers {
         urls.join("+")
     }
 
-    /// Writes down when a server did not answer, whatever the reason.
+    /// Records when a server did not reply, whatever the reason.
     pub(crate) fn watch(&self, history: &Arc<History>) {
         for (number, server) in self.servers.iter().enumerate() {
             let (addr, history) = (server.addr(), Arc::clone(history));
@@ -68,21 +73,29 @@ impl Servers {
         }
     }
 
-    /// Runs one command; an error of the server's is an error.
+    /// Runs one command. An error reply is returned as an error.
     pub(crate) fn ask(&self, server: usize, parts: &[&str]) -> std::io::Result<Reply> {
         call(&mut connect(self.servers[server].addr())?, parts)
     }
 
-    /// Every key, but those that stay: what tokens are counted with, and what was guarded.
+    /// Returns all keys, except those that stay: the counters of tokens, and guarded values.
     pub(crate) fn keys(&self, server: usize) -> Vec<String> {
         let stays = |key: &str| key.contains("token") || key.contains("guarded");
-        let Ok(Reply::List(keys)) = self.ask(server, &["KEYS", "*"]) else { return vec!["no answer".to_owned()] };
-        keys.iter().map(|key| key.text().to_owned()).filter(|key| !stays(key)).collect()
+        let Ok(Reply::List(keys)) = self.ask(server, &["KEYS", "*"]) else {
+            return vec!["no answer".to_owned()];
+        };
+        keys.iter()
+            .map(|key| key.text().to_owned())
+            .filter(|key| !stays(key))
+            .collect()
     }
 
     pub(crate) fn channels(&self, server: usize) -> Vec<String> {
         match self.ask(server, &["PUBSUB", "CHANNELS"]) {
-            Ok(Reply::List(channels)) => channels.iter().map(|channel| channel.text().to_owned()).collect(),
+            Ok(Reply::List(channels)) => channels
+                .iter()
+                .map(|channel| channel.text().to_owned())
+                .collect(),
             other => vec![format!("no answer: {other:?}")],
         }
     }

@@ -1,4 +1,4 @@
-//! What a run is told, on its command line and on those of its workers, and what follows from the seed.
+//! The settings of a run, from its own command line or a worker's, and what follows from the seed.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use crate::{clock::SECOND, kinds::Kind};
 
 pub(crate) const CLIENTS: usize = 2;
 pub(crate) const SERVERS: usize = 3;
-/// How long one kind has most of the work.
+/// How long one kind of lock has most of the work, in nanoseconds.
 pub(crate) const HOT: u64 = 3 * SECOND / 2;
 pub(crate) const POLL_CAP: Duration = Duration::from_millis(500);
 pub(crate) const OUTAGE_PATIENCE: Duration = Duration::from_secs(3);
@@ -21,14 +21,14 @@ pub(crate) const FAIR_PATIENCE: Duration = Duration::from_millis(1500);
 pub(crate) const LONGEST_WATCHDOG: Duration = Duration::from_secs(2);
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_millis(1500);
 
-/// What the servers may forget.
+/// Which faults a run has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// No fault at all: nothing may be lost.
+    /// No faults: nothing may be lost.
     None,
-    /// Every fault that must not cost exclusion.
+    /// All faults that must not break exclusion.
     Aof,
-    /// The servers forget, too.
+    /// Also faults in which a server loses its data.
     Plain,
 }
 
@@ -47,24 +47,26 @@ pub(crate) struct Settings {
     words: BTreeMap<String, String>,
     pub(crate) seed: u64,
     pub(crate) seconds: u64,
-    /// One after the other.
+    /// They run one after the other.
     pub(crate) modes: Vec<Mode>,
     pub(crate) only: Vec<Kind>,
-    /// Sorts of faults; empty: all.
+    /// Sorts of faults; all of them if empty.
     pub(crate) faults: Vec<String>,
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
-    /// How many seconds processes may take to come to an end.
+    /// How long processes may take to finish, in seconds.
     pub(crate) patience: u64,
     pub(crate) keep: bool,
-    /// A journal whose faults are done again.
+    /// A journal whose faults are repeated.
     pub(crate) schedule: Option<PathBuf>,
 }
 
 impl Settings {
     pub(crate) fn parse(words: &[&str]) -> Result<Self, String> {
         let split = |word: &&str| {
-            let (name, value) = word.split_once('=').ok_or_else(|| format!("not NAME=VALUE: {word}"))?;
+            let (name, value) = word
+                .split_once('=')
+                .ok_or_else(|| format!("not NAME=VALUE: {word}"))?;
             Ok((name.to_lowercase(), value.to_owned()))
         };
         Self::of(words.iter().map(split).collect::<Result<_, String>>()?)
@@ -72,25 +74,44 @@ impl Settings {
 
     fn of(mut words: BTreeMap<String, String>) -> Result<Self, String> {
         if words.get("seed").is_none_or(|seed| seed == "random") {
-            words.insert("seed".to_owned(), rand::rng().random_range(0..u64::from(u32::MAX)).to_string());
+            words.insert(
+                "seed".to_owned(),
+                rand::rng().random_range(0..u64::from(u32::MAX)).to_string(),
+            );
         }
-        let get = |name: &str, default: &str| words.get(name).map_or(default, String::as_str).to_owned();
+        let get =
+            |name: &str, default: &str| words.get(name).map_or(default, String::as_str).to_owned();
         let modes = match &*get("mode", "all") {
             "none" => vec![Mode::None],
             "aof" => vec![Mode::Aof],
             "plain" => vec![Mode::Plain],
             "all" => vec![Mode::None, Mode::Aof, Mode::Plain],
-            other => return Err(format!("no mode {other}: there is none, aof, plain and all")),
+            other => {
+                return Err(format!(
+                    "no mode {other}: there is none, aof, plain and all"
+                ));
+            }
         };
         let list = |name: &str| -> Vec<String> {
-            get(name, "").split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect()
+            get(name, "")
+                .split(',')
+                .filter(|word| !word.is_empty())
+                .map(str::to_owned)
+                .collect()
         };
-        let only: Vec<Kind> = list("only").iter().map(|kind| Kind::named(kind)).collect::<Result<_, _>>()?;
+        let only: Vec<Kind> = list("only")
+            .iter()
+            .map(|kind| Kind::named(kind))
+            .collect::<Result<_, _>>()?;
         Ok(Self {
             seed: number(&get("seed", "0"))?,
             seconds: number(&get("seconds", "60"))?,
             modes,
-            only: if only.is_empty() { Kind::ALL.to_vec() } else { only },
+            only: if only.is_empty() {
+                Kind::ALL.to_vec()
+            } else {
+                only
+            },
             faults: list("faults"),
             workers: number(&get("workers", "4"))?,
             tasks: number(&get("tasks", "3"))?,
@@ -101,25 +122,38 @@ impl Settings {
         })
     }
 
-    /// A journal, whose first line is the command that made it; what is on the command line counts more.
+    /// Reads a journal, whose first line has the settings of its run. `words` take precedence over
+    /// them.
     pub(crate) fn of_scenario(file: &Path, words: &[&str]) -> Result<Self, String> {
-        let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
-        let first =
-            text.lines().next().and_then(|line| line.strip_prefix("# ")).ok_or("its first line has no settings")?;
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| format!("{}: {error}", file.display()))?;
+        let first = text
+            .lines()
+            .next()
+            .and_then(|line| line.strip_prefix("# "))
+            .ok_or("its first line has no settings")?;
         let schedule = format!("schedule={}", file.display());
-        let all: Vec<&str> = first.split(' ').chain([&*schedule]).chain(words.iter().copied()).collect();
+        let all: Vec<&str> = first
+            .split(' ')
+            .chain([&*schedule])
+            .chain(words.iter().copied())
+            .collect();
         Self::parse(&all)
     }
 
-    /// As words of a command line, for one mode.
+    /// Returns the settings as words of a command line, for one mode.
     pub(crate) fn words(&self, mode: Mode) -> String {
         let mut words = self.words.clone();
         words.insert("mode".to_owned(), mode.name().to_owned());
         words.insert("seconds".to_owned(), self.seconds.to_string());
-        words.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+        words
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
-    /// What only a worker is told.
+    /// Returns a setting that only workers have.
     pub(crate) fn told<T: FromStr>(&self, name: &str) -> T {
         let word = self.words.get(name).and_then(|word| word.parse().ok());
         word.unwrap_or_else(|| panic!("a worker is told its {name}"))
@@ -129,18 +163,22 @@ impl Settings {
         StdRng::seed_from_u64(self.seed ^ salt.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
-    /// The watchdog timeout of a client.
+    /// Returns the watchdog timeout of a client.
     pub(crate) fn watchdog(&self, client: usize) -> Duration {
-        Duration::from_millis(self.rng(7 + client as u64).random_range(900..=LONGEST_WATCHDOG.as_millis() as u64))
+        Duration::from_millis(
+            self.rng(7 + client as u64)
+                .random_range(900..=LONGEST_WATCHDOG.as_millis() as u64),
+        )
     }
 
-    /// The kind that most work is for, at this time.
+    /// Returns the kind of lock that has most of the work at this time.
     pub(crate) fn hot(&self, time: u64) -> Kind {
         self.only[self.rng(1000 + time / HOT).random_range(0..self.only.len())]
     }
 }
 
-/// The number of a client's proxies: two thirds have some.
+/// Returns the number of a client's proxies. Returns `None` for every third client, which has no
+/// proxies.
 pub(crate) fn link(client: usize) -> Option<usize> {
     (client % 3 != 2).then(|| client - client / 3)
 }
@@ -156,14 +194,29 @@ mod tests {
     #[test]
     fn two_thirds_are_behind_proxies() {
         let links: Vec<_> = (0..8).map(link).collect();
-        assert_eq!(links, [Some(0), Some(1), None, Some(2), Some(3), None, Some(4), Some(5)]);
+        assert_eq!(
+            links,
+            [
+                Some(0),
+                Some(1),
+                None,
+                Some(2),
+                Some(3),
+                None,
+                Some(4),
+                Some(5)
+            ]
+        );
     }
 
     #[test]
     fn a_command_line_says_itself_again() {
-        let settings = Settings::parse(&["SECONDS=5", "seed=7", "only=mutex,fair", "mode=all"]).unwrap();
+        let settings =
+            Settings::parse(&["SECONDS=5", "seed=7", "only=mutex,fair", "mode=all"]).unwrap();
         let again = settings.words(Mode::Aof);
         assert_eq!(again, "mode=aof only=mutex,fair seconds=5 seed=7");
-        assert!(Settings::parse(&["mode=some"]).is_err() && Settings::parse(&["only=latch"]).is_err());
+        assert!(
+            Settings::parse(&["mode=some"]).is_err() && Settings::parse(&["only=latch"]).is_err()
+        );
     }
 }

@@ -1,18 +1,37 @@
-//! The proxy and the plain connection of `tests/it`: the same files, with what they ask of their neighbours.
+//! The proxy and the plain connection of `tests/it`: the same files, with what they need from their
+//! neighbours.
 
 use std::net::SocketAddr;
 
-#[allow(dead_code, unreachable_pub, clippy::pedantic, clippy::unwrap_used, reason = "they are the tests'")]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::unwrap_used,
+    reason = "they are the tests'"
+)]
 #[path = "../../../tests/it/support/frames.rs"]
 pub(crate) mod frames;
-#[allow(dead_code, unreachable_pub, clippy::pedantic, clippy::unwrap_used, reason = "they are the tests'")]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::unwrap_used,
+    reason = "they are the tests'"
+)]
 #[path = "../../../tests/it/support/proxy.rs"]
 pub(crate) mod proxy;
-#[allow(dead_code, unreachable_pub, clippy::pedantic, clippy::unwrap_used, reason = "they are the tests'")]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::unwrap_used,
+    reason = "they are the tests'"
+)]
 #[path = "../../../tests/it/support/wire.rs"]
 pub(crate) mod wire;
 
-/// Where a proxy leads to.
+/// The server that a proxy forwards to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Server(pub(crate) SocketAddr);
 
@@ -22,7 +41,7 @@ impl Server {
     }
 }
 
-/// No script is told from another here.
+/// Stands in for the tests' module: no script has a name here.
 pub(crate) mod scripts {
     pub(crate) fn names() -> Vec<String> {
         Vec::new()

@@ -1,4 +1,4 @@
-//! One task: takes locks, looks at what it holds, gives it back; and writes all of it down.
+//! A task: acquires locks, checks its holds, releases them, and records all of it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
     worker::{Connected, Process},
 };
 
-/// Holds of one owner inside each other.
+/// How many holds an owner nests at most.
 const DEPTH: usize = 3;
 
 pub(crate) struct Task {
@@ -26,7 +26,7 @@ pub(crate) struct Task {
     client: Connected,
     name: String,
     rng: StdRng,
-    /// What it gave away, until somebody has released it.
+    /// Holds that it gave away and that are not released yet.
     given: JoinSet<()>,
 }
 
@@ -35,10 +35,10 @@ pub(crate) struct Task {
 enum Way {
     Try,
     Bounded(Duration),
-    /// The future is dropped.
+    /// The future is dropped after this time.
     Cancelled(Duration),
     Unbounded,
-    /// As unbounded, but it must come within this.
+    /// Like `Unbounded`, but it must succeed within this time.
     Calm(Duration),
 }
 
@@ -50,21 +50,34 @@ struct Held {
     was_lost: bool,
 }
 
-/// How often a lock is asked for in calm until it is had.
+/// How often each lock is tried in calm.
 const TRIES: u32 = 3;
 
-/// How long a lock may take in calm: whoever died had it for a lease, and nobody said so.
+/// Returns how long an acquire may take in calm: a killed process leaves its lease behind, and no
+/// message reports its end.
 pub(crate) fn calm_limit(kind: Kind) -> Duration {
-    let patience = if kind.is_fair() { FAIR_PATIENCE } else { Duration::ZERO };
+    let patience = if kind.is_fair() {
+        FAIR_PATIENCE
+    } else {
+        Duration::ZERO
+    };
     LONGEST_WATCHDOG.max(LONGEST_LEASE) + POLL_CAP + Duration::from_secs(2) + patience
 }
 
 impl Task {
     pub(crate) fn new(process: Arc<Process>, client: Connected, number: u64) -> Self {
         let name = format!("{}t{number}", client.name);
-        let salt = name.bytes().fold(0, |salt: u64, byte| salt.wrapping_mul(31).wrapping_add(u64::from(byte)));
+        let salt = name.bytes().fold(0, |salt: u64, byte| {
+            salt.wrapping_mul(31).wrapping_add(u64::from(byte))
+        });
         let rng = process.settings.rng(salt);
-        Self { process, client, name, rng, given: JoinSet::new() }
+        Self {
+            process,
+            client,
+            name,
+            rng,
+            given: JoinSet::new(),
+        }
     }
 
     pub(crate) async fn work(&mut self) {
@@ -76,23 +89,38 @@ impl Task {
         while self.given.join_next().await.is_some() {}
     }
 
-    /// Takes each lock once.
+    /// Acquires and releases each lock once.
     pub(crate) async fn calm(mut self) {
         let only = self.process.settings.only.clone();
         let mut choices: Vec<Choice> = Vec::new();
         for kind in only {
             let all = kinds::names(kind);
-            let sets = if kind == Kind::Multi { vec![all] } else { all.into_iter().map(|name| vec![name]).collect() };
+            let sets = if kind == Kind::Multi {
+                vec![all]
+            } else {
+                all.into_iter().map(|name| vec![name]).collect()
+            };
             for (at, names) in sets.into_iter().enumerate() {
-                let class = if kind == Kind::ReadWrite && at == 1 { Class::Shared } else { Class::Alone };
-                let open = Choice::open(&self.client.servers, kind, names, class, false, self.client.watchdog);
+                let class = if kind == Kind::ReadWrite && at == 1 {
+                    Class::Shared
+                } else {
+                    Class::Alone
+                };
+                let open = Choice::open(
+                    &self.client.servers,
+                    kind,
+                    names,
+                    class,
+                    false,
+                    self.client.watchdog,
+                );
                 choices.push(open.expect("good names"));
             }
         }
         let begin = self.rng.random_range(0..choices.len());
         choices.rotate_left(begin);
         for choice in choices {
-            // on a busy machine a call may fail; the next one has its whole time
+            // on a busy machine a call may fail; the next one has the full time
             for _ in 0..TRIES {
                 let way = Way::Calm(calm_limit(choice.kind));
                 if let Some(mut held) = self.acquire(choice.clone(), way, None, None).await {
@@ -104,7 +132,7 @@ impl Task {
         }
     }
 
-    /// Microseconds at random.
+    /// Draws a duration. `least` and `most` are in microseconds.
     fn between(&mut self, least: u64, most: u64) -> Duration {
         Duration::from_micros(self.rng.random_range(least..=most))
     }
@@ -120,7 +148,12 @@ impl Task {
         } else {
             settings.only[self.rng.random_range(0..settings.only.len())]
         };
-        Choice::random(&self.client.servers, kind, self.client.watchdog, &mut self.rng)
+        Choice::random(
+            &self.client.servers,
+            kind,
+            self.client.watchdog,
+            &mut self.rng,
+        )
     }
 
     fn way(&mut self) -> Way {
@@ -132,10 +165,16 @@ impl Task {
         }
     }
 
-    /// Mostly none, then mostly a short one.
+    /// Draws a lease: mostly none, otherwise mostly a short one.
     fn lease(&mut self) -> Option<Duration> {
-        let most = if self.rng.random_ratio(2, 3) { 250_000 } else { LONGEST_LEASE.as_micros() as u64 };
-        self.rng.random_ratio(1, 4).then(|| self.between(60_000, most))
+        let most = if self.rng.random_ratio(2, 3) {
+            250_000
+        } else {
+            LONGEST_LEASE.as_micros() as u64
+        };
+        self.rng
+            .random_ratio(1, 4)
+            .then(|| self.between(60_000, most))
     }
 
     async fn round(&mut self) {
@@ -143,13 +182,24 @@ impl Task {
             self.take_given().await;
         }
         let choice = self.pick();
-        let (depth, way) =
-            (if choice.kind.nests() && !choice.per_acquire { self.rng.random_range(1..=DEPTH) } else { 1 }, self.way());
+        let (depth, way) = (
+            if choice.kind.nests() && !choice.per_acquire {
+                self.rng.random_range(1..=DEPTH)
+            } else {
+                1
+            },
+            self.way(),
+        );
         let lease = self.lease();
-        let Some(first) = self.acquire(choice, way, lease, None).await else { return };
+        let Some(first) = self.acquire(choice, way, lease, None).await else {
+            return;
+        };
         let (mut held, mut counts) = (vec![first], true);
         while held.len() < depth && counts {
-            let inner = held[0].choice.inner(&self.client.servers, self.client.watchdog, &mut self.rng);
+            let inner =
+                held[0]
+                    .choice
+                    .inner(&self.client.servers, self.client.watchdog, &mut self.rng);
             let (way, parent) = (self.way(), held[0].op);
             let lease = self.lease();
             match self.acquire(inner, way, lease, Some(parent)).await {
@@ -159,8 +209,10 @@ impl Task {
         }
         let time = match self.rng.random_range(0..100) {
             0..70 => self.between(0, 3_000),
-            // to its end, and beyond
-            _ if lease.is_some() && self.rng.random_ratio(2, 3) => lease.unwrap_or_default().mul_f64(1.1),
+            // to the end of the lease and beyond
+            _ if lease.is_some() && self.rng.random_ratio(2, 3) => {
+                lease.unwrap_or_default().mul_f64(1.1)
+            }
             70..98 => self.between(3_000, 40_000),
             _ => self.between(100_000, 2_500_000),
         };
@@ -180,12 +232,17 @@ impl Task {
     ) -> Option<Held> {
         let op = self.process.op();
         let own = choice.per_acquire || !choice.kind.nests();
-        let who = if own { format!("{}#{op}", self.name) } else { self.name.clone() };
+        let who = if own {
+            format!("{}#{op}", self.name)
+        } else {
+            self.name.clone()
+        };
         let mut options = AcquireOptions::new();
         if let Some(lease) = lease {
             options = options.lease(lease);
         }
-        // whose answer is lost when calm begins is told so, since it has no other name
+        // an acquire with a value cannot be retried under another name, so it would fail if its
+        // reply were lost as calm begins
         if choice.kind.has_values() && self.rng.random_ratio(1, 3) && !matches!(way, Way::Calm(_)) {
             options = options.value(format!("value-{who}"));
         }
@@ -196,7 +253,8 @@ impl Task {
             Way::Unbounded => ("unbounded", None),
             Way::Calm(limit) => ("calm", Some(limit)),
         };
-        let or_dash = |number: Option<u128>| number.map_or("-".to_owned(), |number| number.to_string());
+        let or_dash =
+            |number: Option<u128>| number.map_or("-".to_owned(), |number| number.to_string());
         self.write(format_args!(
             "call {op} {} {who} {} {} {} {way_name} {} {} {}",
             self.name,
@@ -212,24 +270,40 @@ impl Task {
             Way::Try => Some(lock.try_lock_with(options).await),
             Way::Bounded(limit) => Some(lock.try_lock_for_with(limit, options).await),
             Way::Unbounded => Some(lock.lock_with(options).await.map(Some)),
-            Way::Cancelled(limit) | Way::Calm(limit) => {
-                timeout(limit, lock.lock_with(options)).await.ok().map(|locked| locked.map(Some))
-            }
+            Way::Cancelled(limit) | Way::Calm(limit) => timeout(limit, lock.lock_with(options))
+                .await
+                .ok()
+                .map(|locked| locked.map(Some)),
         };
         match outcome {
             Some(Ok(Some(guard))) => {
-                let token = guard.fencing_token().map_or("-".to_owned(), |token| token.to_string());
-                self.write(format_args!("got {op} {} {token}", word(guard.owner().as_str())));
-                return Some(Held { op, guard, choice, lease, was_lost: false });
+                let token = guard
+                    .fencing_token()
+                    .map_or("-".to_owned(), |token| token.to_string());
+                self.write(format_args!(
+                    "got {op} {} {token}",
+                    word(guard.owner().as_str())
+                ));
+                return Some(Held {
+                    op,
+                    guard,
+                    choice,
+                    lease,
+                    was_lost: false,
+                });
             }
             Some(Ok(None)) => self.write(format_args!("none {op}")),
             None => self.write(format_args!("gone {op}")),
-            Some(Err(error)) => self.write(format_args!("err {op} {} {}", name(&error), word(&error.to_string()))),
+            Some(Err(error)) => self.write(format_args!(
+                "err {op} {} {}",
+                name(&error),
+                word(&error.to_string())
+            )),
         }
         None
     }
 
-    /// Looks at all of them until the time is over.
+    /// Checks all holds until the time is over.
     async fn hold(&mut self, held: &mut [Held], time: Duration) {
         let until = now() + time.as_nanos() as u64;
         let (mut pause, extends) = (500, self.rng.random_ratio(1, 6));
@@ -249,7 +323,10 @@ impl Task {
             pause = (pause * 2).min(10_000);
         }
         if extends && !held[0].was_lost {
-            let (one, lease) = (&held[0], Duration::from_millis(self.rng.random_range(50..1500)));
+            let (one, lease) = (
+                &held[0],
+                Duration::from_millis(self.rng.random_range(50..1500)),
+            );
             self.write(format_args!("ext {} {}", one.op, lease.as_millis()));
             let outcome = one.guard.extend(lease).await;
             self.write(format_args!("extended {} {}", one.op, result(&outcome)));
@@ -257,11 +334,15 @@ impl Task {
         }
     }
 
-    /// The time is from before the look: what it says was true then.
+    /// Records whether a hold is lost. The recorded time is from before the check, so that its
+    /// result was true then.
     async fn look(&self, held: &mut Held) {
         let (time, remaining) = (now(), held.guard.remaining());
         if !held.guard.is_lost() {
-            self.process.history.write_at(time, format_args!("ok {} {}", held.op, remaining.as_micros()));
+            self.process.history.write_at(
+                time,
+                format_args!("ok {} {}", held.op, remaining.as_micros()),
+            );
             return;
         }
         if !held.was_lost {
@@ -273,13 +354,17 @@ impl Task {
         }
     }
 
-    /// What the server says of it, and a guarded write.
+    /// Makes a guarded write, and queries the server for the hold count and the holder.
     async fn ask(&mut self, held: &mut [Held]) {
-        let Held { op, choice, guard, .. } = &held[0];
+        let Held {
+            op, choice, guard, ..
+        } = &held[0];
         if let Some(token) = guard.fencing_token() {
             let key = format!("guarded:{}", choice.names[0]);
             self.write(format_args!("put {op} {key} {token}"));
-            let outcome = self.client.servers[0].fenced_set(&key, token.to_string(), token).await;
+            let outcome = self.client.servers[0]
+                .fenced_set(&key, token.to_string(), token)
+                .await;
             self.write(format_args!("done {op} {}", result(&outcome)));
         }
         let same = held.iter().all(|one| one.choice.class == choice.class);
@@ -295,23 +380,29 @@ impl Task {
                 && let Ok(holder) = choice.lock.holder().await
             {
                 let holder = holder.map_or("-".to_owned(), |holder| word(holder.as_str()));
-                self.write(format_args!("holder {op} {holder} {}", word(owner.as_str())));
+                self.write(format_args!(
+                    "holder {op} {holder} {}",
+                    word(owner.as_str())
+                ));
             }
-            // it was so, if it is still held after that
+            // the replies are valid only if the lock is still held after them
             for one in held {
                 self.look(one).await;
             }
         }
     }
 
-    /// In any order.
+    /// Releases the holds, in any order.
     async fn let_go(&mut self, mut held: Vec<Held>) {
         while !held.is_empty() {
             let alone = held.len() == 1;
             let one = held.remove(self.rng.random_range(0..held.len()));
             match self.rng.random_range(0..20) {
                 0..2 if alone && one.choice.kind.gives() => self.give(one),
-                2 if alone && one.choice.kind.gives() && one.lease.is_some_and(|lease| lease < LONGEST_LEASE / 4) => {
+                2 if alone
+                    && one.choice.kind.gives()
+                    && one.lease.is_some_and(|lease| lease < LONGEST_LEASE / 4) =>
+                {
                     self.write(format_args!("rel {} leave", one.op));
                     let _ = one.guard.leave_to_lease();
                 }
@@ -320,7 +411,7 @@ impl Task {
                     drop(one.guard);
                 }
                 9 => {
-                    // dropped midway, it still releases
+                    // an unlock that is dropped midway still releases
                     let time = self.between(0, 2_000);
                     self.write(format_args!("rel {} cut", one.op));
                     let _ = timeout(time, one.guard.unlock()).await;
@@ -341,18 +432,48 @@ impl Task {
         self.write(format_args!("rel {} forget", held.op));
         let owner = held.guard.forget();
         let process = &self.process;
-        process.mailbox.give(&what, &held.choice.names[0], &owner).expect("a mailbox");
+        process
+            .mailbox
+            .give(&what, &held.choice.names[0], &owner)
+            .expect("a mailbox");
         let (history, mailbox) = (Arc::clone(&process.history), process.mailbox.clone());
-        self.given.spawn(handover::look_after(history, mailbox, held.choice, what, owner));
+        self.given.spawn(handover::look_after(
+            history,
+            mailbox,
+            held.choice,
+            what,
+            owner,
+        ));
     }
 
-    /// Releases what somebody else gave away, through a lock of its own.
+    /// Releases a hold that another task gave away, through a lock of its own.
     async fn take_given(&mut self) {
-        let Some(given) = self.process.mailbox.take() else { return };
-        let kind = given.lock.split(':').next().and_then(|kind| Kind::named(kind).ok()).expect("a lock of ours");
+        let Some(given) = self.process.mailbox.take() else {
+            return;
+        };
+        let kind = given
+            .lock
+            .split(':')
+            .next()
+            .and_then(|kind| Kind::named(kind).ok())
+            .expect("a lock of ours");
         let names = vec![given.lock.clone()];
-        let choice = Choice::open(&self.client.servers, kind, names, Class::Alone, false, self.client.watchdog);
+        let choice = Choice::open(
+            &self.client.servers,
+            kind,
+            names,
+            Class::Alone,
+            false,
+            self.client.watchdog,
+        );
         let op = self.process.op().to_string();
-        handover::release(&self.process.history, &choice.expect("a good name"), &given, &op, &self.name).await;
+        handover::release(
+            &self.process.history,
+            &choice.expect("a good name"),
+            &given,
+            &op,
+            &self.name,
+        )
+        .await;
     }
 }

@@ -1,4 +1,4 @@
-//! One process: its clients and tasks, the calm at the end, and what is left then.
+//! A worker process: its clients and tasks, the calm at the end, and what is left then.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ pub(crate) struct Process {
     pub(crate) settings: Settings,
     pub(crate) history: Arc<History>,
     pub(crate) mailbox: Mailbox,
-    /// No new work from then on.
+    /// No new work begins after this time.
     pub(crate) until: u64,
     /// Slot and generation: `s0g1`.
     pub(crate) name: String,
@@ -37,13 +37,14 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The number of the next operation.
+    /// Returns the number of the next operation.
     pub(crate) fn op(&self) -> u64 {
         self.ops.fetch_add(1, Relaxed)
     }
 }
 
-/// A client: a connection to each server, of which the first has all locks but those over several.
+/// A client: a connection to each server. All locks are on the first one, except those that span
+/// several.
 #[derive(Debug, Clone)]
 pub(crate) struct Connected {
     pub(crate) name: String,
@@ -51,32 +52,46 @@ pub(crate) struct Connected {
     pub(crate) watchdog: Duration,
 }
 
-/// The life of a worker. Says on stdout how far it is; is told on stdin to go on.
+/// Runs a worker. It reports its progress on stdout, and reads orders from stdin.
 pub(crate) fn run(settings: &Settings) -> bool {
     end_with_the_parent();
     let settings = settings.clone();
     let (slot, generation): (usize, usize) = (settings.told("slot"), settings.told("generation"));
     let folder: PathBuf = settings.told("folder");
     let name = format!("s{slot}g{generation}");
-    let history = Arc::new(History::open(&folder.join(format!("{name}.history"))).expect("a history"));
+    let history =
+        Arc::new(History::open(&folder.join(format!("{name}.history"))).expect("a history"));
     heartbeat::of_the_process(Arc::clone(&history));
     let mailbox = Mailbox(handover::folder(&folder));
     let until = settings.told("until");
-    let process = Arc::new(Process { settings, history, mailbox, until, name, ops: AtomicU64::new(0) });
+    let process = Arc::new(Process {
+        settings,
+        history,
+        mailbox,
+        until,
+        name,
+        ops: AtomicU64::new(0),
+    });
     let (sender, orders) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             let _ = sender.send(line);
         }
-        // whoever started us is gone
+        // the parent process is gone
         std::process::exit(3);
     });
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.expect("a runtime").block_on(live(process, slot, orders));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    runtime
+        .expect("a runtime")
+        .block_on(live(process, slot, orders));
     true
 }
 
-/// A stopped process does not see the end of its stdin.
+/// Makes the kernel kill this process when the thread that started it ends: a stopped process does
+/// not see the end of its stdin.
 fn end_with_the_parent() {
     #[cfg(target_os = "linux")]
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("a signal");
@@ -105,7 +120,7 @@ async fn live(process: Arc<Process>, slot: usize, mut orders: mpsc::UnboundedRec
             })
         })
         .collect();
-    // meanwhile the nemesis may ask for one thing
+    // until all tasks have ended, the nemesis may order to block the runtime
     let mut settled = Vec::new();
     while let Some(task) = running.pop() {
         tokio::pin!(task);
@@ -119,20 +134,33 @@ async fn live(process: Arc<Process>, slot: usize, mut orders: mpsc::UnboundedRec
     }
     println!("settled");
     while orders.recv().await.is_some_and(|order| order != "calm") {}
-    let calm: Vec<_> = settled.into_iter().map(|task| tokio::spawn(task.calm())).collect();
+    let calm: Vec<_> = settled
+        .into_iter()
+        .map(|task| tokio::spawn(task.calm()))
+        .collect();
     for task in calm {
         task.await.expect("a task does not panic");
     }
     println!("calmed");
     for client in clients.iter().flat_map(|client| &client.servers) {
-        if tokio::time::timeout(Duration::from_secs(10), client.idle()).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(10), client.idle())
+            .await
+            .is_err()
+        {
             println!("wrong: idle() does not end: {:?}", client.stats());
         }
     }
     let mut looks = 0;
     loop {
-        let left: Vec<_> = clients.iter().flat_map(|client| &client.servers).map(LockClient::stats).collect();
-        if left.iter().all(|stats| (stats.holds, stats.settling, stats.channels) == (0, 0, 0)) {
+        let left: Vec<_> = clients
+            .iter()
+            .flat_map(|client| &client.servers)
+            .map(LockClient::stats)
+            .collect();
+        if left
+            .iter()
+            .all(|stats| (stats.holds, stats.settling, stats.channels) == (0, 0, 0))
+        {
             break;
         }
         looks += 1;
@@ -153,9 +181,14 @@ async fn live(process: Arc<Process>, slot: usize, mut orders: mpsc::UnboundedRec
     println!("ended");
 }
 
-/// All workers of the runtime are blocked for so long: the client's own thread goes on.
+/// Blocks all workers of the runtime for the ordered time. The client's own thread is not blocked.
 fn block(order: Option<&str>) {
-    let Some(ms) = order.and_then(|order| order.strip_prefix("block ")).and_then(|ms| ms.parse().ok()) else { return };
+    let Some(ms) = order
+        .and_then(|order| order.strip_prefix("block "))
+        .and_then(|ms| ms.parse().ok())
+    else {
+        return;
+    };
     for _ in 0..2 {
         tokio::spawn(async move { std::thread::sleep(Duration::from_millis(ms)) });
     }
@@ -176,7 +209,7 @@ async fn connect(process: &Process, client: usize) -> Connected {
                 .connect_timeout(Duration::from_secs(1));
             match builder.connect(url).await {
                 Ok(client) => break client,
-                // it was started into a fault
+                // the process was started during a fault
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         };
@@ -184,11 +217,18 @@ async fn connect(process: &Process, client: usize) -> Connected {
     }
     assert_eq!(servers.len(), SERVERS);
     let link = link(client).map_or("-".to_owned(), |link| link.to_string());
-    process.history.write_at(now(), format_args!("conf {name} {} {link}", watchdog.as_millis()));
-    Connected { name, servers, watchdog }
+    process.history.write_at(
+        now(),
+        format_args!("conf {name} {} {link}", watchdog.as_millis()),
+    );
+    Connected {
+        name,
+        servers,
+        watchdog,
+    }
 }
 
-/// What a process takes of its machine.
+/// The resources that a process uses.
 #[derive(Debug)]
 struct Resources {
     threads: usize,
@@ -197,19 +237,24 @@ struct Resources {
 }
 
 impl Resources {
-    /// Of a system without `/proc`, zeros.
+    /// Reads the current values: all 0 on a system without `/proc`.
     fn now() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+            line.and_then(|line| line.split_whitespace().next()?.parse().ok())
+                .unwrap_or(0)
         };
         let files = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-        Self { threads: field("Threads:"), files, kilobytes: field("VmRSS:") }
+        Self {
+            threads: field("Threads:"),
+            files,
+            kilobytes: field("VmRSS:"),
+        }
     }
 
     fn compare(&self, after: &Self) {
-        // each client may have one more connection, for lists, and one that is being replaced
+        // each client may have two more connections per server: for lists, and one being replaced
         let connections = 2 * CLIENTS * SERVERS;
         if after.threads > self.threads + 4 || after.files > self.files + connections {
             println!("wrong: threads or descriptors have grown: {self:?}, now {after:?}");

@@ -1,31 +1,43 @@
-//! What guards, late answers and giving away may do to a hold.
+//! Tests of what guards, late replies and giving away may do to a hold.
+
+use std::time::Duration;
 
 use super::*;
 use crate::{
     engine::{
         holds::Holds,
-        kind::About,
+        kind::KindInfo,
         lease::{Lease, Millis},
     },
     keys::LockName,
     lock::Reentrant,
     owner::ClientId,
+    store::Renewed,
     sync::{
         spawn,
         tests::{explore, moments},
     },
 };
 
-const DOOR: Door =
-    Door { about: About::plain("reentrant"), waits: false, adopts: None, max_holds: u32::MAX, after_loss: false };
+const MODE: AcquireMode = AcquireMode {
+    about: KindInfo::plain("reentrant"),
+    waits: false,
+    adopts: None,
+    max_holds: u32::MAX,
+    after_loss: false,
+};
 
 fn kind() -> Arc<dyn Kind> {
     Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()))
 }
 
 fn entered(holds: &Holds, hold: &Arc<Hold>, sent: Instant, lease: Duration) -> Option<Ticket> {
-    let door = Door { after_loss: true, ..DOOR };
-    let Ok(Next::Send(request)) = hold.plan(door, holds.around(hold), Instant::now()) else {
+    let mode = AcquireMode {
+        after_loss: true,
+        ..MODE
+    };
+    let Ok(AcquirePlan::Send(request)) = hold.plan(mode, holds.sibling_state(hold), Instant::now())
+    else {
         panic!("nothing is in doubt")
     };
     let grant = Grant::of(sent, Lease::Fixed(Millis::of(lease)));
@@ -36,7 +48,7 @@ fn new(holds: &Holds) -> Arc<Hold> {
     holds.get_or_insert(&kind(), &OwnerId::named(&ClientId::random(), "me").unwrap())
 }
 
-/// A guard that is given up while its hold is lost and taken anew must not take the new hold along.
+/// Giving up the guard of a lost hold must not give up a hold that was acquired since.
 #[test]
 fn a_stale_ticket_never_gives_back_a_later_hold() {
     shuttle::check_random(
@@ -46,48 +58,63 @@ fn a_stale_ticket_never_gives_back_a_later_hold() {
             let lease = Duration::from_secs(30);
             let stale = entered(&holds, &hold, Instant::now(), lease).unwrap();
             hold.lose(LossReason::RecordMissing);
-            let inside = hold.plan(DOOR, holds.around(&hold), Instant::now());
-            assert!(matches!(inside, Err(Error::Lost { .. })), "a guard of what was lost lives");
+            let inside = hold.plan(MODE, holds.sibling_state(&hold), Instant::now());
+            assert!(
+                matches!(inside, Err(Error::Lost { .. })),
+                "a guard of what was lost lives"
+            );
             let fresh = entered(&holds, &hold, Instant::now(), lease).unwrap();
             for _ in 0..2 {
-                assert!(matches!(hold.leave(&stale, Instant::now()), Err(Error::Lost { .. })));
+                assert!(matches!(
+                    hold.leave(&stale, Instant::now()),
+                    Err(Error::Lost { .. })
+                ));
                 assert_eq!(hold.count(), 1);
             }
             assert!(fresh.generation.remaining().is_ok());
-            assert!(matches!(hold.leave(&fresh, Instant::now()), Ok(Left::Here(_))));
+            assert!(matches!(
+                hold.leave(&fresh, Instant::now()),
+                Ok(ReleaseStep::Here(_))
+            ));
             assert_eq!(hold.count(), 0);
         },
         1,
     );
 }
 
-/// The watchdog takes a hold out of its queue, and looks a moment later.
+/// The watchdog takes a hold out of its queue and polls it a moment later. A hold acquired in
+/// between must not expire.
 #[test]
 fn a_hold_that_was_taken_anew_does_not_expire() {
     shuttle::check_random(
         || {
             let holds = Holds::new(Duration::from_secs(3), Meter::default());
             let hold = new(&holds);
-            let stale = entered(&holds, &hold, Instant::now() - Duration::from_millis(50), Duration::from_millis(60));
+            let stale = entered(
+                &holds,
+                &hold,
+                Instant::now() - Duration::from_millis(50),
+                Duration::from_millis(60),
+            );
             std::thread::sleep(Duration::from_millis(20));
             let due = holds.due.take(Instant::now());
             assert_eq!(due.len(), usize::from(stale.is_some()));
             if let Some(stale) = stale {
                 assert!(hold.leave(&stale, Instant::now()).is_err());
             }
-            // the record is gone, too
+            // The record is gone, too.
             if let Some(request) = hold.send_release(Epoch::FIRST, Instant::now()) {
                 hold.released(&request, Released::NotHeld, Epoch::FIRST);
             }
             let fresh = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
-            assert!(matches!(hold.look(Instant::now()), Look::Nothing));
+            assert!(matches!(hold.poll(Instant::now()), Due::Nothing));
             assert!(fresh.generation.remaining().is_ok());
         },
         1,
     );
 }
 
-/// A renewal that was sent before the lease ended, and answered after, brings nothing back.
+/// A renewal that was sent before the lease ended revives nothing if its reply comes later.
 #[test]
 fn a_loss_is_final() {
     shuttle::check_random(
@@ -97,18 +124,27 @@ fn a_loss_is_final() {
             let sent = Instant::now();
             let ticket = entered(&holds, &hold, sent, Duration::from_millis(30)).unwrap();
             std::thread::sleep(Duration::from_millis(40));
-            hold.renewed(&ticket.generation, Renewed::Yes, sent, Duration::from_secs(30), Some(sent));
+            let reply = RenewalReply {
+                renewed: Renewed::Yes,
+                sent,
+                ttl: Duration::from_secs(30),
+                next: Some(sent),
+            };
+            hold.renewed(&ticket.generation, reply);
             assert!(ticket.generation.remaining().is_err());
             assert!(matches!(
                 hold.leave(&ticket, Instant::now()),
-                Err(Error::Lost { reason: LossReason::LeaseExpired, .. })
+                Err(Error::Lost {
+                    reason: LossReason::LeaseExpired,
+                    ..
+                })
             ));
         },
         1,
     );
 }
 
-/// What was given away is nothing of its owner's.
+/// After an owner has given its hold away, it can neither acquire under it nor settle it.
 #[test]
 fn a_hold_that_was_given_away_is_neither_planned_nor_settled() {
     shuttle::check_random(
@@ -116,24 +152,34 @@ fn a_hold_that_was_given_away_is_neither_planned_nor_settled() {
             let holds = Holds::new(Duration::from_secs(3), Meter::default());
             let hold = new(&holds);
             let ticket = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
-            assert!(matches!(hold.give_away(&ticket), Some(Unsettled::Nothing)));
-            assert!(matches!(hold.plan(DOOR, holds.around(&hold), Instant::now()), Ok(Next::Forget)));
+            assert!(matches!(hold.give_away(&ticket), Some(Debt::Nothing)));
+            assert!(matches!(
+                hold.plan(MODE, holds.sibling_state(&hold), Instant::now()),
+                Ok(AcquirePlan::Forget)
+            ));
             assert!(hold.send_release(Epoch::FIRST, Instant::now()).is_none());
-            assert_eq!(hold.leftover(), Leftover::Held);
+            assert_eq!(hold.residue(), Residue::Held);
             hold.lose(LossReason::RecordMissing);
-            assert_eq!(hold.leftover(), Leftover::Nothing);
+            assert_eq!(hold.residue(), Residue::Nothing);
         },
         1,
     );
 }
 
-/// Takes an owner's hold, in its turn, gives it up, and forgets it if nobody else has it. `hands_over`: to somebody else,
-/// who gives it up. Whether a hold of the owner is known afterwards.
-async fn comes_and_goes(holds: &Holds, kind: &Arc<dyn Kind>, owner: &OwnerId, hands_over: bool) -> bool {
+/// Acquires an owner's hold under the owner lock, gives it up, and forgets it if there is no other
+/// user. Returns whether a hold of the owner is known afterwards.
+///
+/// `hands_over`: gives the hold away instead, to another party that then gives it up.
+async fn comes_and_goes(
+    holds: &Holds,
+    kind: &Arc<dyn Kind>,
+    owner: &OwnerId,
+    hands_over: bool,
+) -> bool {
     loop {
         let hold = holds.get_or_insert(kind, owner);
-        let turn = hold.turn.acquire().await.unwrap();
-        if hold.standing() != Standing::Ours {
+        let turn = hold.owner_lock.acquire().await.unwrap();
+        if hold.ownership() != Ownership::Ours {
             holds.forget(&hold);
             continue;
         }
@@ -145,14 +191,19 @@ async fn comes_and_goes(holds: &Holds, kind: &Arc<dyn Kind>, owner: &OwnerId, ha
         if hands_over {
             let name = holds.about_to_give_away(&hold);
             let unsettled = hold.give_away(&ticket);
-            assert!(matches!(unsettled, Some(Unsettled::Nothing)));
+            assert!(matches!(unsettled, Some(Debt::Nothing)));
             holds.gave_it_away(&hold, &name, true);
             drop(turn);
             moments(3).await;
             hold.lose(LossReason::RecordMissing);
         } else {
-            assert!(matches!(hold.leave(&ticket, Instant::now()), Ok(Left::Here(_))));
-            let request = hold.send_release(Epoch::FIRST, Instant::now()).expect("it was held");
+            assert!(matches!(
+                hold.leave(&ticket, Instant::now()),
+                Ok(ReleaseStep::Here(_))
+            ));
+            let request = hold
+                .send_release(Epoch::FIRST, Instant::now())
+                .expect("it was held");
             hold.released(&request, Released::Free, Epoch::FIRST);
             drop(turn);
         }
@@ -196,20 +247,28 @@ fn a_hold_is_forgotten_with_its_last_user_and_never_before() {
     });
 }
 
-/// The watchdog looks at a hold that is still in use, and has it in its hands when the last user is done with it.
+/// The watchdog has a handle of a hold in use at the moment when its last user gives it up.
 #[test]
 fn a_hold_is_forgotten_whoever_looks_at_it_when_it_ends() {
     explore(2_000, &["a hold that somebody else has"], |seen| {
         let holds = Arc::new(Holds::new(Duration::from_secs(3), Meter::default()));
         let (kind, owner) = (kind(), OwnerId::named(&ClientId::random(), "me").unwrap());
-        let (first, last) = (holds.get_or_insert(&kind, &owner), holds.get_or_insert(&kind, &owner));
+        let (first, last) = (
+            holds.get_or_insert(&kind, &owner),
+            holds.get_or_insert(&kind, &owner),
+        );
         holds.reap(&first);
         drop(first);
         let ticket = entered(&holds, &last, Instant::now(), Duration::from_secs(30)).unwrap();
         let of_user = Arc::clone(&holds);
         let user = spawn(async move {
-            assert!(matches!(last.leave(&ticket, Instant::now()), Ok(Left::Here(_))));
-            let request = last.send_release(Epoch::FIRST, Instant::now()).expect("it was held");
+            assert!(matches!(
+                last.leave(&ticket, Instant::now()),
+                Ok(ReleaseStep::Here(_))
+            ));
+            let request = last
+                .send_release(Epoch::FIRST, Instant::now())
+                .expect("it was held");
             last.released(&request, Released::Free, Epoch::FIRST);
             of_user.reap(&last);
         });

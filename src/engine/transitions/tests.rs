@@ -1,4 +1,4 @@
-//! All transitions of one hold, in any order, beside a server that executes late whatever it likes.
+//! All transitions of one hold, in any order, against a server that may execute requests late.
 
 use std::{collections::VecDeque, num::NonZeroU32};
 
@@ -9,9 +9,9 @@ use super::*;
 use crate::{
     engine::{
         generation::Ticket,
-        kind::About,
+        kind::KindInfo,
         lease::{Lease, Millis},
-        state::Leftover,
+        state::Residue,
     },
     owner::{ClientId, OwnerId},
     store::tests::scripts::GRAIN,
@@ -27,18 +27,27 @@ enum Fate {
     Answered,
     /// The server refused it for now.
     NotExecuted,
-    /// Executed, and the answer is lost.
+    /// Executed, but the reply is lost.
     Unheard,
-    /// It is on its way still: it may be executed whenever the server likes, or never.
+    /// Still in flight: the server may execute it at any time, or never.
     Late,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    Acquire { fate: Fate, watched: bool, after_loss: bool, waits: bool },
-    LeaveQueue { in_turn: bool },
+    Acquire {
+        fate: Fate,
+        watched: bool,
+        after_loss: bool,
+        waits: bool,
+    },
+    LeaveQueue {
+        in_turn: bool,
+    },
     SomebodyAcquires,
-    SomebodyGrants { heard: bool },
+    SomebodyGrants {
+        heard: bool,
+    },
     Settle(Fate),
     Leave(usize),
     LeaveWithoutGuard,
@@ -46,7 +55,9 @@ enum Step {
     Orphan,
     AbandonName,
     WriteOff,
-    Look { heard: bool },
+    Look {
+        heard: bool,
+    },
     Reconnect,
     ExecuteLate(usize),
     NeverExecute(usize),
@@ -81,27 +92,27 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A guard, and what is known of the end of its generation.
+/// A guard, and the end of its generation as it was last seen.
 struct Guard {
     ticket: Ticket,
-    end: Option<End>,
+    end: Option<GenerationEnd>,
 }
 
 struct World {
-    state: State,
+    state: HoldState,
     server: Server,
     late: VecDeque<Sent>,
     guards: Vec<Guard>,
     epoch: Epoch,
     suffix: u64,
     now: Instant,
-    /// Somebody else deleted the record of what is held.
+    /// Another client deleted the record of what is held.
     tampered: bool,
-    /// So many wait in the lock's queue.
+    /// Waiters in the lock's queue.
     waiters: u32,
-    /// A nested request was executed late: the record's count is not the one that was answered last.
+    /// A nested request was executed late, so the record's count may differ from the last reply.
     blurred: bool,
-    /// How often the generation that is held was acquired and not given back.
+    /// How often the held generation was acquired and not given back.
     count: u32,
 }
 
@@ -109,7 +120,7 @@ impl World {
     fn new() -> Self {
         let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
         Self {
-            state: State::new(owner, Instant::from_millis(0)),
+            state: HoldState::new(owner, Instant::from_millis(0)),
             server: Server::default(),
             late: VecDeque::new(),
             guards: Vec::new(),
@@ -123,12 +134,20 @@ impl World {
         }
     }
 
-    /// Sends a request that was planned, as far as its fate lets it come.
-    fn send(&mut self, request: &Request, fate: Fate) -> Option<Answer> {
+    /// Sends a planned request, as far as its fate allows. Returns the reply if one arrives.
+    fn send(&mut self, request: &HoldRequest, fate: Fate) -> Option<Answer> {
         self.state.send(request, self.epoch, self.now);
         let holds = request.count;
-        let verb = if request.is_release { Verb::Release { holds } } else { Verb::Acquire { holds } };
-        let sent = Sent { owner: request.owner.clone(), verb, epoch: self.epoch };
+        let verb = if request.is_release {
+            Verb::Release { holds }
+        } else {
+            Verb::Acquire { holds }
+        };
+        let sent = Sent {
+            owner: request.owner.clone(),
+            verb,
+            epoch: self.epoch,
+        };
         match fate {
             Fate::NotExecuted => {
                 self.state.not_executed(request);
@@ -139,9 +158,11 @@ impl World {
                 None
             }
             Fate::Answered | Fate::Unheard => {
-                // one connection, one order: what was sent there before is over
-                let (before, others): (VecDeque<_>, _) =
-                    self.late.drain(..).partition(|earlier| earlier.epoch == self.epoch);
+                // A connection keeps its order: earlier requests on it are executed first.
+                let (before, others): (VecDeque<_>, _) = self
+                    .late
+                    .drain(..)
+                    .partition(|earlier| earlier.epoch == self.epoch);
                 self.late = others;
                 for earlier in before {
                     self.server.execute(&earlier);
@@ -152,34 +173,67 @@ impl World {
         }
     }
 
-    fn acquire(&mut self, fate: Fate, door: Door, watched: bool, effects: &mut Effects) {
-        let Door { after_loss, waits, .. } = door;
+    fn acquire(&mut self, fate: Fate, mode: AcquireMode, watched: bool, effects: &mut Effects) {
+        let AcquireMode {
+            after_loss, waits, ..
+        } = mode;
         let caller = self.state.owner.clone();
-        let around =
-            Around { caller: &caller, sibling: None, lost_sibling: None, suffix: self.suffix, value_in_doubt: false };
+        let siblings = SiblingState {
+            caller: &caller,
+            sibling: None,
+            lost_sibling: None,
+            suffix: self.suffix,
+            value_in_doubt: false,
+        };
         let inside_a_loss = self.guards.iter().any(|guard| {
             self.state.is_current(&guard.ticket.generation)
-                && (matches!(guard.end, Some(End::Lost(_))) || guard.ticket.generation.books().deadline <= self.now)
+                && (matches!(guard.end, Some(GenerationEnd::Lost(_)))
+                    || guard.ticket.generation.ledger().deadline <= self.now)
         });
-        let settled = !matches!(self.state.server, ServerSide::InDoubt { .. }) && self.state.late.is_none();
-        match self.state.plan(door, around, self.now, effects) {
-            Planned::Send(request) => {
-                assert!(after_loss || !inside_a_loss, "its owner is inside what it lost");
+        let settled = !matches!(self.state.server, ServerSide::InDoubt { .. })
+            && self.state.late_request.is_none();
+        match self.state.plan(mode, siblings, self.now, effects) {
+            Ok(AcquirePlan::Send(request)) => {
+                assert!(
+                    after_loss || !inside_a_loss,
+                    "its owner is inside what it lost"
+                );
                 assert_eq!(request.count, self.state.wanted() + 1);
                 if settled && request.count == 1 {
-                    let used = self.late.iter().find(|late| late.owner == request.owner && late.decides());
-                    assert!(used.is_none(), "a late request may meet this name: {used:?}");
+                    let used = self
+                        .late
+                        .iter()
+                        .find(|late| late.owner == request.owner && late.decides());
+                    assert!(
+                        used.is_none(),
+                        "a late request may meet this name: {used:?}"
+                    );
                 }
                 let sent = self.now;
-                let Some(answer) = self.send(&request, fate) else { return };
+                let Some(answer) = self.send(&request, fate) else {
+                    return;
+                };
                 let ttl = Millis::of(TTL);
-                let lease = if watched { Lease::Watched { ttl, times: NonZeroU32::new(3) } } else { Lease::Fixed(ttl) };
+                let lease = if watched {
+                    Lease::Watched {
+                        ttl,
+                        times: NonZeroU32::new(3),
+                    }
+                } else {
+                    Lease::Fixed(ttl)
+                };
                 match answer {
                     Answer::Held => {
                         let grant = Grant::of(sent, lease);
-                        let granted = self.state.granted(&request, &grant, self.epoch, self.now, effects);
+                        let granted = self
+                            .state
+                            .granted(&request, &grant, self.epoch, self.now, effects);
                         if let Ok(Some(ticket)) = granted {
-                            self.count = if request.count == 1 { 1 } else { self.count + 1 };
+                            self.count = if request.count == 1 {
+                                1
+                            } else {
+                                self.count + 1
+                            };
                             self.tampered &= request.count > 1;
                             self.guards.push(Guard { ticket, end: None });
                         }
@@ -195,34 +249,56 @@ impl World {
                     Answer::Released(_) | Answer::Renewed(_) => unreachable!("an acquire"),
                 }
             }
-            Planned::Gone => {
-                assert!(self.state.standing != Standing::Ours);
+            Ok(AcquirePlan::Forget) => {
+                assert!(self.state.ownership != Ownership::Ours);
                 self.take_another();
             }
-            Planned::Refused(refusal) => {
+            Err(refusal) => {
                 let lost = matches!(refusal, Refusal::Lost(..));
-                assert!(lost && inside_a_loss || matches!(refusal, Refusal::TooManyHolds(..)), "{refusal:?}");
+                assert!(
+                    lost && inside_a_loss || matches!(refusal, Refusal::TooManyHolds(..)),
+                    "{refusal:?}"
+                );
             }
-            Planned::Unsettled => {}
+            Ok(AcquirePlan::Agree) => {}
         }
     }
 
-    /// What was given away, or is nobody's, is not this owner's any more.
+    /// Replaces a hold that was given away or orphaned: it is no longer this owner's.
     fn take_another(&mut self) {
-        let fresh = State::new(self.state.owner.with_suffix(0), self.now);
+        let fresh = HoldState::new(self.state.owner.with_suffix(0), self.now);
         self.state = fresh;
         self.guards.clear();
         (self.count, self.tampered, self.waiters) = (0, false, 0);
-        // others end it
+        // Other clients end its record.
         self.server.record = None;
     }
 
     fn step(&mut self, step: Step, effects: &mut Effects) {
         let now = self.now;
         match step {
-            Step::Acquire { fate, watched, after_loss, waits } => {
-                let about = About { queues: true, ..About::plain("fair") };
-                self.acquire(fate, Door { about, waits, adopts: None, max_holds: 5, after_loss }, watched, effects);
+            Step::Acquire {
+                fate,
+                watched,
+                after_loss,
+                waits,
+            } => {
+                let about = KindInfo {
+                    queues: true,
+                    ..KindInfo::plain("fair")
+                };
+                self.acquire(
+                    fate,
+                    AcquireMode {
+                        about,
+                        waits,
+                        adopts: None,
+                        max_holds: 5,
+                        after_loss,
+                    },
+                    watched,
+                    effects,
+                );
             }
             Step::LeaveQueue { in_turn } if self.waiters > 0 => {
                 self.waiters -= 1;
@@ -231,14 +307,22 @@ impl World {
             }
             Step::SomebodyAcquires if self.server.record.is_none() => {
                 let owner = OwnerId::named(&ClientId::random(), "somebody").unwrap();
-                self.server.execute(&Sent { owner, verb: Verb::Acquire { holds: 1 }, epoch: self.epoch });
+                self.server.execute(&Sent {
+                    owner,
+                    verb: Verb::Acquire { holds: 1 },
+                    epoch: self.epoch,
+                });
             }
-            Step::SomebodyGrants { heard } if self.state.server == ServerSide::Waits && self.waiters > 0 => {
+            Step::SomebodyGrants { heard }
+                if self.state.server == ServerSide::Waits && self.waiters > 0 =>
+            {
                 self.granted(heard, effects);
             }
             Step::Settle(fate) => {
-                let Some(request) = self.state.plan_release() else { return };
-                assert!(self.state.standing == Standing::Ours);
+                let Some(request) = self.state.plan_release() else {
+                    return;
+                };
+                assert!(self.state.ownership == Ownership::Ours);
                 if let Some(Answer::Released(released)) = self.send(&request, fate) {
                     let answered = self.state.released(&request, released, self.epoch, effects);
                     self.suffix += u64::from(answered.abandoned.is_some());
@@ -248,16 +332,16 @@ impl World {
                 let guard = self.guards.remove(at);
                 let was_current = self.state.is_current(&guard.ticket.generation);
                 let left = self.state.leave(&guard.ticket, now, effects);
-                assert!(left.is_err() || was_current || self.state.standing != Standing::Ours);
+                assert!(left.is_err() || was_current || self.state.ownership != Ownership::Ours);
                 if left.is_ok() {
-                    // of what was given away, nobody here knows the count
+                    // The count of a hold that was given away is not known here.
                     self.count = self.count.saturating_sub(1);
                 }
             }
             Step::LeaveWithoutGuard => {
                 let left = self.state.leave_without_guard(now, effects);
                 if left.is_ok() {
-                    // of what was given away, nobody here knows the count
+                    // The count of a hold that was given away is not known here.
                     self.count = self.count.saturating_sub(1);
                 }
             }
@@ -265,7 +349,10 @@ impl World {
                 let guard = self.guards.remove(at);
                 self.suffix += 1;
                 if self.state.give_away(&guard.ticket, now, effects).is_some() {
-                    assert!(self.state.plan_release().is_none(), "it is not ours to tell");
+                    assert!(
+                        self.state.plan_release().is_none(),
+                        "it is not ours to tell"
+                    );
                 }
             }
             Step::Orphan => {
@@ -280,19 +367,27 @@ impl World {
                 assert!(!held || abandoned.is_none(), "its name is in use");
                 self.suffix += u64::from(abandoned.is_some());
             }
-            // as the janitor does, when the lease is over
+            // As the janitor does when the lease is over.
             Step::WriteOff if self.state.wanted() == 0 && self.state.plan_release().is_some() => {
                 let given_up = self.state.current.clone();
                 self.suffix += u64::from(self.state.write_off(StoreErrorKind::Other).is_some());
-                let told = given_up.is_none_or(|given_up| given_up.books().end != Some(End::Released));
-                assert!(told, "whoever waits for its release is told that it was refused");
+                let told = given_up
+                    .is_none_or(|given_up| given_up.ledger().end != Some(GenerationEnd::Released));
+                assert!(
+                    told,
+                    "whoever waits for its release is told that it was refused"
+                );
                 self.server.record = None;
             }
             Step::Look { heard } => self.look(heard, effects),
             Step::Reconnect => self.epoch = self.epoch.next(),
             Step::ExecuteLate(at) | Step::NeverExecute(at) if at < self.late.len() => {
                 let epoch = self.late[at].epoch;
-                let at = self.late.iter().position(|late| late.epoch == epoch).unwrap();
+                let at = self
+                    .late
+                    .iter()
+                    .position(|late| late.epoch == epoch)
+                    .unwrap();
                 let late = self.late.remove(at).unwrap();
                 if matches!(step, Step::ExecuteLate(_)) {
                     self.server.execute(&late);
@@ -313,26 +408,59 @@ impl World {
 
     fn look(&mut self, heard: bool, effects: &mut Effects) {
         let now = self.now;
-        let Due::Renew { generation, keep, period, .. } = self.state.look(now, OVERDUE, effects) else { return };
+        let Due::Renew(DueRenewal {
+            generation,
+            keep,
+            period,
+            ..
+        }) = self.state.poll(now, OVERDUE, effects)
+        else {
+            return;
+        };
         if !heard {
-            return self.state.not_renewed(&generation, now + period / 10, now, effects);
+            return self
+                .state
+                .not_renewed(&generation, now + period / 10, now, effects);
         }
         let (ttl, next) = (keep.ttl(now), Some(now + period));
-        let sent = Sent { owner: generation.owner.clone(), verb: Verb::Renew { lease: ttl }, epoch: self.epoch };
-        let Answer::Renewed(answer) = self.server.execute(&sent) else { unreachable!("a renewal") };
-        self.state.renewed(&generation, answer, (now, ttl), next, now, effects);
+        let sent = Sent {
+            owner: generation.owner.clone(),
+            verb: Verb::Renew { lease: ttl },
+            epoch: self.epoch,
+        };
+        let Answer::Renewed(answer) = self.server.execute(&sent) else {
+            unreachable!("a renewal")
+        };
+        self.state.renewed(
+            &generation,
+            RenewalReply {
+                renewed: answer,
+                sent: now,
+                ttl,
+                next,
+            },
+            now,
+            effects,
+        );
     }
 
-    /// "The state of a hold" in ARCHITECTURE.md.
+    /// Checks the rules of "The state of a hold" in ARCHITECTURE.md.
     fn check(&mut self, effects: &Effects) {
         let now = self.now;
         self.state.forget_ended();
         for guard in &mut self.guards {
-            let end = guard.ticket.generation.books().end;
+            let end = guard.ticket.generation.ledger().end;
             match guard.end {
-                // a loss is final, and so is a release; only how a release went may be found out later
-                Some(known @ End::Lost(_)) => assert_eq!(end, Some(known), "a loss is final"),
-                Some(End::Released | End::Refused(_) | End::Unconfirmed) => {
+                // A loss is final, and so is a release. Only the outcome of a release may be
+                // learned later.
+                Some(known @ GenerationEnd::Lost(_)) => {
+                    assert_eq!(end, Some(known), "a loss is final");
+                }
+                Some(
+                    GenerationEnd::Released
+                    | GenerationEnd::Refused(_)
+                    | GenerationEnd::Unconfirmed,
+                ) => {
                     assert!(end.is_some(), "a release is final");
                 }
                 None => {}
@@ -344,37 +472,67 @@ impl World {
             }
             guard.end = end;
         }
-        if self.state.standing != Standing::Ours {
+        if self.state.ownership != Ownership::Ours {
             return;
         }
-        if let Some((generation, books)) = self.state.held() {
-            assert_eq!(books.count, self.count, "as often as it was acquired, less what was given back");
-            assert!(books.count > 0 && effects.ended.as_ref().is_none_or(|ended| !Arc::ptr_eq(ended, generation)));
-            // whoever relies on it, relies on a record
+        if let Some((generation, ledger)) = self.state.held() {
+            assert_eq!(
+                ledger.count, self.count,
+                "as often as it was acquired, less what was given back"
+            );
+            assert!(
+                ledger.count > 0
+                    && effects
+                        .ended
+                        .as_ref()
+                        .is_none_or(|ended| !Arc::ptr_eq(ended, generation))
+            );
+            // A guard that relies on the lock relies on a record.
             let count = self.server.count(&generation.owner);
-            assert!(books.deadline <= now || self.tampered || count.is_some(), "held by nobody: {:?}", self.server);
-            let ends = self.server.record.as_ref().map_or(now, |record| now + record.ttl);
-            assert!(self.tampered || books.deadline <= ends, "longer than the record");
-            drop(books);
-            assert!(self.state.next_look(OVERDUE).is_some(), "nobody would notice its end");
+            assert!(
+                ledger.deadline <= now || self.tampered || count.is_some(),
+                "held by nobody: {:?}",
+                self.server
+            );
+            let ends = self
+                .server
+                .record
+                .as_ref()
+                .map_or(now, |record| now + record.ttl);
+            assert!(
+                self.tampered || ledger.deadline <= ends,
+                "longer than the record"
+            );
+            drop(ledger);
+            assert!(
+                self.state.next_poll(OVERDUE).is_some(),
+                "nobody would notice its end"
+            );
         }
         if let ServerSide::Holds(known) = self.state.server
             && known > 0
-            && self.state.late.is_none()
+            && self.state.late_request.is_none()
             && !self.tampered
             && self.state.is_valid(now)
             && !self.late.iter().any(|late| late.owner == self.state.owner)
         {
             let count = self.server.count(&self.state.owner);
-            assert!(count.is_some() && (self.blurred || count == Some(known)), "what the server is known to record");
+            assert!(
+                count.is_some() && (self.blurred || count == Some(known)),
+                "what the server is known to record"
+            );
         }
-        match self.state.leftover() {
-            Leftover::Nothing => {
-                let left = (self.state.wanted(), self.state.server, self.state.late);
+        match self.state.residue() {
+            Residue::Nothing => {
+                let left = (
+                    self.state.wanted(),
+                    self.state.server,
+                    self.state.late_request,
+                );
                 assert_eq!(left, (0, ServerSide::Holds(0), None), "nothing is left");
             }
-            Leftover::Doubt => assert!(self.state.plan_release().is_some(), "somebody settles it"),
-            Leftover::Held => {}
+            Residue::Doubt => assert!(self.state.plan_release().is_some(), "somebody settles it"),
+            Residue::Held => {}
         }
     }
 }
@@ -397,7 +555,8 @@ proptest! {
     }
 }
 
-/// The same, and what was granted on the new connection is lost: nobody gives it up, so that nobody would settle it.
+/// A late acquire may still be executed, and the hold that was granted on the new connection is
+/// lost. Giving up a lost hold sends no release, so its name must be settled on its own.
 #[test]
 fn a_name_that_a_late_acquire_may_meet_is_settled_after_a_loss() {
     let mut world = World::new();
@@ -405,25 +564,36 @@ fn a_name_that_a_late_acquire_may_meet_is_settled_after_a_loss() {
         let mut effects = Effects::default();
         world.step(step, &mut effects);
         world.check(&effects);
-        world.state.leftover()
+        world.state.residue()
     };
-    let acquire = |fate, waits| Step::Acquire { fate, watched: true, after_loss: false, waits };
+    let acquire = |fate, waits| Step::Acquire {
+        fate,
+        watched: true,
+        after_loss: false,
+        waits,
+    };
     step(acquire(Fate::Late, true));
     step(Step::Reconnect);
     step(acquire(Fate::Answered, true));
     step(Step::SomebodyDeletes);
     step(Step::Pass(4_400));
     step(Step::Look { heard: true });
-    assert_eq!(step(Step::Leave(0)), Leftover::Doubt);
-    assert_eq!(step(Step::Settle(Fate::Answered)), Leftover::Nothing);
+    assert_eq!(step(Step::Leave(0)), Residue::Doubt);
+    assert_eq!(step(Step::Settle(Fate::Answered)), Residue::Nothing);
     step(acquire(Fate::Answered, false));
 }
 
-/// An acquire is under way on an old connection, one on the new connection is answered; its release is refused until the
-/// record has ended. The old one may still come: the property test found it once in some thousand runs.
+/// An acquire is in flight on an old connection, and one on the new connection succeeds. Its
+/// release is refused until the record has ended. The old acquire may still be executed. The
+/// property test found this once in a few thousand runs.
 #[test]
-fn a_name_that_a_late_acquire_may_meet_is_not_used_after_a_release_that_was_given_up() {
-    let acquire = |fate, waits| Step::Acquire { fate, watched: false, after_loss: false, waits };
+fn a_given_up_release_retires_a_name_a_late_acquire_may_meet() {
+    let acquire = |fate, waits| Step::Acquire {
+        fate,
+        watched: false,
+        after_loss: false,
+        waits,
+    };
     run([
         acquire(Fate::Late, false),
         Step::AbandonName,

@@ -1,15 +1,17 @@
-//! Waking waiters by elements of lists: one connection more, over which one BLPOP waits for all lists of this client.
+//! Wakes waiters by list elements. One extra connection runs one BLPOP at a time for all lists of
+//! this client. The wait queues belong to [`Subscriptions`](super::subscriptions::Subscriptions).
 //!
-//! An element is for one waiter, of whatever process, and lives for a while after the release: a waiter need not listen
-//! before he tries. The gates are the hub's. What was popped and meets no waiter any more is pushed again.
+//! Each element wakes one waiter, in any process, and lives for a while after the release, so a
+//! waiter need not listen before its first attempt. If no waiter is left for a popped element, the
+//! client pushes it again.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{
-    gate::Gate,
-    hub::{Event, LINGER, LISTEN_AGAIN, remove_left},
+    queue::WaitQueue,
+    subscriptions::{ChannelEvent, LINGER, LISTEN_AGAIN, remove_abandoned},
 };
 use crate::{
     clock::Instant,
@@ -19,24 +21,30 @@ use crate::{
     store::Epoch,
 };
 
-/// How long one BLPOP waits: a connection that died in silence is found out a little later.
+/// Timeout of a BLPOP. A connection that died silently is detected a little later.
 const WAIT: Duration = Duration::from_secs(5);
-/// How long a BLPOP waits that only asks whether a list may be popped from. Redis 6 takes 1 ms for 0, which is for ever.
-const ASK: Duration = Duration::from_millis(10);
-/// So many lists are always asked for at once.
+/// Timeout of a BLPOP that only checks whether a list may be popped. Redis 6 reads 1 ms as 0, which
+/// means no timeout.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(10);
+/// Up to this many lists, every BLPOP names all of them.
 const FEW: usize = 200;
-/// A list at which something happened is asked for alone, with others of its kind, for so long.
+/// How long a list counts as busy after its last event. With many lists, most BLPOPs name only the
+/// busy ones.
 const BUSY: Duration = Duration::from_secs(1);
-/// Meanwhile all are looked at as often: so long for each list, and at least and at most.
-const LOOKS: (Duration, Duration, Duration) =
-    (Duration::from_micros(25), Duration::from_millis(50), Duration::from_millis(250));
+/// How often all lists are polled while most BLPOPs name only the busy ones: interval per list,
+/// shortest and longest interval.
+const LOOKS: (Duration, Duration, Duration) = (
+    Duration::from_micros(25),
+    Duration::from_millis(50),
+    Duration::from_millis(250),
+);
 
-/// Pops for all who wait, until the client ends.
-pub(crate) async fn read(core: Arc<Core>, events: mpsc::UnboundedReceiver<Event>) {
-    let mut reader = Reader::new(core, events);
+/// Pops elements and wakes their waiters until the client ends.
+pub(crate) async fn read(core: Arc<Core>, events: mpsc::UnboundedReceiver<ChannelEvent>) {
+    let mut reader = Popper::new(core, events);
     while reader.wait_until_wanted().await {
         match reader.pop().await {
-            Ok(Some(gate)) => reader.deliver(&gate),
+            Ok(Some(queue)) => reader.deliver(&queue),
             Ok(None) => {}
             Err(error) if error.kind().is_denied() || error.kind() == StoreErrorKind::WrongType => {
                 reader.drop_refused().await;
@@ -46,51 +54,53 @@ pub(crate) async fn read(core: Arc<Core>, events: mpsc::UnboundedReceiver<Event>
     }
 }
 
-pub(super) struct Reader {
+pub(super) struct Popper {
     core: Arc<Core>,
-    events: mpsc::UnboundedReceiver<Event>,
-    /// Whose lists to pop from.
-    pub(super) wanted: HashMap<Arc<str>, Arc<Gate>>,
-    left: Vec<(Instant, Arc<Gate>)>,
-    /// A list of this client's own: an element there ends a BLPOP that has not all lists.
+    events: mpsc::UnboundedReceiver<ChannelEvent>,
+    /// The lists to pop, with their wait queues.
+    pub(super) wanted: HashMap<Arc<str>, Arc<WaitQueue>>,
+    abandoned: Vec<(Instant, Arc<WaitQueue>)>,
+    /// A list of this client's own. An element there ends a BLPOP that does not name all wanted
+    /// lists.
     bell: Option<Arc<str>>,
-    /// Lists at which something happened lately, and when.
+    /// Lists with a recent event, and when it happened.
     busy: HashMap<Arc<str>, Instant>,
-    /// When all lists were looked at last.
-    looked: Instant,
-    /// The connection that was asked last.
+    /// When a BLPOP last covered all lists.
+    last_poll: Instant,
+    /// The connection of the last BLPOP.
     epoch: Option<Epoch>,
 }
 
-/// What one BLPOP is about.
-struct Round {
-    asked: HashMap<Arc<str>, Arc<Gate>>,
-    /// When it is to end, though nothing has happened.
+/// The parameters of one BLPOP.
+struct BlpopCall {
+    asked: HashMap<Arc<str>, Arc<WaitQueue>>,
+    /// When the client ends it by the bell. `None`: only if other lists are wanted.
     until: Option<Instant>,
 }
 
-impl Reader {
-    pub(super) fn new(core: Arc<Core>, events: mpsc::UnboundedReceiver<Event>) -> Self {
+impl Popper {
+    pub(super) fn new(core: Arc<Core>, events: mpsc::UnboundedReceiver<ChannelEvent>) -> Self {
         Self {
             core,
             events,
             wanted: HashMap::new(),
-            left: Vec::new(),
+            abandoned: Vec::new(),
             bell: None,
             busy: HashMap::new(),
-            looked: Instant::now(),
+            last_poll: Instant::now(),
             epoch: None,
         }
     }
 
-    /// Sleeps while nobody waits; `false`: the client has ended.
+    /// Waits until a list is wanted. Returns `false` if the client has ended.
     pub(super) async fn wait_until_wanted(&mut self) -> bool {
         loop {
             while let Ok(event) = self.events.try_recv() {
                 self.take_in(event);
             }
-            self.forget_left();
-            self.wanted.retain(|_, gate| !gate.stop_unless_more_than(0));
+            self.forget_abandoned();
+            self.wanted
+                .retain(|_, queue| !queue.stop_unless_more_than(0));
             if self.core.check_open().is_err() {
                 return false;
             }
@@ -102,35 +112,52 @@ impl Reader {
                     Some(event) => _ = self.take_in(event),
                     None => return false,
                 },
-                () = grace(&self.left), if !self.left.is_empty() => {}
+                () = grace(&self.abandoned), if !self.abandoned.is_empty() => {}
             }
         }
     }
 
-    /// Waits for an element of any list, and returns its gate; takes in meanwhile who comes and goes.
-    async fn pop(&mut self) -> Result<Option<Arc<Gate>>, StoreError> {
+    /// Waits for an element of any list and returns its wait queue. Handles events while it waits.
+    /// Returns `None` if the BLPOP timed out or was ended by the bell, or if the client has ended.
+    async fn pop(&mut self) -> Result<Option<Arc<WaitQueue>>, StoreError> {
         let core = Arc::clone(&self.core);
         let link = core.store.lists().await?;
+        // The shutdown may have run before this link was made.
         if core.check_open().is_err() {
             link.abandon();
         }
-        // elements may be lost with a connection, or have come while there was none
+        // Elements may have been lost with the old connection, or pushed while there was none.
         let epoch = link.epoch();
-        if self.epoch.replace(epoch).is_some_and(|before| before != epoch) {
+        if self
+            .epoch
+            .replace(epoch)
+            .is_some_and(|before| before != epoch)
+        {
             core.signals.wake_all();
         }
-        // who leaves meanwhile leaves a BLPOP behind that may pop for him
-        let Round { asked, until } = self.round();
-        // the server pops of the first that has an element: those at which something happened last come last, else a lock that
-        // is handed over all the time keeps signals for others waiting until they are over
+        // The BLPOP may pop an element for a waiter that leaves after it was sent. `asked` keeps
+        // that waiter's queue, so that the element can be handed back.
+        let BlpopCall { asked, until } = self.next_call();
+        // The server pops the first list that has an element. The most recently busy lists come
+        // last: otherwise a lock that is handed over all the time would starve the others until
+        // their elements expire.
         let mut lists: Vec<Arc<str>> = asked.keys().cloned().collect();
         lists.sort_by_cached_key(|list| self.busy.get(list).copied());
         let any = lists.first().or(self.wanted.keys().next());
-        let bell = self
-            .bell
-            .get_or_insert_with(|| format!("{}:{}", any.map_or("", |list| &**list), core.client.as_str()).into());
+        let bell = self.bell.get_or_insert_with(|| {
+            format!(
+                "{}:{}",
+                any.map_or("", |list| &**list),
+                core.client.as_str()
+            )
+            .into()
+        });
         lists.push(Arc::clone(bell));
-        let mut ring = self.wanted.values().next().and_then(|gate| gate.kind.ring(bell, WAIT));
+        let mut ring = self
+            .wanted
+            .values()
+            .next()
+            .and_then(|queue| queue.kind.ring(bell, WAIT));
         let popped = link.pop(&lists, WAIT);
         tokio::pin!(popped);
         loop {
@@ -138,22 +165,22 @@ impl Reader {
                 biased;
                 popped = &mut popped => {
                     if asked.len() >= self.wanted.len() {
-                        self.looked = Instant::now();
+                        self.last_poll = Instant::now();
                     }
-                    // somebody else may wait for it by now
+                    // A newer wait queue may have replaced the one in `asked`.
                     return Ok(popped?.and_then(|list| self.wanted.get(&list).or(asked.get(&list)).cloned()));
                 }
                 event = self.events.recv() => match event {
                     Some(event) => self.take_in(event),
                     None => return Ok(None),
                 },
-                () = grace(&self.left), if !self.left.is_empty() => self.forget_left(),
-                () = sleep(until.unwrap_or(self.looked).saturating_duration_since(Instant::now())), if until.is_some() && ring.is_some() => true,
+                () = grace(&self.abandoned), if !self.abandoned.is_empty() => self.forget_abandoned(),
+                () = sleep(until.unwrap_or(self.last_poll).saturating_duration_since(Instant::now())), if until.is_some() && ring.is_some() => true,
             };
             if changed && let Some(call) = ring.take() {
                 let core = Arc::clone(&core);
                 tokio::spawn(async move {
-                    // lost, it costs as much as a lost signal
+                    // A lost ring costs only time, as a lost signal does.
                     if let Err(error) = core.store.signal(&call).await {
                         log::later!(DEBUG, error = error; "cannot end a BLPOP");
                     }
@@ -162,69 +189,92 @@ impl Reader {
         }
     }
 
-    /// Which lists the next BLPOP asks for. One for all of them costs the server time with their number, and is over after
-    /// one element: so while there is something going on at a few of many, those are asked for alone, and all are just
-    /// looked at now and then. An element elsewhere has time: it lives for a second.
-    fn round(&mut self) -> Round {
+    /// Returns the lists that the next BLPOP names. A BLPOP costs the server time for each list and
+    /// ends after one element. So if only a few of many lists are busy, most BLPOPs name only
+    /// those, and all lists are polled now and then. An element of another list can wait: by
+    /// default it lives for 1 s.
+    fn next_call(&mut self) -> BlpopCall {
         let now = Instant::now();
-        self.busy.retain(|_, since| now.saturating_duration_since(*since) < BUSY);
+        self.busy
+            .retain(|_, since| now.saturating_duration_since(*since) < BUSY);
         let wanted = self.wanted.len();
         let every = (LOOKS.0 * u32::try_from(wanted).unwrap_or(u32::MAX)).clamp(LOOKS.1, LOOKS.2);
         if wanted <= FEW || self.busy.is_empty() || self.busy.len() > wanted / 4 {
-            return Round { asked: self.wanted.clone(), until: None };
+            return BlpopCall {
+                asked: self.wanted.clone(),
+                until: None,
+            };
         }
-        if now >= self.looked + every {
-            return Round { asked: self.wanted.clone(), until: Some(now) };
+        if now >= self.last_poll + every {
+            return BlpopCall {
+                asked: self.wanted.clone(),
+                // A poll: the bell ends this BLPOP at once.
+                until: Some(now),
+            };
         }
-        let busy = self.busy.keys().filter_map(|list| self.wanted.get_key_value(list));
-        let asked = busy.map(|(list, gate)| (Arc::clone(list), Arc::clone(gate))).collect();
-        Round { asked, until: Some(self.looked + every) }
+        let busy = self
+            .busy
+            .keys()
+            .filter_map(|list| self.wanted.get_key_value(list));
+        let asked = busy
+            .map(|(list, queue)| (Arc::clone(list), Arc::clone(queue)))
+            .collect();
+        BlpopCall {
+            asked,
+            until: Some(self.last_poll + every),
+        }
     }
 
-    /// Whether other lists are wanted now.
-    fn take_in(&mut self, event: Event) -> bool {
+    /// Applies an event. Returns whether it added a list.
+    fn take_in(&mut self, event: ChannelEvent) -> bool {
         match event {
-            Event::Subscribe(gate) => {
-                self.busy.insert(Arc::clone(&gate.channel), Instant::now());
-                self.wanted.insert(Arc::clone(&gate.channel), gate).is_none()
+            ChannelEvent::Subscribe(queue) => {
+                self.busy.insert(Arc::clone(&queue.channel), Instant::now());
+                self.wanted
+                    .insert(Arc::clone(&queue.channel), queue)
+                    .is_none()
             }
-            Event::Left(gate) => {
-                if gate.take_unheard() {
-                    self.hand_back(&gate.kind);
+            ChannelEvent::LastWaiterLeft(queue) => {
+                if queue.take_unclaimed() {
+                    self.hand_back(&queue.kind);
                 }
-                self.left.push((Instant::now(), gate));
+                self.abandoned.push((Instant::now(), queue));
                 false
             }
         }
     }
 
-    /// Whether lists that nobody came back to were wanted until now.
-    fn forget_left(&mut self) -> bool {
+    /// Removes the lists whose waiters have not come back. Returns whether any of them was wanted.
+    fn forget_abandoned(&mut self) -> bool {
         let before = self.wanted.len();
-        for list in remove_left(&self.core.signals, &mut self.left) {
+        for list in remove_abandoned(&self.core.signals, &mut self.abandoned) {
             self.wanted.remove(&*list);
         }
         self.wanted.len() < before
     }
 
-    /// Wakes one waiter.
-    pub(super) fn deliver(&mut self, gate: &Arc<Gate>) {
-        self.busy.insert(Arc::clone(&gate.channel), Instant::now());
-        // he will have the lock: what is popped then would be for others. Before he is woken: he may have tried in vain, and
-        // be back, before this goes on
-        if gate.stop_unless_more_than(1) {
-            self.wanted.remove(&gate.channel);
+    /// Wakes one waiter of the queue. If none is left, hands the element back.
+    pub(super) fn deliver(&mut self, queue: &Arc<WaitQueue>) {
+        self.busy.insert(Arc::clone(&queue.channel), Instant::now());
+        // If the woken waiter is the only one, stop listening: it will have the lock, so further
+        // elements would be for other processes. Stop before waking it: it may retry, fail and wait
+        // again before this task continues.
+        if queue.stop_unless_more_than(1) {
+            self.wanted.remove(&queue.channel);
         }
-        if gate.waiters() == 0 {
-            self.hand_back(&gate.kind);
+        if queue.waiters() == 0 {
+            self.hand_back(&queue.kind);
         } else {
-            gate.wake_one();
+            queue.wake_one();
         }
     }
 
-    /// Tells somebody else.
+    /// Pushes the element again in the background, if the lock is free, for a waiter of any
+    /// process.
     fn hand_back(&self, kind: &Arc<dyn Kind>) {
-        let (core, Some(call)) = (Arc::clone(&self.core), kind.signal()) else { return };
+        let (core, Some(call)) = (Arc::clone(&self.core), kind.signal()) else {
+            return;
+        };
         tokio::spawn(async move {
             if let Err(error) = core.store.signal(&call).await {
                 log::later!(DEBUG, error = error; "cannot hand a signal back; waiters look for themselves");
@@ -232,11 +282,12 @@ impl Reader {
         });
     }
 
-    /// Leaves out the lists that refuse to be popped from, whose waiters poll.
+    /// Drops the lists that the server refuses to pop. Their waiters poll instead. If it refuses
+    /// the bell, drops all lists.
     async fn drop_refused(&mut self) {
-        for (list, gate) in self.wanted.clone() {
-            match self.ask(&list).await {
-                Ok(Some(_)) => self.deliver(&gate),
+        for (list, queue) in self.wanted.clone() {
+            match self.pop_from(&list).await {
+                Ok(Some(_)) => self.deliver(&queue),
                 Ok(None) => {}
                 Err(error) => {
                     log::later!(WARN, list = list, error = error; "cannot wait for this list; waiters poll instead");
@@ -245,24 +296,32 @@ impl Reader {
             }
         }
         if let Some(bell) = self.bell.take()
-            && let Err(error) = self.ask(&bell).await
+            && let Err(error) = self.pop_from(&bell).await
         {
             log::later!(WARN, list = bell, error = error; "cannot wait for this list; waiters of others poll instead");
             self.wanted.clear();
         }
     }
 
-    async fn ask(&self, list: &Arc<str>) -> Result<Option<Arc<str>>, StoreError> {
-        self.core.store.lists().await?.pop(&[Arc::clone(list)], ASK).await
+    async fn pop_from(&self, list: &Arc<str>) -> Result<Option<Arc<str>>, StoreError> {
+        self.core
+            .store
+            .lists()
+            .await?
+            .pop(&[Arc::clone(list)], PROBE_TIMEOUT)
+            .await
     }
 
-    /// After an error: as soon as there is another connection, if this one broke; else a little later.
+    /// Recovers from an error. Returns at once if there is a newer connection, otherwise after a
+    /// pause.
     async fn recover(&mut self, error: StoreError) {
         if self.core.check_open().is_err() {
             return;
         }
         log::later!(DEBUG, error = error; "cannot wait for lists; trying again");
-        let Ok(link) = self.core.store.lists().await else { return sleep(LISTEN_AGAIN).await };
+        let Ok(link) = self.core.store.lists().await else {
+            return sleep(LISTEN_AGAIN).await;
+        };
         if error.kind() == StoreErrorKind::Timeout {
             link.reset().await;
         }
@@ -270,13 +329,15 @@ impl Reader {
             return;
         }
         sleep(LISTEN_AGAIN).await;
-        // it may have popped an element all the same
+        // The failed BLPOP may have popped an element, which is then lost.
         if error.may_have_executed() {
             self.core.signals.wake_all();
         }
     }
 }
 
-fn grace(left: &[(Instant, Arc<Gate>)]) -> tokio::time::Sleep {
-    sleep(left.first().map_or(LINGER, |(since, _)| (*since + LINGER).saturating_duration_since(Instant::now())))
+fn grace(left: &[(Instant, Arc<WaitQueue>)]) -> tokio::time::Sleep {
+    sleep(left.first().map_or(LINGER, |(since, _)| {
+        (*since + LINGER).saturating_duration_since(Instant::now())
+    }))
 }

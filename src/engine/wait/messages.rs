@@ -1,7 +1,9 @@
-//! Waking waiters by messages: one subscriber connection for each server, one gate for each channel that somebody waits on.
+//! Wakes waiters by pub/sub messages: one subscriber connection per server, one wait queue per
+//! channel.
 //!
-//! A message is a hint: who is woken tries again. So a lost message costs time, never correctness, and a gate's
-//! waiters poll together once in a while: one of them, not all.
+//! A message is a hint: the waiter that it wakes retries. So a lost message costs time, never
+//! correctness. To bound that time, one waiter of each wait queue polls now and then, on behalf of
+//! all.
 
 use std::{
     collections::HashMap,
@@ -12,184 +14,237 @@ use futures_util::future::join_all;
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{
-    gate::Gate,
-    hub::{Event, Hub, LINGER, LISTEN_AGAIN, remove_left},
+    queue::WaitQueue,
+    subscriptions::{ChannelEvent, LINGER, LISTEN_AGAIN, Subscriptions, remove_abandoned},
 };
 use crate::{
     clock::Instant,
     engine::{core::Core, turn::Granted},
     error::StoreErrorKind,
     log,
-    store::{Heard, Link},
+    store::{Link, Push},
 };
 
-/// Hands what was heard to its gate.
-pub(crate) fn deliver(hub: &Hub, heard: Heard<'_>) {
+/// Delivers a push to its wait queue.
+pub(crate) fn deliver(subscriptions: &Subscriptions, heard: Push<'_>) {
     let (channel, text) = match heard {
-        Heard::Message { channel, text } => (channel, text),
-        Heard::Missed => {
-            log::later!(WARN, channels = hub.channels(); "pub/sub messages were missed; waking all waiters");
-            return hub.wake_all();
+        Push::Message { channel, text } => (channel, text),
+        Push::Missed => {
+            log::later!(WARN, channels = subscriptions.channels(); "pub/sub messages were missed; waking all waiters");
+            return subscriptions.wake_all();
         }
-        Heard::Dropped { channel } => {
-            // it was not this client that ended it
-            if let Some(gate) = hub.get(channel) {
-                hub.tell(Event::Subscribe(gate));
+        Push::Dropped { channel } => {
+            // If the wait queue is still there, the server ended the subscription, not this client.
+            if let Some(queue) = subscriptions.get(channel) {
+                subscriptions.send_event(ChannelEvent::Subscribe(queue));
             }
             return;
         }
     };
-    let Some(gate) = hub.get(channel) else { return };
-    gate.hear();
+    let Some(queue) = subscriptions.get(channel) else {
+        return;
+    };
+    queue.notify();
     match text {
-        b"0" => gate.wake_one(),
-        b"1" => gate.wake_all(),
+        b"0" => queue.wake_one(),
+        b"1" => queue.wake_all(),
         _ => match Granted::parse(text) {
-            Some(granted) => gate.grant(granted),
+            Some(granted) => queue.grant(granted),
             None => log::later!(DEBUG, channel = channel; "ignoring a message of another program"),
         },
     }
 }
 
-/// Sees to it that each gate's messages are heard: on one connection, or, in a cluster, from the node of its lock.
-pub(crate) async fn subscribe(core: Arc<Core>, mut queue: mpsc::UnboundedReceiver<Event>) {
+/// Keeps all wait queues subscribed: on one connection, or in a cluster on the node of each lock.
+pub(crate) async fn subscribe(core: Arc<Core>, mut events: mpsc::UnboundedReceiver<ChannelEvent>) {
     let Some(mut moves) = core.store.moves() else {
-        let (home, link) = core.store.home("");
-        return listen(&core, home, &link, queue).await;
+        let (home, link) = core.store.node_of_channel("");
+        return listen(&core, home, &link, events).await;
     };
-    let mut homes = Homes { core: &core, known: HashMap::new() };
+    let mut homes = ChannelNodes {
+        core: &core,
+        known: HashMap::new(),
+    };
     loop {
         tokio::select! {
-            event = queue.recv() => match event {
-                Some(Event::Subscribe(gate)) => homes.settle(&gate),
-                Some(Event::Left(gate)) => homes.tell(gate.home(), Event::Left(gate)),
+            event = events.recv() => match event {
+                Some(ChannelEvent::Subscribe(queue)) => homes.resubscribe(&queue),
+                Some(ChannelEvent::LastWaiterLeft(queue)) => homes.send_event(queue.node(), ChannelEvent::LastWaiterLeft(queue)),
                 None => return,
             },
             _ = moves.changed() => {
-                core.hub.all().iter().for_each(|gate| homes.visit(gate));
-                // whoever listens to a link that was left ends, since nobody tells it anything any more
+                core.subscriptions.all().iter().for_each(|queue| homes.visit(queue));
+                // Dropping the sender ends the task that listens on a closed link.
                 homes.known.retain(|_, (link, _)| !link.is_closed());
             }
         }
     }
 }
 
-/// Who listens where, in a cluster.
-struct Homes<'a> {
+/// The listening tasks of a cluster, by node number.
+struct ChannelNodes<'a> {
     core: &'a Arc<Core>,
-    known: HashMap<u16, (Arc<Link>, mpsc::UnboundedSender<Event>)>,
+    known: HashMap<u16, (Arc<Link>, mpsc::UnboundedSender<ChannelEvent>)>,
 }
 
-impl Homes<'_> {
-    /// Subscribes where a gate is at home by now.
-    fn settle(&mut self, gate: &Arc<Gate>) {
-        let (home, link) = self.core.store.home(&gate.channel);
-        gate.move_to(home);
-        if self.known.get(&home).is_none_or(|(known, _)| !Arc::ptr_eq(known, &link)) {
+impl ChannelNodes<'_> {
+    /// Subscribes a wait queue at the node that serves its channel now.
+    fn resubscribe(&mut self, queue: &Arc<WaitQueue>) {
+        let (home, link) = self.core.store.node_of_channel(&queue.channel);
+        queue.move_to(home);
+        if self
+            .known
+            .get(&home)
+            .is_none_or(|(known, _)| !Arc::ptr_eq(known, &link))
+        {
             let (tell, events) = mpsc::unbounded_channel();
             let (core, listens) = (Arc::clone(self.core), Arc::clone(&link));
             self.known.insert(home, (link, tell));
             tokio::spawn(async move { listen(&core, home, &listens, events).await });
         }
-        self.tell(home, Event::Subscribe(Arc::clone(gate)));
+        self.send_event(home, ChannelEvent::Subscribe(Arc::clone(queue)));
     }
 
-    /// Slots have moved: a gate may be at home elsewhere.
-    fn visit(&mut self, gate: &Arc<Gate>) {
-        let (home, link) = self.core.store.home(&gate.channel);
-        if gate.is_at(home) && self.known.get(&home).is_some_and(|(known, _)| Arc::ptr_eq(known, &link)) {
+    /// Resubscribes a wait queue if another node or link serves its channel now. Called after slots
+    /// have moved.
+    fn visit(&mut self, queue: &Arc<WaitQueue>) {
+        let (home, link) = self.core.store.node_of_channel(&queue.channel);
+        if queue.is_at(home)
+            && self
+                .known
+                .get(&home)
+                .is_some_and(|(known, _)| Arc::ptr_eq(known, &link))
+        {
             return;
         }
-        let old = gate.home();
-        self.settle(gate);
-        self.tell(old, Event::Left(Arc::clone(gate)));
+        let old = queue.node();
+        self.resubscribe(queue);
+        self.send_event(old, ChannelEvent::LastWaiterLeft(Arc::clone(queue)));
     }
 
-    fn tell(&self, home: u16, event: Event) {
+    fn send_event(&self, home: u16, event: ChannelEvent) {
         if let Some((_, tell)) = self.known.get(&home) {
             let _ = tell.send(event);
         }
     }
 }
 
-/// Subscribes for new gates of one node, unsubscribes for those that were left, and again for all after a reconnect.
-async fn listen(core: &Core, home: u16, link: &Link, mut queue: mpsc::UnboundedReceiver<Event>) {
-    let hub = &core.hub;
+/// Listens on one node. Subscribes new wait queues, unsubscribes abandoned ones, and resubscribes
+/// all after a reconnect.
+async fn listen(
+    core: &Core,
+    home: u16,
+    link: &Link,
+    mut events: mpsc::UnboundedReceiver<ChannelEvent>,
+) {
+    let subscriptions = &core.subscriptions;
     let mut connections = link.connections();
-    let mut wanted: Vec<Arc<Gate>> = Vec::new();
-    let mut left: Vec<(Instant, Arc<Gate>)> = Vec::new();
-    // channels that nobody waits for, and to which the connection is subscribed
+    let mut wanted: Vec<Arc<WaitQueue>> = Vec::new();
+    let mut left: Vec<(Instant, Arc<WaitQueue>)> = Vec::new();
+    // Channels without waiters to which the connection is still subscribed.
     let mut unused: Vec<String> = Vec::new();
     loop {
         let (retry, mut connected) = (!wanted.is_empty() || !unused.is_empty(), false);
         let grace = left.first().map(|(since, _)| *since + LINGER);
         tokio::select! {
-            event = queue.recv() => match event {
+            event = events.recv() => match event {
                 Some(event) => sort_in(event, &mut wanted, &mut left),
                 None => return,
             },
             _ = connections.changed() => {
-                (wanted, connected) = (hub.all(), true);
-                wanted.retain(|gate| gate.is_at(home));
+                (wanted, connected) = (subscriptions.all(), true);
+                wanted.retain(|queue| queue.is_at(home));
                 unused.clear();
-                // a denial costs a connection: without end, if the new one began with the same
-                wanted.retain(|gate| !gate.denied.load(Ordering::Acquire));
+                // A denied SUBSCRIBE costs the connection. If each new one retried it, that would
+                // never end.
+                wanted.retain(|queue| !queue.denied.load(Ordering::Acquire));
             }
             () = sleep(LISTEN_AGAIN), if retry => {}
             () = sleep(grace.map_or(LINGER, |grace| grace.saturating_duration_since(Instant::now()))), if grace.is_some() => {}
         }
-        while let Ok(event) = queue.try_recv() {
+        while let Ok(event) = events.try_recv() {
             sort_in(event, &mut wanted, &mut left);
         }
         connected |= link.is_up();
-        for (_, gate) in left.extract_if(.., |(_, gate)| !gate.is_at(home)) {
-            unused.push(gate.channel.to_string());
-            // whether anybody has left it is the business of its new home
-            if gate.waiters() == 0 {
-                hub.tell(Event::Left(gate));
+        for (_, queue) in left.extract_if(.., |(_, queue)| !queue.is_at(home)) {
+            unused.push(queue.channel.to_string());
+            // The task of the new node decides whether the queue is abandoned.
+            if queue.waiters() == 0 {
+                subscriptions.send_event(ChannelEvent::LastWaiterLeft(queue));
             }
         }
-        unused.extend(remove_left(hub, &mut left));
-        unused.retain(|channel| hub.get(channel).is_none_or(|gate| !gate.is_at(home)));
-        // a repetition must not subscribe for a gate that is gone: nobody would unsubscribe
-        wanted.retain(|gate| gate.is_at(home) && hub.get(&gate.channel).is_some_and(|kept| Arc::ptr_eq(&kept, gate)));
+        unused.extend(remove_abandoned(subscriptions, &mut left));
+        unused.retain(|channel| {
+            subscriptions
+                .get(channel)
+                .is_none_or(|queue| !queue.is_at(home))
+        });
+        // A retry must not subscribe a wait queue that was removed: it would never be unsubscribed.
+        wanted.retain(|queue| {
+            queue.is_at(home)
+                && subscriptions
+                    .get(&queue.channel)
+                    .is_some_and(|kept| Arc::ptr_eq(&kept, queue))
+        });
         if connected {
             let at_once = link.channels_at_once();
             let batches = std::mem::take(&mut wanted);
-            let again = join_all(batches.chunks(at_once).map(|batch| subscribe_batch(core, link, batch))).await;
+            let again = join_all(
+                batches
+                    .chunks(at_once)
+                    .map(|batch| subscribe_batch(core, link, batch)),
+            )
+            .await;
             wanted.extend(again.into_iter().flatten());
             let batches = std::mem::take(&mut unused);
-            let again = join_all(batches.chunks(at_once).map(|batch| unsubscribe_batch(link, batch))).await;
+            let again = join_all(
+                batches
+                    .chunks(at_once)
+                    .map(|batch| unsubscribe_batch(link, batch)),
+            )
+            .await;
             unused.extend(again.into_iter().flatten());
         }
     }
 }
 
-fn sort_in(event: Event, wanted: &mut Vec<Arc<Gate>>, left: &mut Vec<(Instant, Arc<Gate>)>) {
+fn sort_in(
+    event: ChannelEvent,
+    wanted: &mut Vec<Arc<WaitQueue>>,
+    left: &mut Vec<(Instant, Arc<WaitQueue>)>,
+) {
     match event {
-        Event::Subscribe(gate) => wanted.push(gate),
-        Event::Left(gate) => left.push((Instant::now(), gate)),
+        ChannelEvent::Subscribe(queue) => wanted.push(queue),
+        ChannelEvent::LastWaiterLeft(queue) => left.push((Instant::now(), queue)),
     }
 }
 
-/// Subscribes, and wakes waiters, since messages may have been missed before. Returns what must be repeated.
-async fn subscribe_batch(core: &Core, link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
-    let channels: Vec<String> = batch.iter().map(|gate| gate.channel.to_string()).collect();
+/// Subscribes a batch and wakes its waiters, which may have missed messages. Splits a denied batch
+/// to find the denied channels. Returns the wait queues to retry.
+async fn subscribe_batch(
+    core: &Core,
+    link: &Link,
+    batch: &[Arc<WaitQueue>],
+) -> Vec<Arc<WaitQueue>> {
+    let channels: Vec<String> = batch
+        .iter()
+        .map(|queue| queue.channel.to_string())
+        .collect();
     let Err(error) = link.subscribe(&channels).await else {
-        for gate in batch {
-            gate.live();
+        for queue in batch {
+            queue.live();
         }
         return Vec::new();
     };
     if error.kind() == StoreErrorKind::Moved {
-        core.store.ring();
+        core.store.request_refresh();
     }
     if !error.kind().is_denied() {
         return batch.to_vec();
     }
-    if let [gate] = batch {
-        gate.denied.store(true, Ordering::Release);
-        log::later!(WARN, channel = gate.channel, error = error; "may not subscribe; waiters poll instead");
+    if let [queue] = batch {
+        queue.denied.store(true, Ordering::Release);
+        log::later!(WARN, channel = queue.channel, error = error; "may not subscribe; waiters poll instead");
         return Vec::new();
     }
     let (first, second) = batch.split_at(batch.len() / 2);
@@ -198,10 +253,13 @@ async fn subscribe_batch(core: &Core, link: &Link, batch: &[Arc<Gate>]) -> Vec<A
     again
 }
 
-/// Unsubscribes. Returns what must be repeated. Who may never unsubscribe hears, and ignores, what nobody waits for. Where a slot
-/// has moved away, the server has ended its subscriptions by itself.
+/// Unsubscribes a batch. Returns the channels to retry. A client that may not unsubscribe ignores
+/// messages on channels without waiters. After a slot has moved, the server has ended its
+/// subscriptions itself.
 async fn unsubscribe_batch(link: &Link, batch: &[String]) -> Vec<String> {
-    let Err(error) = link.unsubscribe(batch).await else { return Vec::new() };
+    let Err(error) = link.unsubscribe(batch).await else {
+        return Vec::new();
+    };
     log::later!(DEBUG, error = error; "cannot unsubscribe");
     let is_over = error.kind().is_denied() || error.kind() == StoreErrorKind::Moved;
     if is_over { Vec::new() } else { batch.to_vec() }

@@ -1,9 +1,10 @@
-//! Waiting for a lock, from the bottom up: gates, the hub that has them all, who listens for it, and who waits.
+//! Waiting for a lock, from the bottom up: hand-off slots, wait queues, the subscriptions that own
+//! the queues, the tasks that listen, and the waiters.
 
 pub(super) mod relay;
 
-pub(super) mod gate;
-pub(super) mod hub;
+pub(super) mod queue;
+pub(super) mod subscriptions;
 
 pub(super) mod lists;
 pub(super) mod messages;

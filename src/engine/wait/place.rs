@@ -1,26 +1,31 @@
-//! A place in a lock's queue on the server.
+//! A waiter's place in a lock's queue on the server.
 
 use std::sync::Arc;
 
 use crate::engine::{core::Core, hold::Hold, turn::LastLook};
 
-/// A place in the lock's queue, kept for one waiter. Given up when dropped: with the last one, the server is told.
+/// A place in the lock's queue, kept for one waiter. When a hold's last entry is dropped, the
+/// client leaves the queue on the server.
 #[derive(Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct QueueEntry<'a> {
     core: &'a Core,
     hold: Arc<Hold>,
-    /// By which a waiter believes that it was granted the lock.
+    /// The last reply about this place. A waiter checks a grant message against it.
     pub(super) look: Option<LastLook>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> QueueEntry<'a> {
     pub(crate) fn new(core: &'a Core, hold: &Arc<Hold>, look: Option<LastLook>) -> Self {
         hold.enter_queue();
-        Self { core, hold: Arc::clone(hold), look }
+        Self {
+            core,
+            hold: Arc::clone(hold),
+            look,
+        }
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueueEntry<'_> {
     fn drop(&mut self) {
         self.core.leave_queue_once(&self.hold);
     }

@@ -1,143 +1,171 @@
-//! Where a hold lies that goes from one waiter of a gate to the next: see [`Baton`].
+//! The slot through which a hold passes from one waiter of a wait queue to the next: see
+//! [`HandOff`].
 
 use std::sync::{Arc, PoisonError};
 
 use crate::{
     clock::Instant,
     engine::{
-        baton::{Baton, ROUND},
-        jobs::Ghost,
+        hand_off::{HAND_OFF_WINDOW, HandOff},
+        jobs::UnsettledRequest,
     },
     sync::{Mutex, MutexGuard, Semaphore},
 };
 
-/// Where a gate's waiters hand a hold on. Only those *take* part who could go on with it as it is.
+/// A wait queue's hand-off slot. Only waiters that could use such a hold as it is are takers.
 #[derive(Debug)]
 pub(crate) struct Relay {
-    /// One for each baton that was put here. One may be left of what nobody has taken in time: whoever gets it finds no
-    /// baton, and sleeps on.
+    /// One permit for each hand-off. A hand-off that expires leaves its permit behind: the waiter
+    /// that gets it finds no hand-off and sleeps on.
     pub(super) permits: Arc<Semaphore>,
-    course: Mutex<Course>,
+    slot: Mutex<RelaySlot>,
 }
 
 #[derive(Debug, Default)]
-struct Course {
-    baton: Option<Baton>,
-    /// How many wait for it.
+struct RelaySlot {
+    hand_off: Option<HandOff>,
+    /// Number of waiters that could take it.
     takers: usize,
-    /// Counts the batons that were put here.
+    /// Number of hand-offs put here so far.
     number: u64,
-    /// Somebody sees to it that no baton stays here.
-    is_minded: bool,
-    /// The lock is held by this client until then, as far as it knows.
+    /// A task runs that expires unclaimed hand-offs.
+    has_expiry: bool,
+    /// This client holds the lock until then, as far as it knows.
     goes_on_until: Option<Instant>,
     closed: bool,
 }
 
-/// What came of [`Relay::mind`].
+/// The result of [`Relay::expire`].
 #[derive(Debug)]
-pub(crate) enum Minded {
-    /// Nothing was put here since; nobody minds it any more.
+pub(crate) enum RelayExpiry {
+    /// The slot is empty and no hand-off was put here since. The expiry task ends.
     Quiet,
-    /// So many batons were put here.
+    /// Hand-offs were put here since: the number so far.
     Busy(u64),
-    /// Nobody has taken it since.
-    Left(Baton),
+    /// No waiter took this hand-off in time.
+    Unclaimed(HandOff),
 }
 
-impl From<Baton> for Ghost {
-    /// To be released: its name was retired when it was handed on.
-    fn from(Baton { kind, owner, leg, ends, .. }: Baton) -> Self {
-        Self { kind, owner, moves_to: None, epoch: leg.epoch, ends }
+impl From<HandOff> for UnsettledRequest {
+    /// Makes the request that releases a hand-off. Its name was retired when it was handed on.
+    fn from(
+        HandOff {
+            kind,
+            owner,
+            hop,
+            ends,
+            ..
+        }: HandOff,
+    ) -> Self {
+        Self {
+            kind,
+            owner,
+            moves_to: None,
+            epoch: hop.epoch,
+            ends,
+        }
     }
 }
 
 impl Relay {
     pub(super) fn new() -> Self {
-        Self { permits: Arc::new(Semaphore::new(0)), course: Mutex::default() }
+        Self {
+            permits: Arc::new(Semaphore::new(0)),
+            slot: Mutex::default(),
+        }
     }
 
-    fn course(&self) -> MutexGuard<'_, Course> {
-        self.course.lock().unwrap_or_else(PoisonError::into_inner)
+    fn course(&self) -> MutexGuard<'_, RelaySlot> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn join(&self) {
         self.course().takers += 1;
     }
 
-    /// One taker less. What lies there and nobody is left to take.
-    pub(super) fn leave(&self) -> Option<Baton> {
+    /// Removes a taker. If it was the last one, returns the hand-off that is left in the slot.
+    pub(super) fn leave(&self) -> Option<HandOff> {
         let mut course = self.course();
         course.takers -= 1;
-        if course.takers == 0 { course.baton.take() } else { None }
+        if course.takers == 0 {
+            course.hand_off.take()
+        } else {
+            None
+        }
     }
 
-    /// Puts what `give` gives here, if somebody waits for it. `None`: it did not. `Some(true)`: somebody must mind it now.
-    pub(crate) fn hand_on(&self, give: impl FnOnce() -> Option<Baton>) -> Option<bool> {
+    /// Puts the hand-off that `give` returns into the slot, if there is a taker and the slot is
+    /// free. Returns `None` if it did not; `Some(true)` if the caller must start the expiry task.
+    pub(crate) fn hand_on(&self, give: impl FnOnce() -> Option<HandOff>) -> Option<bool> {
         let mut course = self.course();
         if course.takers == 0 {
-            // it is released, and may be free before its message is here
+            // The holder releases the lock instead, which may be free before the message arrives: a
+            // waiter that comes now must send its request.
             course.goes_on_until = None;
         }
-        if course.closed || course.takers == 0 || course.baton.is_some() {
+        if course.closed || course.takers == 0 || course.hand_off.is_some() {
             return None;
         }
-        let baton = give()?;
-        course.goes_on_until = Some(baton.leg.confirmed + ROUND);
-        course.baton = Some(baton);
+        let hand_off = give()?;
+        course.goes_on_until = Some(hand_off.hop.confirmed + HAND_OFF_WINDOW);
+        course.hand_off = Some(hand_off);
         course.number += 1;
-        let is_minded = std::mem::replace(&mut course.is_minded, true);
+        let is_minded = std::mem::replace(&mut course.has_expiry, true);
         drop(course);
         self.permits.add_permits(1);
         Some(!is_minded)
     }
 
-    /// Takes what lies here, if `take` can.
-    pub(crate) fn take<T>(&self, take: impl FnOnce(&Baton) -> Option<T>) -> Option<T> {
+    /// Takes the hand-off, if there is one and `take` accepts it.
+    pub(crate) fn take<T>(&self, take: impl FnOnce(&HandOff) -> Option<T>) -> Option<T> {
         let mut course = self.course();
-        let taken = take(course.baton.as_ref()?)?;
-        course.baton = None;
+        let taken = take(course.hand_off.as_ref()?)?;
+        course.hand_off = None;
         Some(taken)
     }
 
-    /// Which baton lies here, of all that were put here.
+    /// Returns the number of the hand-off in the slot. Returns `None` if the slot is empty.
     pub(crate) fn lying(&self) -> Option<u64> {
         let course = self.course();
-        course.baton.as_ref().map(|_| course.number)
+        course.hand_off.as_ref().map(|_| course.number)
     }
 
-    pub(crate) fn has_baton(&self) -> bool {
-        self.course().baton.is_some()
+    pub(crate) fn has_hand_off(&self) -> bool {
+        self.course().hand_off.is_some()
     }
 
-    /// Whether to ask the server for the lock is in vain: whoever has it hands it on, or releases it, and that is heard of.
+    /// Returns whether a request for the lock would be pointless: its holder hands it on or
+    /// releases it, and this queue learns of either.
     pub(crate) fn goes_on(&self, now: Instant) -> bool {
         self.course().goes_on_until.is_some_and(|until| now < until)
     }
 
-    /// What lies here longer than since `seen` batons were put here.
-    pub(crate) fn mind(&self, seen: u64) -> Minded {
+    /// Takes a hand-off that is unclaimed since `seen` hand-offs were put here.
+    pub(crate) fn expire(&self, seen: u64) -> RelayExpiry {
         let mut course = self.course();
         if course.number != seen {
-            return Minded::Busy(course.number);
+            return RelayExpiry::Busy(course.number);
         }
-        course.is_minded = false;
-        course.baton.take().map_or(Minded::Quiet, Minded::Left)
+        course.has_expiry = false;
+        course
+            .hand_off
+            .take()
+            .map_or(RelayExpiry::Quiet, RelayExpiry::Unclaimed)
     }
 
-    /// Looks at what lies here, and at what else holds a record, while nothing is handed on.
-    pub(crate) fn look(&self, look: impl FnOnce(&mut Option<Baton>)) {
-        look(&mut self.course().baton);
+    /// Runs `look` on the slot under its mutex, so that no hold is handed on in between.
+    pub(crate) fn with_slot(&self, look: impl FnOnce(&mut Option<HandOff>)) {
+        look(&mut self.course().hand_off);
     }
 
-    /// Nothing is handed on any more.
+    /// Closes the slot: no hold is handed on any more.
     pub(super) fn close(&self) {
         self.permits.close();
         self.course().closed = true;
     }
 
-    /// What lies here is nobody's any more.
-    pub(super) fn take_back(&self) -> Option<Baton> {
-        self.course().baton.take()
+    /// Takes the hand-off that no waiter takes any more.
+    pub(super) fn take_back(&self) -> Option<HandOff> {
+        self.course().hand_off.take()
     }
 }

@@ -1,6 +1,7 @@
-//! Whoever waits, comes, is dropped or is told at the same time as others: in thousands of orders, under shuttle.
+//! Waiters that wait, arrive, are dropped and are woken concurrently, in thousands of orders under
+//! shuttle.
 //!
-//! No timer fires here, so a waiter that was not told waits for ever, and the run fails.
+//! No timer fires here. A waiter that is not woken waits forever, and the run fails.
 
 use std::{
     pin::pin,
@@ -14,31 +15,31 @@ use shuttle::future::{JoinHandle, block_on, yield_now};
 use tokio::sync::mpsc;
 
 use super::{
-    hub::{Event, Hub, LINGER, remove_left},
-    lists::Reader,
+    lists::Popper,
     messages::deliver,
+    subscriptions::{ChannelEvent, LINGER, Subscriptions, remove_abandoned},
     waiter::{Waiter, Woken},
 };
 use crate::{
     clock::Instant,
     engine::{
         attempt::{Acquire, Entered},
-        baton::Baton,
         begin::Beginning,
         core::Core,
+        hand_off::HandOff,
         hold::Hold,
         holds::Holds,
         janitor,
         jobs::Janitor,
         kind::Kind,
-        settle::UnderWay,
+        settle::CallInFlight,
     },
     keys::LockName,
     lock::{self, Reentrant},
     options::{AcquireOptions, Config, Wait},
     owner::{ClientId, OwnerId},
     store::{
-        Heard, Store,
+        Push, Store,
         tests::{Server, stopped},
     },
     sync::{
@@ -48,12 +49,12 @@ use crate::{
     },
 };
 
-/// A client, and its server.
+/// A client and its server.
 struct World {
     core: Arc<Core>,
     server: Arc<Server>,
     kind: Arc<dyn Kind>,
-    /// Guards that are alive, of whatever owner.
+    /// Live guards of all owners.
     guards: AtomicUsize,
     seen: Seen,
 }
@@ -63,10 +64,11 @@ impl World {
         Self::with_lists(seen).0
     }
 
-    /// The same, and who comes to wait for lists, and leaves.
-    fn with_lists(seen: &Seen) -> (Arc<Self>, mpsc::UnboundedReceiver<Event>) {
+    /// Like `new`, and also returns the events of waiters for lists.
+    fn with_lists(seen: &Seen) -> (Arc<Self>, mpsc::UnboundedReceiver<ChannelEvent>) {
         let (server, mut published) = Server::start();
-        let ((hub, mut events), (signals, lists), (janitor, list)) = (Hub::new(), Hub::new(), Janitor::new());
+        let ((subscriptions, mut events), (signals, lists), (janitor, list)) =
+            (Subscriptions::new(), Subscriptions::new(), Janitor::new());
         let config = Config::default();
         let core = Arc::new(Core {
             client: ClientId::random(),
@@ -74,11 +76,11 @@ impl World {
             config,
             store: Store::played_by(&server),
             beginning: Beginning::default(),
-            hub: Arc::new(hub),
+            subscriptions: Arc::new(subscriptions),
             signals,
             janitor,
             relays: mpsc::unbounded_channel().0,
-            turns: AtomicU32::new(0),
+            owner_locks_taken: AtomicU32::new(0),
             runtime: stopped(),
             closed: AtomicBool::new(false),
         });
@@ -86,23 +88,29 @@ impl World {
         let reader = Arc::clone(&core);
         spawn(async move {
             while let Some((channel, text)) = published.recv().await {
-                deliver(&reader.hub, Heard::Message { channel: &channel, text: text.as_bytes() });
+                deliver(
+                    &reader.subscriptions,
+                    Push::Message {
+                        channel: &channel,
+                        text: text.as_bytes(),
+                    },
+                );
             }
         });
         let (subscriber, at, noted) = (Arc::clone(&core), Arc::clone(&server), seen.clone());
-        // as `messages::subscribe` does, but nobody lingers
+        // Like `messages::subscribe`, but a channel without waiters is unsubscribed at once.
         spawn(async move {
             while let Some(event) = events.recv().await {
                 match event {
-                    Event::Subscribe(gate) => {
+                    ChannelEvent::Subscribe(queue) => {
                         noted.note("a waiter");
-                        at.subscribe(&gate.channel);
+                        at.subscribe(&queue.channel);
                         yield_now().await;
-                        gate.live();
+                        queue.live();
                     }
-                    Event::Left(gate) => {
-                        let mut left = vec![(Instant::now() - LINGER, gate)];
-                        for channel in remove_left(&subscriber.hub, &mut left) {
+                    ChannelEvent::LastWaiterLeft(queue) => {
+                        let mut left = vec![(Instant::now() - LINGER, queue)];
+                        for channel in remove_abandoned(&subscriber.subscriptions, &mut left) {
                             noted.note("a gate was removed");
                             at.unsubscribe(&channel);
                         }
@@ -112,17 +120,28 @@ impl World {
             }
         });
         let kind: Arc<dyn Kind> = Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()));
-        (Arc::new(Self { core, server, kind, guards: AtomicUsize::new(0), seen: seen.clone() }), lists)
+        (
+            Arc::new(Self {
+                core,
+                server,
+                kind,
+                guards: AtomicUsize::new(0),
+                seen: seen.clone(),
+            }),
+            lists,
+        )
     }
 
     fn owner(&self, name: &str) -> OwnerId {
         OwnerId::named(&self.core.client, name).unwrap()
     }
 
-    /// Acquires; or is dropped midway, if it `gives_up`.
+    /// Acquires the lock. With `gives_up`, the acquire may be dropped midway.
     async fn acquire(&self, owner: &OwnerId, gives_up: bool) -> Option<Entered> {
         let options = AcquireOptions::new().owner(owner.clone());
-        let acquire = Acquire::new(&self.core, &self.kind, &options, Wait::Forever).unwrap().run();
+        let acquire = Acquire::new(&self.core, &self.kind, &options, Wait::Forever)
+            .unwrap()
+            .run();
         if !gives_up {
             return acquire.await.unwrap();
         }
@@ -136,21 +155,32 @@ impl World {
         }
     }
 
-    /// What a guard stands for: the server records its owner, and its client goes on with this very hold.
+    /// Checks what a guard stands for: the server records its owner, and the client knows it by
+    /// this very hold.
     fn check_held(&self, caller: &OwnerId, owner: &OwnerId, hold: &Arc<Hold>) {
         if !owner.as_str().starts_with(caller.base()) {
             self.seen.note("it was handed on");
         }
         let (holder, count) = self.server.record("l").expect("a guard lives");
-        assert!(*holder == *owner.as_str() && count > 0, "{owner:?}: {holder}, {count}");
-        let known = self.core.holds.get(&self.kind, caller).expect("a guard lives");
+        assert!(
+            *holder == *owner.as_str() && count > 0,
+            "{owner:?}: {holder}, {count}"
+        );
+        let known = self
+            .core
+            .holds
+            .get(&self.kind, caller)
+            .expect("a guard lives");
         assert!(Arc::ptr_eq(&known, hold), "{owner:?} has two holds");
     }
 
-    /// Acquires, looks, and gives it back: awaited, dropped midway, or without awaiting it.
+    /// Acquires, checks, and releases: with a call that is awaited or dropped midway, or, with
+    /// `gives_up`, without a call.
     async fn work(&self, name: &str, alone: bool, gives_up: bool) {
         let owner = self.owner(name);
-        let Some((hold, ticket)) = self.acquire(&owner, gives_up).await else { return };
+        let Some((hold, ticket)) = self.acquire(&owner, gives_up).await else {
+            return;
+        };
         let others = self.guards.fetch_add(1, SeqCst);
         assert!(!alone || others == 0, "two guards");
         if others > 0 {
@@ -162,7 +192,10 @@ impl World {
         if gives_up {
             return self.core.release_later(&hold, &ticket);
         }
-        let under_way = UnderWay { core: &self.core, hold };
+        let under_way = CallInFlight {
+            core: &self.core,
+            hold,
+        };
         tokio::select! {
             biased;
             released = self.core.release(&under_way.hold, ticket) => released.unwrap(),
@@ -170,7 +203,7 @@ impl World {
         }
     }
 
-    /// Forgets what was in somebody's hands, as the watchdog does from time to time.
+    /// Retries to forget holds that were still in use, as the watchdog does from time to time.
     async fn reap(&self) {
         for _ in 0..5 {
             moments(12).await;
@@ -178,7 +211,7 @@ impl World {
         }
     }
 
-    /// In the end nothing is left, on the server or here.
+    /// Checks that nothing is left in the end, on the server or in the client.
     async fn check_clean(&self) {
         self.core.janitor.idle().await;
         assert_eq!(self.server.record("l"), None);
@@ -189,7 +222,7 @@ impl World {
             yield_now().await;
         }
         assert_eq!(self.core.holds.len(), 0, "{:?}", self.core.holds);
-        while self.core.hub.channels() > 0 {
+        while self.core.subscriptions.channels() > 0 {
             yield_now().await;
         }
     }
@@ -204,14 +237,14 @@ fn sometimes() -> bool {
     shuttle::rand::Rng::gen_bool(&mut shuttle::rand::thread_rng(), 0.5)
 }
 
-/// Lets others run until something is so; for ever, if it never is.
+/// Lets other tasks run until `is_so` returns `true`.
 async fn until(is_so: impl Fn() -> bool) {
     while !is_so() {
         yield_now().await;
     }
 }
 
-/// Waits for so many tasks, none of which may wait for ever.
+/// Waits for the tasks to end. None of them may wait forever.
 async fn all(tasks: Vec<JoinHandle<()>>) {
     for task in tasks {
         task.await.unwrap();
@@ -220,8 +253,13 @@ async fn all(tasks: Vec<JoinHandle<()>>) {
 
 #[test]
 fn nobody_waits_in_vain_whoever_is_dropped() {
-    let must_see =
-        ["a waiter", "a gate was removed", "an acquire was dropped", "a release was dropped", "it was handed on"];
+    let must_see = [
+        "a waiter",
+        "a gate was removed",
+        "an acquire was dropped",
+        "a release was dropped",
+        "it was handed on",
+    ];
     explore(1_000, &must_see, |seen| {
         let world = World::new(seen);
         block_on(async {
@@ -237,7 +275,7 @@ fn nobody_waits_in_vain_whoever_is_dropped() {
     });
 }
 
-/// Whoever was told may wait for the turn of its owner, and be dropped there.
+/// A woken waiter may wait for the owner lock and be dropped there.
 #[test]
 fn nobody_waits_in_vain_whoever_is_dropped_before_its_turn() {
     explore(1_500, &["a waiter", "an acquire was dropped"], |seen| {
@@ -254,7 +292,12 @@ fn nobody_waits_in_vain_whoever_is_dropped_before_its_turn() {
 
 #[test]
 fn an_owner_has_one_hold_whoever_comes_while_it_is_forgotten() {
-    let must_see = ["a nested guard", "an acquire was dropped", "a release was dropped", "a hold was reaped later"];
+    let must_see = [
+        "a nested guard",
+        "an acquire was dropped",
+        "a release was dropped",
+        "a hold was reaped later",
+    ];
     explore(1_000, &must_see, |seen| {
         let world = World::new(seen);
         block_on(async {
@@ -271,58 +314,86 @@ fn an_owner_has_one_hold_whoever_comes_while_it_is_forgotten() {
     });
 }
 
-/// Who acquires once more what it was handed has it already, and does not wait for its own release, whoever else waits.
+/// A holder that acquires again what was handed to it has it already. It does not wait for its own
+/// release, even if others wait.
 #[test]
 fn a_holder_that_re_enters_what_was_handed_on_waits_for_nobody() {
-    explore(1_000, &["a waiter", "it was handed on", "a nested guard"], |seen| {
-        let world = World::new(seen);
-        block_on(async {
-            // who has nested is not handed on any more: it takes one that has not
-            let work = |(name, nests): (&'static str, bool)| {
-                let world = Arc::clone(&world);
-                spawn(async move {
-                    let owner = world.owner(name);
-                    let (hold, outer) = world.acquire(&owner, false).await.expect("it waits for as long as it takes");
-                    world.check_held(&owner, &outer.generation.owner, &hold);
-                    if nests {
-                        let (again, inner) = world.acquire(&owner, false).await.expect("it has it already");
-                        assert!(Arc::ptr_eq(&hold, &again) && hold.count() == 2, "{again:?}");
-                        if !outer.generation.owner.as_str().starts_with(owner.base()) {
-                            world.seen.note("a nested guard");
+    explore(
+        1_000,
+        &["a waiter", "it was handed on", "a nested guard"],
+        |seen| {
+            let world = World::new(seen);
+            block_on(async {
+                // A hold that was nested is not handed on. The nesting owners take over from the
+                // one that does not nest.
+                let work = |(name, nests): (&'static str, bool)| {
+                    let world = Arc::clone(&world);
+                    spawn(async move {
+                        let owner = world.owner(name);
+                        let (hold, outer) = world
+                            .acquire(&owner, false)
+                            .await
+                            .expect("it waits for as long as it takes");
+                        world.check_held(&owner, &outer.generation.owner, &hold);
+                        if nests {
+                            let (again, inner) = world
+                                .acquire(&owner, false)
+                                .await
+                                .expect("it has it already");
+                            assert!(Arc::ptr_eq(&hold, &again) && hold.count() == 2, "{again:?}");
+                            if !outer.generation.owner.as_str().starts_with(owner.base()) {
+                                world.seen.note("a nested guard");
+                            }
+                            world.core.release(&again, inner).await.unwrap();
                         }
-                        world.core.release(&again, inner).await.unwrap();
-                    }
-                    // what is left of it is forgotten then, as where a guard is given up
-                    let under_way = UnderWay { core: &world.core, hold };
-                    world.core.release(&under_way.hold, outer).await.unwrap();
-                })
-            };
-            all([("a", false), ("b", true), ("c", true)].map(work).into()).await;
-            world.check_clean().await;
-        });
-    });
+                        // Dropping this forgets what is left of the hold, as giving up a guard
+                        // does.
+                        let under_way = CallInFlight {
+                            core: &world.core,
+                            hold,
+                        };
+                        world.core.release(&under_way.hold, outer).await.unwrap();
+                    })
+                };
+                all([("a", false), ("b", true), ("c", true)].map(work).into()).await;
+                world.check_clean().await;
+            });
+        },
+    );
 }
 
-/// Waits for one half of a read-write lock, whose gate has two sides.
+/// Joins the wait queue of a read-write lock, which has two sides, as a waiter for one half.
 fn half(world: &World, shares: bool) -> Waiter<'_> {
     let name = LockName::new("", "rw", 1024).unwrap();
-    let kind: Arc<dyn Kind> = if shares { Arc::new(lock::Read::new(&name)) } else { Arc::new(lock::Write::new(&name)) };
-    world.core.join(&kind, &Arc::from("rw"), true, Baton::lease(world.core.config.watchdog_timeout))
+    let kind: Arc<dyn Kind> = if shares {
+        Arc::new(lock::ReadSide::new(&name))
+    } else {
+        Arc::new(lock::WriteSide::new(&name))
+    };
+    world.core.join(
+        &kind,
+        &Arc::from("rw"),
+        true,
+        HandOff::lease(world.core.config.watchdog_timeout),
+    )
 }
 
-/// Those who wait at the two sides of one gate.
+/// The waiters at the two sides of one wait queue.
 struct Sides {
     world: Arc<World>,
-    /// How many have come to wait, were told and were not dropped.
+    /// Waiters that have joined so far.
     waiting: AtomicUsize,
+    /// Readers that were woken and not dropped.
     readers: AtomicUsize,
+    /// Writers that were woken and not dropped.
     writers: AtomicUsize,
-    /// Writers that were told, and have done nothing about it yet.
+    /// Writers that were woken and have not reacted yet.
     told: AtomicUsize,
 }
 
 impl Sides {
-    /// Waits until told, then uses the permit; or is dropped before, with a permit or without.
+    /// Waits until woken, then uses the permit. With `is_dropped`, the waiter is dropped before
+    /// that, with a permit or without.
     async fn wait(&self, shares: bool, is_dropped: bool) {
         let waiter = half(&self.world, shares);
         self.waiting.fetch_add(1, SeqCst);
@@ -331,63 +402,94 @@ impl Sides {
             woken = waiter.wait(None) => woken,
             () = moments(12), if is_dropped => return,
         };
-        let Woken::Told(permit) = woken else { panic!("{woken:?}") };
-        assert!(shares || self.told.fetch_add(1, SeqCst) == 0, "one message has told two writers");
+        let Woken::Notified(permit) = woken else {
+            panic!("{woken:?}")
+        };
+        assert!(
+            shares || self.told.fetch_add(1, SeqCst) == 0,
+            "one message has told two writers"
+        );
         moments(3).await;
         if !shares {
             self.told.fetch_sub(1, SeqCst);
         }
         if is_dropped {
-            return self.world.seen.note(if shares { "a reader with a permit" } else { "a writer with a permit" });
+            return self.world.seen.note(if shares {
+                "a reader with a permit"
+            } else {
+                "a writer with a permit"
+            });
         }
         permit.forget();
         if shares { &self.readers } else { &self.writers }.fetch_add(1, SeqCst);
     }
 }
 
+/// A message wakes all readers and one writer, and the next writer if that one is dropped.
 #[test]
-fn a_message_wakes_all_readers_and_one_writer_and_if_that_is_dropped_the_next() {
-    explore(1_000, &["a reader with a permit", "a writer with a permit"], |seen| {
-        let none = || AtomicUsize::new(0);
-        let world = World::new(seen);
-        let sides = Sides { world, waiting: none(), readers: none(), writers: none(), told: none() };
-        let sides = Arc::new(sides);
-        block_on(async {
-            let come = |(shares, is_dropped)| {
-                let sides = Arc::clone(&sides);
-                spawn(async move { sides.wait(shares, is_dropped).await })
+fn a_message_wakes_all_readers_and_one_writer_or_its_successor() {
+    explore(
+        1_000,
+        &["a reader with a permit", "a writer with a permit"],
+        |seen| {
+            let none = || AtomicUsize::new(0);
+            let world = World::new(seen);
+            let sides = Sides {
+                world,
+                waiting: none(),
+                readers: none(),
+                writers: none(),
+                told: none(),
             };
-            let readers = [(true, false), (true, true), (true, false)].map(come);
-            let writers = [(false, true), (false, false), (false, false)].map(come);
-            until(|| sides.waiting.load(SeqCst) == 6).await;
-            for message_number in 1..=2 {
-                deliver(&sides.world.core.hub, Heard::Message { channel: "rw", text: b"0" });
-                until(|| sides.readers.load(SeqCst) == 2 && sides.writers.load(SeqCst) >= message_number).await;
-            }
-            all(readers.into_iter().chain(writers).collect()).await;
-        });
-    });
+            let sides = Arc::new(sides);
+            block_on(async {
+                let come = |(shares, is_dropped)| {
+                    let sides = Arc::clone(&sides);
+                    spawn(async move { sides.wait(shares, is_dropped).await })
+                };
+                let readers = [(true, false), (true, true), (true, false)].map(come);
+                let writers = [(false, true), (false, false), (false, false)].map(come);
+                until(|| sides.waiting.load(SeqCst) == 6).await;
+                for message_number in 1..=2 {
+                    deliver(
+                        &sides.world.core.subscriptions,
+                        Push::Message {
+                            channel: "rw",
+                            text: b"0",
+                        },
+                    );
+                    until(|| {
+                        sides.readers.load(SeqCst) == 2
+                            && sides.writers.load(SeqCst) >= message_number
+                    })
+                    .await;
+                }
+                all(readers.into_iter().chain(writers).collect()).await;
+            });
+        },
+    );
 }
 
-/// Whoever was told may have tried in vain, and wait again, before the one who told it goes on.
+/// The woken waiter may retry in vain and wait again before the task that woke it continues.
 #[test]
 fn whoever_waits_for_a_list_again_is_told_again() {
     explore(1_500, &["it waits again"], |seen| {
         let (world, lists) = World::with_lists(seen);
-        let mut reader = Reader::new(Arc::clone(&world.core), lists);
+        let mut reader = Popper::new(Arc::clone(&world.core), lists);
         block_on(async {
-            // an element whenever it is asked for one; what comes before he waits is one for him
+            // An element arrives whenever the list is wanted. One that arrives before the waiter
+            // sleeps is for that waiter.
             spawn(async move {
                 while reader.wait_until_wanted().await {
-                    let gate = reader.wanted.values().next().cloned().unwrap();
-                    reader.deliver(&gate);
+                    let queue = reader.wanted.values().next().cloned().unwrap();
+                    reader.deliver(&queue);
                     yield_now().await;
                 }
             });
             let waiter = world.core.join_list(&world.kind, &Arc::from("list"));
             for _ in 0..3 {
                 match waiter.wait(None).await {
-                    Woken::Told(permit) => permit.forget(),
+                    Woken::Notified(permit) => permit.forget(),
                     other => panic!("{other:?}"),
                 }
                 seen.note("it waits again");
@@ -407,8 +509,11 @@ fn a_gate_is_there_for_as_long_as_somebody_waits() {
             let stays = spawn(async move {
                 let waiter = half(&stays, false);
                 moments(6).await;
-                let known = stays.core.hub.get("rw").expect("somebody waits");
-                assert!(Arc::ptr_eq(&known, &waiter.gate), "somebody waits at another gate");
+                let known = stays.core.subscriptions.get("rw").expect("somebody waits");
+                assert!(
+                    Arc::ptr_eq(&known, &waiter.queue),
+                    "somebody waits at another gate"
+                );
             });
             all(vec![passes, stays]).await;
         });
@@ -431,7 +536,7 @@ fn nobody_waits_at_a_client_that_was_shut_down() {
             moments(5).await;
             world.core.close();
             all(come.into()).await;
-            assert_eq!(world.core.hub.channels(), 0);
+            assert_eq!(world.core.subscriptions.channels(), 0);
         });
     });
 }

@@ -1,78 +1,107 @@
-//! A cluster in which a slot has no master refuses everything, at each node. When that is over is asked once for the whole
-//! client, so that nobody has to find out by trying.
+//! A cluster in which a slot has no master rejects every request, at each node. The client probes a
+//! node for the end of that once, on behalf of all requests, so that none has to find out by
+//! trying.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::sleep};
 
-use super::ANSWERS;
+use super::REPLY_TIMEOUT;
 use crate::{
     clock::Instant,
     error::{StoreError, StoreErrorKind},
     store::{link::Link, pace::jitter},
 };
 
-/// How often a node is asked whether it serves again: for as long as a replica is expected to take over within, and later.
-const ASKED: (Duration, Duration, Duration) =
-    (Duration::from_millis(50), Duration::from_secs(60), Duration::from_millis(500));
+/// How often to probe whether a node serves again: the interval while a replica is expected to take
+/// over, how long that is, and the interval after that.
+const PROBE_INTERVALS: (Duration, Duration, Duration) = (
+    Duration::from_millis(50),
+    Duration::from_secs(60),
+    Duration::from_millis(500),
+);
 
 /// Whether a node has said that its cluster is down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Says {
-    /// Not that anybody knows.
+enum Health {
+    /// It has not, or it serves again.
     Nothing,
-    /// It has, and is asked until it says the opposite.
+    /// It has, and is probed until it serves again.
     Down,
-    /// It has, and is not asked: nobody may, or it was left. That stays so.
+    /// It has, and is not probed: the user lacks the permission, or the link is closed. This is
+    /// final.
     Unknown,
 }
 
 /// What a node has said about its cluster.
 #[derive(Debug)]
-pub(in super::super) struct Down(watch::Sender<Says>);
+pub(in super::super) struct HealthWatch(watch::Sender<Health>);
 
-impl Down {
+impl HealthWatch {
     pub(in super::super) fn new() -> Self {
-        Self(watch::Sender::new(Says::Nothing))
+        Self(watch::Sender::new(Health::Nothing))
     }
 }
 
 impl Link {
-    /// Takes note where a node has refused something as its cluster is down, and sees to it that it is asked.
+    /// Notes that a node rejected a request because its cluster is down, and starts to probe it.
+    /// Ignores all other errors.
     pub(super) fn refused(self: &Arc<Self>, error: &StoreError) {
-        // "Hash slot not served" is about one slot, however the others are
-        if error.kind() != StoreErrorKind::ClusterDown || !error.said().contains("cluster is down") {
+        // "Hash slot not served" is about one slot; the others may be fine
+        if error.kind() != StoreErrorKind::ClusterDown || !error.said().contains("cluster is down")
+        {
             return;
         }
-        let is_new = |says: &mut Says| *says == Says::Nothing && std::mem::replace(says, Says::Down) == Says::Nothing;
+        let is_new = |says: &mut Health| {
+            *says == Health::Nothing && std::mem::replace(says, Health::Down) == Health::Nothing
+        };
         if self.down.0.send_if_modified(is_new) {
-            self.spawn(Arc::clone(self).ask_until_it_serves());
+            self.spawn(Arc::clone(self).probe_until_serving());
         }
     }
 
-    async fn ask_until_it_serves(self: Arc<Self>) {
+    async fn probe_until_serving(self: Arc<Self>) {
         let began = Instant::now();
         let says = loop {
-            let (soon, at_first, later) = ASKED;
-            sleep(jitter(if began.elapsed() < at_first { soon } else { later }, 0.2)).await;
+            let (soon, at_first, later) = PROBE_INTERVALS;
+            sleep(jitter(
+                if began.elapsed() < at_first {
+                    soon
+                } else {
+                    later
+                },
+                0.2,
+            ))
+            .await;
             if self.is_closed() {
-                break Says::Unknown;
+                break Health::Unknown;
             }
-            match self.cluster_info(ANSWERS).await {
-                Ok(info) if info.as_str().is_some_and(|info| info.contains("cluster_state:ok")) => break Says::Nothing,
-                // its user may not ask
-                Err(error) if error.kind() == StoreErrorKind::NoPermission => break Says::Unknown,
+            match self.cluster_info(REPLY_TIMEOUT).await {
+                Ok(info)
+                    if info
+                        .as_str()
+                        .is_some_and(|info| info.contains("cluster_state:ok")) =>
+                {
+                    break Health::Nothing;
+                }
+                // the user may not run `CLUSTER INFO`
+                Err(error) if error.kind() == StoreErrorKind::NoPermission => {
+                    break Health::Unknown;
+                }
                 _ => {}
             }
         };
         self.down.0.send_replace(says);
     }
 
-    /// Waits until a node serves again that has refused everything. Of any other nothing is known: for ever.
-    pub(in super::super) async fn serves_again(&self) {
+    /// Waits until a node that rejected everything serves again. Never returns for any other node.
+    pub(in super::super) async fn serving_again(&self) {
         let mut down = self.down.0.subscribe();
-        if *down.borrow() == Says::Down
-            && down.wait_for(|says| *says != Says::Down).await.is_ok_and(|says| *says == Says::Nothing)
+        if *down.borrow() == Health::Down
+            && down
+                .wait_for(|says| *says != Health::Down)
+                .await
+                .is_ok_and(|says| *says == Health::Nothing)
         {
             return;
         }

@@ -1,4 +1,4 @@
-//! What a node says about who serves which slot.
+//! A node's reply to `CLUSTER SLOTS`: which node serves which slot.
 
 use fred::types::config::Server;
 
@@ -9,49 +9,78 @@ use crate::{
 
 pub(super) const SLOTS: usize = 16_384;
 
-/// A master, as a node knows it.
+/// A master, as a node describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Master {
-    /// `None`: that node does not know.
+pub(super) struct MappedMaster {
+    /// `None`: the node that was queried does not know the address.
     server: Option<Server>,
-    /// What it calls itself.
+    /// Its node ID.
     pub(super) id: String,
-    /// Whether somebody may take over from it.
+    /// Whether it has a replica that may take over.
     pub(super) has_replicas: bool,
 }
 
 /// One node's map.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct View {
-    masters: Vec<Master>,
-    /// From and to which slot, and whose they are.
+pub(super) struct NodeMap {
+    masters: Vec<MappedMaster>,
+    /// First slot, last slot, and the index of their master.
     ranges: Vec<(u16, u16, usize)>,
-    /// Who may become a master.
+    /// Nodes that may become masters.
     replicas: Vec<Server>,
 }
 
-impl View {
-    /// Reads an answer to CLUSTER SLOTS. `asked`: the host that was asked, for nodes of which no other is said.
+impl NodeMap {
+    /// Parses a reply to `CLUSTER SLOTS`. `asked` is the host that was queried; it stands in for
+    /// nodes whose host the reply leaves out.
     pub(super) fn read(slots: &Value, asked: &str) -> Result<Self, StoreError> {
-        let nonsense =
-            || StoreError::new(StoreErrorKind::Protocol, false, "CLUSTER SLOTS was answered by something else");
-        let Value::Array(ranges) = slots else { return Err(nonsense()) };
-        let mut view = Self { masters: Vec::new(), ranges: Vec::new(), replicas: Vec::new() };
+        let nonsense = || {
+            StoreError::new(
+                StoreErrorKind::Protocol,
+                false,
+                "CLUSTER SLOTS was answered by something else",
+            )
+        };
+        let Value::Array(ranges) = slots else {
+            return Err(nonsense());
+        };
+        let mut view = Self {
+            masters: Vec::new(),
+            ranges: Vec::new(),
+            replicas: Vec::new(),
+        };
         for range in ranges {
-            let Value::Array(parts) = range else { return Err(nonsense()) };
-            let [from, to, master, replicas @ ..] = parts.as_slice() else { return Err(nonsense()) };
-            let slot = |value: &Value| u16::try_from(value.as_number()?).ok().filter(|slot| usize::from(*slot) < SLOTS);
-            let (Some(from), Some(to), Some((server, id))) = (slot(from), slot(to), node(master, asked)) else {
+            let Value::Array(parts) = range else {
                 return Err(nonsense());
             };
-            let is_it = |known: &Master| known.server == server && (server.is_some() || known.id == id);
+            let [from, to, master, replicas @ ..] = parts.as_slice() else {
+                return Err(nonsense());
+            };
+            let slot = |value: &Value| {
+                u16::try_from(value.as_number()?)
+                    .ok()
+                    .filter(|slot| usize::from(*slot) < SLOTS)
+            };
+            let (Some(from), Some(to), Some((server, id))) =
+                (slot(from), slot(to), node(master, asked))
+            else {
+                return Err(nonsense());
+            };
+            let is_it = |known: &MappedMaster| {
+                known.server == server && (server.is_some() || known.id == id)
+            };
             let at = view.masters.iter().position(is_it).unwrap_or_else(|| {
-                view.masters.push(Master { server, id: id.to_owned(), has_replicas: false });
+                view.masters.push(MappedMaster {
+                    server,
+                    id: id.to_owned(),
+                    has_replicas: false,
+                });
                 view.masters.len() - 1
             });
             for (replica, _) in replicas.iter().filter_map(|replica| node(replica, asked)) {
                 view.masters[at].has_replicas = true;
-                view.replicas.extend(replica.filter(|replica| !view.replicas.contains(replica)));
+                view.replicas
+                    .extend(replica.filter(|replica| !view.replicas.contains(replica)));
             }
             view.ranges.push((from, to, at));
         }
@@ -68,38 +97,52 @@ impl View {
         Ok(view)
     }
 
-    /// Who may become a master.
+    /// Returns the nodes that may become masters.
     pub(super) fn replicas(&self) -> &[Server] {
         &self.replicas
     }
 
-    pub(super) fn masters(&self) -> &[Master] {
+    pub(super) fn masters(&self) -> &[MappedMaster] {
         &self.masters
     }
 
-    /// What it says of the master at this address.
-    pub(super) fn master(&self, server: &Server) -> Option<&Master> {
-        self.masters.iter().find(|master| master.server.as_ref() == Some(server))
+    /// Returns what the map says of the master at this address.
+    pub(super) fn master(&self, server: &Server) -> Option<&MappedMaster> {
+        self.masters
+            .iter()
+            .find(|master| master.server.as_ref() == Some(server))
     }
 
     fn owner(&self, slot: u16) -> Option<&Server> {
-        let at = self.ranges.partition_point(|(from, ..)| *from <= slot).checked_sub(1)?;
+        let at = self
+            .ranges
+            .partition_point(|(from, ..)| *from <= slot)
+            .checked_sub(1)?;
         let (_, to, at) = self.ranges[at];
         self.masters[at].server.as_ref().filter(|_| slot <= to)
     }
 }
 
-/// A node's address, if it is known, and what it calls itself.
+/// Returns a node's address, if it is known, and its ID.
 fn node<'a>(said: &'a Value, asked: &str) -> Option<(Option<Server>, &'a str)> {
-    let Value::Array(said) = said else { return None };
-    let [host, port, rest @ ..] = said.as_slice() else { return None };
+    let Value::Array(said) = said else {
+        return None;
+    };
+    let [host, port, rest @ ..] = said.as_slice() else {
+        return None;
+    };
     let port = u16::try_from(port.as_number()?).ok()?;
     let server = host_of(host.as_str(), asked).map(|host| Server::new(host, port));
-    Some((server, rest.first().and_then(Value::as_str).unwrap_or_default()))
+    Some((
+        server,
+        rest.first().and_then(Value::as_str).unwrap_or_default(),
+    ))
 }
 
-/// The host of a node. Null, or nothing: the one that was asked, as the protocol has it (nodes behind one balancer, or one that
-/// does not know its own). `None`: `?`, a node that has no host name where those are preferred; it may be anywhere.
+/// Returns the host of a node. If the reply has null or an empty string, this is the host that was
+/// queried, as the protocol says (nodes behind one balancer, or a node that does not know its own
+/// host). Returns `None` for `?`: a node without a host name in a cluster that prefers host names;
+/// it may be anywhere.
 pub(super) fn host_of<'a>(said: Option<&'a str>, asked: &'a str) -> Option<&'a str> {
     match said {
         None | Some("") => Some(asked),
@@ -108,10 +151,19 @@ pub(super) fn host_of<'a>(said: Option<&'a str>, asked: &'a str) -> Option<&'a s
     }
 }
 
-/// What most of them say of a slot. `None`: nobody serves it, or two others are named as often.
-pub(super) fn most<'v>(views: &'v [View], slot: u16, now: Option<&Server>) -> Option<&'v Server> {
+/// Returns the master that most maps name for a slot. Returns `None` if no map names one, or if
+/// several are named equally often and `now` is not among them.
+pub(super) fn most<'v>(
+    views: &'v [NodeMap],
+    slot: u16,
+    now: Option<&Server>,
+) -> Option<&'v Server> {
     let first = views.iter().find_map(|view| view.owner(slot))?;
-    if views.iter().filter_map(|view| view.owner(slot)).all(|server| server == first) {
+    if views
+        .iter()
+        .filter_map(|view| view.owner(slot))
+        .all(|server| server == first)
+    {
         return Some(first);
     }
     let mut said: Vec<(&Server, usize)> = Vec::with_capacity(views.len());
@@ -121,8 +173,13 @@ pub(super) fn most<'v>(views: &'v [View], slot: u16, now: Option<&Server>) -> Op
             None => said.push((server, 1)),
         }
     }
-    let (most, times) = said.iter().max_by_key(|(server, times)| (*times, Some(*server) == now)).copied()?;
-    let tied = said.iter().any(|(server, other)| *server != most && *other == times);
+    let (most, times) = said
+        .iter()
+        .max_by_key(|(server, times)| (*times, Some(*server) == now))
+        .copied()?;
+    let tied = said
+        .iter()
+        .any(|(server, other)| *server != most && *other == times);
     (!tied || Some(most) == now).then_some(most)
 }
 
@@ -130,13 +187,27 @@ pub(super) fn most<'v>(views: &'v [View], slot: u16, now: Option<&Server>) -> Op
 mod tests {
     use super::*;
 
-    fn view(ranges: &[(i64, i64, &str, i64)]) -> Result<View, StoreError> {
+    fn view(ranges: &[(i64, i64, &str, i64)]) -> Result<NodeMap, StoreError> {
         let range = |(from, to, host, port): &(i64, i64, &str, i64)| {
-            let master = vec![Value::text(host), Value::Integer(*port), Value::text("id"), Value::Array(Vec::new())];
-            let replica = Value::Array(vec![Value::text("replica"), Value::Integer(1), Value::text("r")]);
-            Value::Array(vec![Value::Integer(*from), Value::Integer(*to), Value::Array(master), replica])
+            let master = vec![
+                Value::text(host),
+                Value::Integer(*port),
+                Value::text("id"),
+                Value::Array(Vec::new()),
+            ];
+            let replica = Value::Array(vec![
+                Value::text("replica"),
+                Value::Integer(1),
+                Value::text("r"),
+            ]);
+            Value::Array(vec![
+                Value::Integer(*from),
+                Value::Integer(*to),
+                Value::Array(master),
+                replica,
+            ])
         };
-        View::read(&Value::Array(ranges.iter().map(range).collect()), "asked")
+        NodeMap::read(&Value::Array(ranges.iter().map(range).collect()), "asked")
     }
 
     #[test]
@@ -152,16 +223,26 @@ mod tests {
             (10, Some(("b", 2))),
             (16_383, Some(("b", 2))),
         ] {
-            assert_eq!(view.owner(slot).map(|server| (&*server.host, server.port)), master, "{slot}");
+            assert_eq!(
+                view.owner(slot).map(|server| (&*server.host, server.port)),
+                master,
+                "{slot}"
+            );
         }
     }
 
-    /// Null and nothing are the host that was asked, and `?` is none. Two of those are two masters.
+    /// Null and an empty string stand for the host that was queried, and `?` for no host. Two nodes
+    /// with `?` are two masters.
     #[test]
     fn a_node_without_a_host_is_what_the_protocol_says() {
         let node = |host: Value, id| Value::Array(vec![host, Value::Integer(7), Value::text(id)]);
         let range = |from, to, host, id| {
-            Value::Array(vec![Value::Integer(from), Value::Integer(to), node(host, id), node(Value::text("?"), "r")])
+            Value::Array(vec![
+                Value::Integer(from),
+                Value::Integer(to),
+                node(host, id),
+                node(Value::text("?"), "r"),
+            ])
         };
         let slots = Value::Array(vec![
             range(0, 1, Value::Null, "a"),
@@ -170,14 +251,27 @@ mod tests {
             range(6, 7, Value::text("?"), "c"),
             range(8, 9, Value::text("?"), "b"),
         ]);
-        let view = View::read(&slots, "asked").unwrap();
-        for (slot, host) in [(0, Some("asked")), (3, Some("asked")), (4, None), (7, None), (8, None)] {
+        let view = NodeMap::read(&slots, "asked").unwrap();
+        for (slot, host) in [
+            (0, Some("asked")),
+            (3, Some("asked")),
+            (4, None),
+            (7, None),
+            (8, None),
+        ] {
             assert_eq!(view.owner(slot).map(|server| &*server.host), host, "{slot}");
         }
         assert_eq!(view.masters().len(), 3);
         assert!(view.replicas().is_empty() && view.masters()[0].has_replicas);
-        let unknown = View::read(&Value::Array(vec![range(0, 16_383, Value::text("?"), "b")]), "asked").unwrap_err();
-        assert!(unknown.to_string().contains("cluster-announce-hostname"), "{unknown}");
+        let unknown = NodeMap::read(
+            &Value::Array(vec![range(0, 16_383, Value::text("?"), "b")]),
+            "asked",
+        )
+        .unwrap_err();
+        assert!(
+            unknown.to_string().contains("cluster-announce-hostname"),
+            "{unknown}"
+        );
     }
 
     #[test]
@@ -187,20 +281,25 @@ mod tests {
             view(&[(0, 16_384, "a", 1)]),
             view(&[(-1, 5, "a", 1)]),
             view(&[(0, 5, "a", 65_536)]),
-            View::read(&Value::Null, "a"),
-            View::read(&Value::Array(vec![Value::Integer(1)]), "a"),
+            NodeMap::read(&Value::Null, "a"),
+            NodeMap::read(&Value::Array(vec![Value::Integer(1)]), "a"),
         ] {
             assert_eq!(nonsense.unwrap_err().kind(), StoreErrorKind::Protocol);
         }
     }
 
+    /// Most of the nodes are believed, and where they are at odds nothing changes.
     #[test]
-    fn most_of_them_are_believed_and_where_they_are_at_odds_nothing_changes() {
+    fn a_majority_of_views_is_believed_and_a_split_changes_nothing() {
         let [a, b, c] = ["a", "b", "c"].map(|host| view(&[(0, 16_383, host, 1)]).unwrap());
-        let host = |views: &[&View], now: &str| {
-            let views: Vec<View> = views
+        let host = |views: &[&NodeMap], now: &str| {
+            let views: Vec<NodeMap> = views
                 .iter()
-                .map(|view| View { masters: view.masters.clone(), ranges: view.ranges.clone(), replicas: Vec::new() })
+                .map(|view| NodeMap {
+                    masters: view.masters.clone(),
+                    ranges: view.ranges.clone(),
+                    replicas: Vec::new(),
+                })
                 .collect();
             most(&views, 7, Some(&Server::new(now, 1))).map(|server| server.host.to_string())
         };

@@ -1,4 +1,4 @@
-//! Where a request goes next that a node has refused.
+//! Where a request goes after a node rejected it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,25 +18,26 @@ use crate::{
     },
 };
 
-/// Redirects that are followed without a pause.
+/// How many redirects to follow without a pause.
 const AT_ONCE: u32 = 5;
 
 /// Where a request goes next.
 #[derive(Debug)]
-pub(in super::super) enum Next {
+pub(in super::super) enum RedirectTo {
     /// To the slot's new master.
     To(Arc<Link>),
-    /// To the node that imports its slot: this time only.
+    /// To the node that is importing the slot, for this request only.
     Asking(Arc<Link>),
-    /// There again, a little later: its keys are on their way.
+    /// To the same node, a little later: the keys are being moved.
     Later,
-    /// To whom the map names next, as who it names now does not know the slot; or, if it is that nobody is let in there, there when
-    /// somebody is.
+    /// To the master that the map names next, as the current one does not know the slot. With
+    /// `or_there`, the current one accepted no connection; the request may also go back there once
+    /// it does.
     Elsewhere { or_there: bool },
 }
 
-impl Next {
-    /// The pause before it, after so many redirects.
+impl RedirectTo {
+    /// Returns the pause before the next hop, after this many redirects.
     pub(in super::super) fn pause(&self, hops: u32) -> Duration {
         let ms = match self {
             Self::Later => 1 << hops.clamp(1, 6),
@@ -49,11 +50,18 @@ impl Next {
 }
 
 impl Cluster {
-    /// Where a request about a slot goes after this error. `None`: nowhere. Only what was not executed goes on.
-    pub(in super::super) fn next(&self, slot: u16, call: &Call, over: &Arc<Link>, error: &StoreError) -> Option<Next> {
+    /// Returns where a request about a slot goes after this error, or `None` if nowhere. Only a
+    /// request that was not executed is redirected.
+    pub(in super::super) fn next(
+        &self,
+        slot: u16,
+        call: &Call,
+        over: &Arc<Link>,
+        error: &StoreError,
+    ) -> Option<RedirectTo> {
         use StoreErrorKind as K;
         if error.may_have_executed() {
-            self.ring();
+            self.request_refresh();
             return None;
         }
         match error.kind() {
@@ -63,43 +71,50 @@ impl Cluster {
                 let (verb, slot, to) = (words.next()?, words.next()?.parse().ok()?, words.next()?);
                 let slot = Some(slot).filter(|slot| usize::from(*slot) < SLOTS)?;
                 if verb != "MOVED" {
-                    return Some(Next::Asking(self.importing(&server(to, over)?)));
+                    return Some(RedirectTo::Asking(self.importing(&server(to, over)?)));
                 }
-                self.ring();
-                Some(Next::To(self.moved(slot, &server(to, over)?, over)))
+                self.request_refresh();
+                Some(RedirectTo::To(self.moved(slot, &server(to, over)?, over)))
             }
-            // half of them are there: whoever renews many asks for fewer
+            // some of the keys have moved: a renewal of many locks is retried with fewer
             K::TryAgain if call.script.is_over_many() && call.keys.len() > 1 => None,
-            K::TryAgain => Some(Next::Later),
+            K::TryAgain => Some(RedirectTo::Later),
             _ => {
-                self.ring();
+                self.request_refresh();
                 over.refused(error);
-                // it was left meanwhile
+                // the node may have been left while the request was in flight
                 let link = self.link(slot);
                 if !Arc::ptr_eq(&link, over) {
-                    return Some(Next::To(link));
+                    return Some(RedirectTo::To(link));
                 }
-                // in a failover, it may hear that it has the slot no more before it hears who has
-                let knows_not = error.kind() == K::ClusterDown && error.said().contains("slot not served");
-                // what was down a moment ago may be up
+                // in a failover, a node may learn that it lost the slot before it learns which node
+                // has it
+                let knows_not =
+                    error.kind() == K::ClusterDown && error.said().contains("slot not served");
+                // the link was down when the request failed, and may be up now
                 let is_up = error.kind() == K::Unavailable && over.is_up();
                 let or_there = is_up || over.epoch() == Epoch::NONE;
-                (knows_not || or_there).then_some(Next::Elsewhere { or_there })
+                (knows_not || or_there).then_some(RedirectTo::Elsewhere { or_there })
             }
         }
     }
 
-    /// The link to the next master of a slot that is another one than this. Meanwhile the map is asked for again and again.
-    pub(in super::super) async fn next_master(&self, slot: u16, than: &Arc<Link>) -> Option<Arc<Link>> {
+    /// Waits until a slot has another master than this, and returns its link. Keeps requesting
+    /// refreshes until then.
+    pub(in super::super) async fn next_master(
+        &self,
+        slot: u16,
+        than: &Arc<Link>,
+    ) -> Option<Arc<Link>> {
         let mut moves = self.moves();
         loop {
             let link = self.link(slot);
             if !Arc::ptr_eq(&link, than) {
                 return Some(link);
             }
-            self.ring();
+            self.request_refresh();
             let soon = {
-                let _context = self.dials.own.enter();
+                let _context = self.connect_options.own.enter();
                 sleep(AWAY)
             };
             tokio::select! {
@@ -110,8 +125,11 @@ impl Cluster {
     }
 }
 
-/// An address as redirects have it. `None`: nobody knows where that is.
+/// Parses the address in a redirect. Returns `None` if the node's host is not known.
 fn server(said: &str, over: &Link) -> Option<Server> {
     let (host, port) = said.rsplit_once(':')?;
-    Some(Server::new(host_of(Some(host), &over.host())?, port.parse().ok()?))
+    Some(Server::new(
+        host_of(Some(host), &over.host())?,
+        port.parse().ok()?,
+    ))
 }

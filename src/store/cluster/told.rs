@@ -1,7 +1,8 @@
-//! What a slot's own master has said of it lately: that it has another one.
+//! Slots whose own master recently redirected them to another one.
 //!
-//! The other nodes hear of that a moment later, and the map is what most of them say. Taken at its word, it would lead back to the
-//! old master, and the new one would be left while it grants.
+//! The other nodes learn of the new master a moment later, and the map is what most nodes say.
+//! Without this record, the map would lead the client back to the old master, and the client would
+//! leave the new one while that grants locks.
 
 use std::{
     collections::HashMap,
@@ -11,23 +12,28 @@ use std::{
 
 use crate::clock::Instant;
 
-/// Within this time, the nodes of a cluster hear of a new master, even on a busy machine. For no longer is the map not believed:
-/// whoever was sent to a master that hangs, and was replaced, must hear of it before that goes on and grants.
-const HEARSAY: Duration = Duration::from_millis(250);
+/// How long the nodes of a cluster take to learn of a new master, even on a busy machine.
+/// Distrusting the map for longer would be wrong: a client that was redirected to a master that
+/// hung, and was replaced, must learn of the replacement before that master resumes and grants
+/// locks.
+const GOSSIP_DELAY: Duration = Duration::from_millis(250);
 
-/// The slots, and when that was.
+/// The slots, and when they were redirected.
 #[derive(Debug, Default)]
-pub(super) struct Told(Mutex<HashMap<u16, Instant>>);
+pub(super) struct RedirectedSlots(Mutex<HashMap<u16, Instant>>);
 
-impl Told {
+impl RedirectedSlots {
     pub(super) fn of(&self, slot: u16) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(slot, Instant::now());
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(slot, Instant::now());
     }
 
-    /// Those of which the map may be older.
+    /// Returns the slots for which the map may still be stale.
     pub(super) fn lately(&self) -> HashMap<u16, Instant> {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        told.retain(|_, at| at.elapsed() < HEARSAY);
+        told.retain(|_, at| at.elapsed() < GOSSIP_DELAY);
         told.clone()
     }
 }

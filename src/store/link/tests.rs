@@ -1,4 +1,4 @@
-//! A server that a test plays, at the other end of a real socket.
+//! Tests with a scripted server at the other end of a real socket.
 
 use std::{
     io::{Read, Write},
@@ -16,7 +16,8 @@ use crate::{
     store::tests::{call, dials},
 };
 
-/// Answers the handshake: HELLO, HELLO with the name, twice CLIENT SETINFO, and PING with its number, its last word.
+/// Replies to the handshake: HELLO, HELLO with the name, CLIENT SETINFO twice, and PING with its
+/// number, which ends the handshake.
 fn greet(listener: &TcpListener) -> TcpStream {
     let (mut stream, mut come) = (listener.accept().unwrap().0, Vec::new());
     while !come.ends_with(b"PING\r\n$1\r\n5\r\n") {
@@ -25,12 +26,14 @@ fn greet(listener: &TcpListener) -> TcpStream {
         assert!(many > 0, "the client has gone");
         come.extend_from_slice(&chunk[..many]);
     }
-    stream.write_all(b"%0\r\n%0\r\n+OK\r\n+OK\r\n+5\r\n").unwrap();
+    stream
+        .write_all(b"%0\r\n%0\r\n+OK\r\n+OK\r\n+5\r\n")
+        .unwrap();
     stream
 }
 
-/// What was not sent is asked again over the next connection, and has no more time for that: by then the watchdog takes
-/// what an acquire holds for nobody's.
+/// A request that was not sent is sent again over the next connection, without more time: after a
+/// command timeout, the watchdog treats the hold of an unreported acquire as abandoned.
 #[test]
 fn what_is_asked_again_has_one_command_timeout() {
     const TIMEOUT: Duration = Duration::from_secs(2);
@@ -41,30 +44,49 @@ fn what_is_asked_again_has_one_command_timeout() {
         let full = greet(&listener);
         is_to_be_cut.recv().unwrap();
         drop(full);
-        // the next one reads all, and answers nothing
+        // the next connection reads everything, and never replies
         let mut silent = greet(&listener);
         let mut come = Vec::new();
         let _ = silent.read_to_end(&mut come);
         come.windows(6).any(|window| window == b"victim")
     });
-    let own = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let own = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
     own.block_on(async {
-        let config = Config { command_timeout: Some(TIMEOUT), ..Config::default() };
+        let config = Config {
+            command_timeout: Some(TIMEOUT),
+            ..Config::default()
+        };
         let dial = dials(&url, config, Handle::current()).for_scripts();
         let link = Link::connect(dial, &Arc::new(Pace::new())).await.unwrap();
         // more than the socket takes
         let large = "x".repeat(1 << 20);
         for _ in 0..16 {
             assert!(
-                poll_immediate(link.eval(&call(&large), link.until(clock::Instant::now()), false, (None, &mut None)))
-                    .await
-                    .is_none()
+                poll_immediate(link.eval(
+                    &call(&large),
+                    link.until(clock::Instant::now()),
+                    false,
+                    (None, &mut None)
+                ))
+                .await
+                .is_none()
             );
         }
         let (asked, victim) = (Instant::now(), call("victim"));
         let told = async {
             (
-                link.eval(&victim, link.until(clock::Instant::now()), false, (None, &mut None)).await.unwrap_err(),
+                link.eval(
+                    &victim,
+                    link.until(clock::Instant::now()),
+                    false,
+                    (None, &mut None),
+                )
+                .await
+                .unwrap_err(),
                 asked.elapsed(),
             )
         };
@@ -80,13 +102,18 @@ fn what_is_asked_again_has_one_command_timeout() {
     assert!(server.join().unwrap(), "it was not asked again");
 }
 
-/// What is in doubt over one connection is never settled by an answer over another one, whichever link's it is.
+/// A request in doubt over one connection is never settled by a reply over another one, whichever
+/// link that belongs to.
 #[test]
 fn no_two_connections_of_a_client_have_one_number() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
     let server = thread::spawn(move || [greet(&listener), greet(&listener)]);
-    let own = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let own = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
     own.block_on(async {
         let dials = dials(&url, Config::default(), Handle::current());
         let pace = Arc::new(Pace::new());

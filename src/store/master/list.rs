@@ -1,4 +1,4 @@
-//! One service at several addresses: its master is the one that says so.
+//! One service at several addresses: its master is the only server that says it is one.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -10,14 +10,15 @@ use super::{Role, limit, role, said, words};
 use crate::{
     error::{StoreError, StoreErrorKind},
     log,
-    store::wire::{Dial, Ends, NotConnected},
+    store::wire::{CloseOnDrop, Dialer, NotConnected},
 };
 
-/// As long are the others waited for when one has said that it is the master: a second one would have to say so, too.
+/// How long to wait for the other servers once one says that it is the master: a second one must
+/// have the time to say so, too.
 const OTHERS: Duration = Duration::from_millis(500);
 
-/// Asks all of them at once.
-pub(super) async fn find(dial: &Dial, servers: &[Server]) -> Result<Server, NotConnected> {
+/// Queries all servers at once, and returns the master.
+pub(super) async fn find(dial: &Dialer, servers: &[Server]) -> Result<Server, NotConnected> {
     let one = |(number, at)| async move { (number, at, ask(dial, at).await) };
     let mut asked: FuturesUnordered<_> = servers.iter().enumerate().map(one).collect();
     let mut heard = Vec::new();
@@ -40,16 +41,23 @@ pub(super) async fn find(dial: &Dial, servers: &[Server]) -> Result<Server, NotC
             () = &mut others => break,
         }
     }
-    // as they are written
+    // in the order of the URL
     heard.sort_unstable_by_key(|(number, ..)| *number);
-    verdict(heard.iter().map(|(_, at, answer)| (*at, answer.as_ref().copied())))
+    verdict(
+        heard
+            .iter()
+            .map(|(_, at, answer)| (*at, answer.as_ref().copied())),
+    )
 }
 
-/// Which of them is the master, by what each said.
+/// Returns the only master. Fails if there are several or none, with what each server said.
 fn verdict<'a>(
     heard: impl Iterator<Item = (&'a Server, Result<Role, &'a NotConnected>)> + Clone,
 ) -> Result<Server, NotConnected> {
-    let mut masters = heard.clone().filter(|(_, answer)| matches!(answer, Ok(Role::Master))).map(|(at, _)| at);
+    let mut masters = heard
+        .clone()
+        .filter(|(_, answer)| matches!(answer, Ok(Role::Master)))
+        .map(|(at, _)| at);
     let (first, second) = (masters.next(), masters.next());
     let mut each = String::new();
     for (at, answer) in heard.clone() {
@@ -65,41 +73,74 @@ fn verdict<'a>(
                 "several of the addresses are masters, and nobody can tell which one is right; name one service only{each}"
             );
             log::later!(WARN, error = error; "no connection");
-            Err(NotConnected { error: StoreError::new(StoreErrorKind::Other, false, error), nobody_listens: false })
+            Err(NotConnected {
+                error: StoreError::new(StoreErrorKind::Other, false, error),
+                nobody_listens: false,
+            })
         }
         (None, _) => {
-            let nobody_listens = heard.clone().all(|(_, answer)| answer.is_err_and(|error| error.nobody_listens));
-            let has_sentinel = heard.clone().any(|(_, answer)| matches!(answer, Ok(Role::Sentinel)));
-            let advice = if has_sentinel { "; for sentinels, use redis-sentinel://<addresses>/<service>" } else { "" };
+            let nobody_listens = heard
+                .clone()
+                .all(|(_, answer)| answer.is_err_and(|error| error.nobody_listens));
+            let has_sentinel = heard
+                .clone()
+                .any(|(_, answer)| matches!(answer, Ok(Role::Sentinel)));
+            let advice = if has_sentinel {
+                "; for sentinels, use redis-sentinel://<addresses>/<service>"
+            } else {
+                ""
+            };
             let error = format!("none of the addresses is a master{each}{advice}");
-            Err(NotConnected { error: StoreError::new(kind(heard), false, error), nobody_listens })
+            Err(NotConnected {
+                error: StoreError::new(kind(heard), false, error),
+                nobody_listens,
+            })
         }
     }
 }
 
-/// What they all say, else that there is none now.
-fn kind<'a>(mut heard: impl Iterator<Item = (&'a Server, Result<Role, &'a NotConnected>)>) -> StoreErrorKind {
-    let of = |(_, answer): (_, Result<Role, &NotConnected>)| answer.err().map(|error| error.error.kind());
+/// Returns the kind of error that all servers have in common, else `Unavailable`.
+fn kind<'a>(
+    mut heard: impl Iterator<Item = (&'a Server, Result<Role, &'a NotConnected>)>,
+) -> StoreErrorKind {
+    let of = |(_, answer): (_, Result<Role, &NotConnected>)| {
+        answer.err().map(|error| error.error.kind())
+    };
     match heard.next().and_then(of) {
         Some(first) if heard.all(|answer| of(answer) == Some(first)) => first,
         _ => StoreErrorKind::Unavailable,
     }
 }
 
-async fn ask(dial: &Dial, at: &Server) -> Result<Role, NotConnected> {
+async fn ask(dial: &Dialer, at: &Server) -> Result<Role, NotConnected> {
     let limit = limit(dial);
-    // nobody listens to messages here
-    let there = Dial { driver: None, sink: None, ..dial.clone().at(at) };
+    // this connection carries no messages
+    let there = Dialer {
+        driver: None,
+        sink: None,
+        ..dial.clone().at(at)
+    };
     let answer = async {
-        let ends = Ends::new(there.open().await?);
+        let ends = CloseOnDrop::new(there.open().await?);
         Ok(role(&ends.connection, limit).await?)
     };
     let late = |_| {
         let late = format!("no answer within {limit:?}");
-        Err(NotConnected { error: StoreError::new(StoreErrorKind::Timeout, false, late), nobody_listens: false })
+        Err(NotConnected {
+            error: StoreError::new(StoreErrorKind::Timeout, false, late),
+            nobody_listens: false,
+        })
     };
     let answer = timeout(limit, answer).await.unwrap_or_else(late);
-    answer.map_err(|NotConnected { error, nobody_listens }| NotConnected { error: said(at, &error), nobody_listens })
+    answer.map_err(
+        |NotConnected {
+             error,
+             nobody_listens,
+         }| NotConnected {
+            error: said(at, &error),
+            nobody_listens,
+        },
+    )
 }
 
 #[cfg(test)]
@@ -107,15 +148,26 @@ mod tests {
     use super::*;
 
     fn heard(answers: &[Result<Role, StoreErrorKind>]) -> Result<usize, (StoreErrorKind, String)> {
-        let servers: Vec<_> = (0..answers.len()).map(|n| Server::new("a", n as u16)).collect();
+        let servers: Vec<_> = (0..answers.len())
+            .map(|n| Server::new("a", n as u16))
+            .collect();
         let failed = |at: &Server, kind| NotConnected {
             error: said(at, &StoreError::new(kind, true, "why")),
             nobody_listens: false,
         };
-        let answers: Vec<_> =
-            servers.iter().zip(answers).map(|(at, a)| (at, a.map_err(|kind| failed(at, kind)))).collect();
-        let verdict = verdict(answers.iter().map(|(at, answer)| (*at, answer.as_ref().copied())));
-        verdict.map(|at| at.port.into()).map_err(|refused| (refused.error.kind(), words(&refused.error)))
+        let answers: Vec<_> = servers
+            .iter()
+            .zip(answers)
+            .map(|(at, a)| (at, a.map_err(|kind| failed(at, kind))))
+            .collect();
+        let verdict = verdict(
+            answers
+                .iter()
+                .map(|(at, answer)| (*at, answer.as_ref().copied())),
+        );
+        verdict
+            .map(|at| at.port.into())
+            .map_err(|refused| (refused.error.kind(), words(&refused.error)))
     }
 
     #[test]
@@ -126,11 +178,19 @@ mod tests {
         assert_eq!(heard(&[Err(K::Timeout), master, Err(K::Auth)]), Ok(1));
         let (kind, text) = heard(&[master, replica, master]).unwrap_err();
         assert_eq!(kind, K::Other);
-        assert!(text.contains("a:0 is a master; a:1 is a replica; a:2 is a master"), "{text}");
+        assert!(
+            text.contains("a:0 is a master; a:1 is a replica; a:2 is a master"),
+            "{text}"
+        );
         let (kind, text) = heard(&[replica, Err(K::Disconnected)]).unwrap_err();
         assert_eq!(kind, K::Unavailable);
         assert!(text.ends_with("a:0 is a replica; a:1: why"), "{text}");
         assert_eq!(heard(&[Err(K::Auth), Err(K::Auth)]).unwrap_err().0, K::Auth);
-        assert!(heard(&[sentinel, replica]).unwrap_err().1.contains("redis-sentinel://"));
+        assert!(
+            heard(&[sentinel, replica])
+                .unwrap_err()
+                .1
+                .contains("redis-sentinel://")
+        );
     }
 }

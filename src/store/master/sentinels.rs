@@ -1,7 +1,9 @@
-//! A small connection to each sentinel, over which it is asked where the master is, and rings when there is another one.
+//! One connection to each sentinel. The client polls it for the master's address, and the sentinel
+//! reports when there is another master.
 //!
-//! All are asked, since they hear of a failover one after the other, and each for the address: what else a sentinel says of
-//! its master is of the old one until the failover is over.
+//! The client polls all sentinels, as they learn of a failover one after the other. It polls only
+//! for the address: until the failover is over, everything else that a sentinel says about its
+//! master is about the old one.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering},
@@ -16,8 +18,8 @@ use tokio::{
 };
 
 use super::{
-    Master, limit, nonsense,
-    vote::{self, Verdict, Voter, Word},
+    ServiceMaster, limit, nonsense,
+    vote::{self, SentinelReply, Verdict, Voter},
 };
 use crate::{
     clock,
@@ -25,30 +27,34 @@ use crate::{
     log,
     options::Login,
     store::{
-        Dials,
+        ConnectOptions,
         endpoint::Sentinels,
         pace::Pace,
-        wire::{Connection, Dial, Ends, Failure, Heard, NotConnected, Request, Sink, Until, Value},
+        wire::{
+            CloseOnDrop, Connection, Dialer, Failure, NotConnected, Push, Request, Sink, Until,
+            Value,
+        },
     },
 };
 
-/// Between two questions: while the master is away, and else. The answer also tells that the connection lives.
+/// The poll intervals: while the master is away, and otherwise. A reply also proves that the
+/// connection works.
 const QUESTIONS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
-/// Where a sentinel tells of another master.
-const BELL: &str = "+switch-master";
+/// The channel on which a sentinel reports another master.
+const SWITCH_MASTER: &str = "+switch-master";
 
-/// What is heard of all sentinels.
+/// The connections to all sentinels, and their replies.
 pub(super) struct Watch {
-    heard: Arc<Board>,
+    board: Arc<Board>,
     tasks: Vec<AbortHandle>,
 }
 
 struct Board {
     service: String,
     voters: Mutex<Vec<Voter>>,
-    /// Counts the rounds of questions.
+    /// Counts the rounds; each is one poll of all sentinels.
     rounds: watch::Sender<u64>,
-    /// Changes with whatever is heard.
+    /// Changes with every reply and every failure.
     news: watch::Sender<()>,
 }
 
@@ -59,8 +65,12 @@ impl Drop for Watch {
 }
 
 impl Watch {
-    /// Connects to them, and stays connected. On the client's own runtime.
-    pub(super) fn start(dials: &Dials, sentinels: &Sentinels, master: &Weak<Master>) -> Self {
+    /// Connects to the sentinels, and stays connected. Must run on the client's own runtime.
+    pub(super) fn start(
+        dials: &ConnectOptions,
+        sentinels: &Sentinels,
+        master: &Weak<ServiceMaster>,
+    ) -> Self {
         let heard = Arc::new(Board {
             service: sentinels.service.clone(),
             voters: Mutex::new(sentinels.at.iter().cloned().map(Voter::new).collect()),
@@ -68,51 +78,71 @@ impl Watch {
             news: watch::Sender::new(()),
         });
         let rings = Arc::clone(&heard);
-        let sink: Sink = Arc::new(move |heard| rings.hear(heard));
-        let login = sentinels.login.as_ref().or(dials.config.sentinel_login.as_ref());
+        let sink: Sink = Arc::new(move |heard| rings.on_push(heard));
+        let login = sentinels
+            .login
+            .as_ref()
+            .or(dials.config.sentinel_login.as_ref());
         let watch = |(number, at): (usize, &Server)| {
             let dial = dial(dials, at, login, &sink);
-            // theirs, if they have one, may be the servers'
-            let bare = login.is_none().then(|| self::dial(dials, at, Some(&Login::default()), &sink));
-            let sentinel = Sentinel { number, dial, bare, board: Arc::clone(&heard), master: Weak::clone(master) };
+            // without a login for the sentinels, try that of the servers first, then none
+            let bare = login
+                .is_none()
+                .then(|| self::dial(dials, at, Some(&Login::default()), &sink));
+            let sentinel = Sentinel {
+                number,
+                dial,
+                bare,
+                board: Arc::clone(&heard),
+                master: Weak::clone(master),
+            };
             dials.own.spawn(sentinel.watch()).abort_handle()
         };
         let tasks = sentinels.at.iter().enumerate().map(watch).collect();
-        Self { heard, tasks }
+        Self {
+            board: heard,
+            tasks,
+        }
     }
 
-    /// Who they are, and whether they answer.
+    /// Returns the sentinels, and whether they reply.
     pub(super) fn sentinels(&self) -> Vec<(Server, bool)> {
-        self.heard.voters().iter().map(Voter::answers).collect()
+        self.board.voters().iter().map(Voter::answers).collect()
     }
 
     pub(super) fn close(&self) {
         for task in &self.tasks {
             task.abort();
         }
-        // whoever waits for an answer goes on
-        for voter in self.heard.voters().iter_mut() {
-            voter.fails(Instant::now(), StoreError::new(StoreErrorKind::Unavailable, false, "the client has ended"));
+        // wakes callers of `find`: no more replies will come
+        for voter in self.board.voters().iter_mut() {
+            voter.fails(
+                Instant::now(),
+                StoreError::new(StoreErrorKind::Unavailable, false, "the client has ended"),
+            );
         }
-        self.heard.news.send_replace(());
+        self.board.news.send_replace(());
     }
 
-    /// The server that most of them name, who are asked now.
+    /// Polls all sentinels, and returns the master that most of them name now.
     pub(super) async fn find(&self) -> Result<Server, NotConnected> {
-        let mut news = self.heard.news.subscribe();
-        let round = self.heard.ask();
+        let mut news = self.board.news.subscribe();
+        let round = self.board.start_round();
         loop {
             news.mark_unchanged();
-            match self.heard.verdict(round) {
+            match self.board.verdict(round) {
                 Verdict::Master(at) => return Ok(at),
                 Verdict::Open => {}
-                Verdict::Nobody => {
-                    let error = vote::why_nobody(&self.heard.voters(), &self.heard.service);
-                    // nobody was asked but who is connected anyway
-                    return Err(NotConnected { error, nobody_listens: true });
+                Verdict::NoMaster => {
+                    let error = vote::no_master_error(&self.board.voters(), &self.board.service);
+                    // keeps the back-off short: the sentinels are connected anyway
+                    return Err(NotConnected {
+                        error,
+                        nobody_listens: true,
+                    });
                 }
             }
-            // it is ours: there is always somebody who tells
+            // cannot fail: this struct owns the sender
             let _ = news.changed().await;
         }
     }
@@ -127,26 +157,35 @@ impl Board {
         vote::verdict(&self.voters(), round, Instant::now())
     }
 
-    /// Asks all of them: in which round.
-    fn ask(&self) -> u64 {
+    /// Polls all sentinels; returns the number of the round.
+    fn start_round(&self) -> u64 {
         self.rounds.send_modify(|round| *round += 1);
         *self.rounds.borrow()
     }
 
-    fn hear(&self, heard: Heard<'_>) {
-        let is_about_it =
-            |text: &[u8]| text.strip_prefix(self.service.as_bytes()).is_some_and(|rest| rest.first() == Some(&b' '));
+    fn on_push(&self, heard: Push<'_>) {
+        let is_about_it = |text: &[u8]| {
+            text.strip_prefix(self.service.as_bytes())
+                .is_some_and(|rest| rest.first() == Some(&b' '))
+        };
         match heard {
-            Heard::Message { channel: BELL, text } if is_about_it(text) => _ = self.ask(),
-            Heard::Missed => _ = self.ask(),
-            Heard::Message { .. } | Heard::Dropped { .. } => {}
+            Push::Message {
+                channel: SWITCH_MASTER,
+                text,
+            } if is_about_it(text) => _ = self.start_round(),
+            Push::Missed => _ = self.start_round(),
+            Push::Message { .. } | Push::Dropped { .. } => {}
         }
     }
 }
 
-/// The way to a sentinel. Without a login of its own, it has that of the servers.
-fn dial(dials: &Dials, at: &Server, login: Option<&Login>, sink: &Sink) -> Dial {
-    let mut dial = Dial { driver: None, sink: Some(Arc::clone(sink)), ..dials.for_scripts().at(at) };
+/// Returns the dialer for a sentinel. Without `login`, it uses that of the servers.
+fn dial(dials: &ConnectOptions, at: &Server, login: Option<&Login>, sink: &Sink) -> Dialer {
+    let mut dial = Dialer {
+        driver: None,
+        sink: Some(Arc::clone(sink)),
+        ..dials.for_scripts().at(at)
+    };
     dial.connect_timeout = limit(&dial);
     dial.server.database = None;
     if let Some(login) = login {
@@ -157,16 +196,16 @@ fn dial(dials: &Dials, at: &Server, login: Option<&Login>, sink: &Sink) -> Dial 
     dial
 }
 
-type Rounds = watch::Receiver<u64>;
+type RoundCounter = watch::Receiver<u64>;
 
-/// One of them.
+/// One sentinel, and its connection.
 struct Sentinel {
     number: usize,
-    dial: Dial,
-    /// The same without a login.
-    bare: Option<Dial>,
+    dial: Dialer,
+    /// The same dialer without a login.
+    bare: Option<Dialer>,
     board: Arc<Board>,
-    master: Weak<Master>,
+    master: Weak<ServiceMaster>,
 }
 
 impl Sentinel {
@@ -174,11 +213,13 @@ impl Sentinel {
         let (pace, mut before) = (Pace::new(), None);
         let mut rounds = self.board.rounds.subscribe();
         loop {
-            let connected = pace.knock(before, self.connect(&mut rounds)).await;
+            let connected = pace
+                .attempt_connect(before, self.connect(&mut rounds))
+                .await;
             let NotConnected { error, .. } = match connected {
                 Ok(ends) => {
                     before = Some(Instant::now());
-                    self.ask_on(&ends.connection, &mut rounds).await.into()
+                    self.poll_over(&ends.connection, &mut rounds).await.into()
                 }
                 Err(error) => error,
             };
@@ -188,24 +229,34 @@ impl Sentinel {
         }
     }
 
-    /// Connects, and asks for the first time: what does not answer is asked ever less often.
-    async fn connect(&self, rounds: &mut Rounds) -> Result<Ends, NotConnected> {
+    /// Connects, and polls for the first time. The first poll is part of the attempt, so that the
+    /// back-off also covers a sentinel that connects and does not reply.
+    async fn connect(&self, rounds: &mut RoundCounter) -> Result<CloseOnDrop, NotConnected> {
         let limit = self.dial.connect_timeout;
-        let late = |_| Err(Failure::Late.into());
-        let first = timeout(limit, self.connect_by(&self.dial, rounds)).await.unwrap_or_else(late);
+        let late = |_| Err(Failure::TimedOut.into());
+        let first = timeout(limit, self.connect_by(&self.dial, rounds))
+            .await
+            .unwrap_or_else(late);
         match (first, &self.bare) {
             (Err(refused), Some(bare)) if refused.error.kind() == StoreErrorKind::Auth => {
-                // where they want none, nobody has told them of the servers'
-                timeout(limit, self.connect_by(bare, rounds)).await.unwrap_or_else(late).map_err(|_| refused)
+                // sentinels that require no login reject the servers' login
+                timeout(limit, self.connect_by(bare, rounds))
+                    .await
+                    .unwrap_or_else(late)
+                    .map_err(|_| refused)
             }
             (first, _) => first,
         }
     }
 
-    async fn connect_by(&self, dial: &Dial, rounds: &mut Rounds) -> Result<Ends, NotConnected> {
-        let ends = Ends::new(dial.open().await?);
-        // where that is not allowed, it is only asked
-        match ends.connection.listen(BELL, self.until()).await {
+    async fn connect_by(
+        &self,
+        dial: &Dialer,
+        rounds: &mut RoundCounter,
+    ) -> Result<CloseOnDrop, NotConnected> {
+        let ends = CloseOnDrop::new(dial.open().await?);
+        // if the user may not subscribe, polling has to do
+        match ends.connection.listen(SWITCH_MASTER, self.until()).await {
             Ok(()) | Err(Failure::Refused(_)) => {}
             Err(failure) => return Err(failure.into()),
         }
@@ -217,21 +268,26 @@ impl Sentinel {
         Until::new(clock::Instant::now(), self.dial.connect_timeout)
     }
 
-    /// Asks for the address, and takes in the answer.
-    async fn ask(&self, connection: &Connection, rounds: &mut Rounds) -> Result<(), Failure> {
+    /// Polls for the address, and records the reply.
+    async fn ask(&self, connection: &Connection, rounds: &mut RoundCounter) -> Result<(), Failure> {
         let round = *rounds.borrow_and_update();
         let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.board.service];
-        let answer = connection.call(Request::Words(&words), self.until()).await?;
+        let answer = connection
+            .call(Request::Words(&words), self.until())
+            .await?;
         let named = named(&answer)?;
-        self.board.voters()[self.number].says(round, named);
+        self.board.voters()[self.number].record_reply(round, named);
         self.count();
         Ok(())
     }
 
-    /// Asks again and again; returns why that is over.
-    async fn ask_on(&self, connection: &Connection, rounds: &mut Rounds) -> Failure {
+    /// Polls until the connection fails; returns why it did.
+    async fn poll_over(&self, connection: &Connection, rounds: &mut RoundCounter) -> Failure {
         loop {
-            let is_away = self.master.upgrade().is_some_and(|master| master.is_away.load(Ordering::Acquire));
+            let is_away = self
+                .master
+                .upgrade()
+                .is_some_and(|master| master.is_away.load(Ordering::Acquire));
             let pause = if is_away { QUESTIONS.0 } else { QUESTIONS.1 };
             tokio::select! {
                 () = connection.ended() => return Failure::Ended,
@@ -244,7 +300,7 @@ impl Sentinel {
         }
     }
 
-    /// Something was heard: if most of them name another master by now, it is that.
+    /// Counts the votes. If most sentinels name another master by now, switches to it.
     fn count(&self) {
         if let Verdict::Master(at) = self.board.verdict(0)
             && let Some(master) = self.master.upgrade()
@@ -255,17 +311,17 @@ impl Sentinel {
     }
 }
 
-/// What an answer names.
-fn named(answer: &Value) -> Result<Word, Failure> {
+/// Parses a reply.
+fn named(answer: &Value) -> Result<SentinelReply, Failure> {
     match answer {
-        Value::Null => return Ok(Word::Unknown),
+        Value::Null => return Ok(SentinelReply::Unknown),
         Value::Array(parts) => {
             if let [host, port] = parts.as_slice()
                 && let (Some(host), Some(port)) = (host.as_str(), port.as_number())
                 && let Ok(port) = u16::try_from(port)
                 && !host.is_empty()
             {
-                return Ok(Word::Master(Server::new(host, port)));
+                return Ok(SentinelReply::Master(Server::new(host, port)));
             }
         }
         _ => {}
@@ -287,27 +343,38 @@ mod tests {
         };
         let mut round = 1;
         for (channel, text, asks) in [
-            (BELL, "my 127.0.0.1 1 127.0.0.1 2", true),
-            (BELL, "mymaster 127.0.0.1 1 127.0.0.1 2", false),
+            (SWITCH_MASTER, "my 127.0.0.1 1 127.0.0.1 2", true),
+            (SWITCH_MASTER, "mymaster 127.0.0.1 1 127.0.0.1 2", false),
             ("+sdown", "my 127.0.0.1 1", false),
-            (BELL, "my a 1 b 2", true),
+            (SWITCH_MASTER, "my a 1 b 2", true),
         ] {
-            board.hear(Heard::Message { channel, text: text.as_bytes() });
+            board.on_push(Push::Message {
+                channel,
+                text: text.as_bytes(),
+            });
             round += u64::from(asks);
             assert_eq!(*board.rounds.borrow(), round, "{channel} {text}");
         }
-        board.hear(Heard::Missed);
+        board.on_push(Push::Missed);
         assert_eq!(*board.rounds.borrow(), round + 1);
     }
 
     #[test]
     fn an_address_is_a_host_and_a_port() {
-        let array = |words: &[&str]| Value::Array(words.iter().map(|word| Value::text(word)).collect());
-        assert_eq!(named(&Value::Null), Ok(Word::Unknown));
-        assert_eq!(named(&array(&["::1", "6379"])), Ok(Word::Master(Server::new("::1", 6379))));
-        for odd in
-            [array(&["a"]), array(&["a", "b"]), array(&["", "1"]), array(&["a", "65536"]), array(&["a", "1", "2"])]
-        {
+        let array =
+            |words: &[&str]| Value::Array(words.iter().map(|word| Value::text(word)).collect());
+        assert_eq!(named(&Value::Null), Ok(SentinelReply::Unknown));
+        assert_eq!(
+            named(&array(&["::1", "6379"])),
+            Ok(SentinelReply::Master(Server::new("::1", 6379)))
+        );
+        for odd in [
+            array(&["a"]),
+            array(&["a", "b"]),
+            array(&["", "1"]),
+            array(&["a", "65536"]),
+            array(&["a", "1", "2"]),
+        ] {
             assert!(named(&odd).is_err(), "{odd:?}");
         }
         assert!(named(&Value::Integer(1)).is_err());

@@ -1,4 +1,5 @@
-//! The shipped scripts as functions from one record to the next, run by the embedded server in this process.
+//! The shipped scripts as functions from one record to the next, run by the embedded server in this
+//! process.
 
 use std::{cell::RefCell, collections::HashMap, sync::Arc, time::Duration};
 
@@ -7,10 +8,11 @@ use nestlock_embedded::simulated::{Connection, Machine};
 use super::super::{reply, wire};
 use crate::store::{Acquired, Arg, Call, Released, Renewed, Value};
 
-/// The server's clock runs on while a script does: TTLs are multiples of this, and taken for the next one above.
+/// The unit of TTLs, which are rounded up to a multiple of it: the server's clock keeps running
+/// while a script does.
 pub(crate) const GRAIN: Duration = Duration::from_secs(1_000);
 
-/// What is at the key of a lock that is nothing but reentrant.
+/// The record of a plain reentrant lock.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Record {
     pub(crate) owner: Arc<str>,
@@ -18,7 +20,7 @@ pub(crate) struct Record {
     pub(crate) ttl: Duration,
 }
 
-/// Makes the owner hold the lock.
+/// Runs an acquire script on the record.
 pub(crate) fn acquire(record: &mut Option<Record>, call: &Call) -> Acquired {
     reply::acquired(&run(record, call)).expect("an answer")
 }
@@ -31,12 +33,12 @@ pub(crate) fn renew(record: &mut Option<Record>, call: &Call) -> Renewed {
     reply::renewed(&run(record, call), 1).expect("an answer")[0]
 }
 
-/// What was known of a record, the script, and its arguments.
+/// A record, a script's name, and its arguments.
 type Question = (Option<Record>, &'static str, Vec<String>);
 
 struct Server {
     connection: Connection,
-    /// What each question came to: it is asked again and again.
+    /// The results of earlier calls, which recur many times.
     known: HashMap<Question, (Option<Record>, Value)>,
 }
 
@@ -55,12 +57,19 @@ fn run(record: &mut Option<Record>, call: &Call) -> Value {
     });
     let question = (record.clone(), call.script.name, args.collect());
     SERVER.with_borrow_mut(|Server { connection, known }| {
-        let (after, answer) = known.entry(question).or_insert_with_key(|(before, _, args)| {
-            set(connection, &call.keys[0], before.as_ref());
-            let eval = ["EVAL", call.script.source, "1", &call.keys[0]].into_iter();
-            let answer = ask(connection, &eval.chain(args.iter().map(String::as_str)).collect::<Vec<_>>());
-            (get(connection, &call.keys[0]), answer)
-        });
+        let (after, answer) = known
+            .entry(question)
+            .or_insert_with_key(|(before, _, args)| {
+                set(connection, &call.keys[0], before.as_ref());
+                let eval = ["EVAL", call.script.source, "1", &call.keys[0]].into_iter();
+                let answer = ask(
+                    connection,
+                    &eval
+                        .chain(args.iter().map(String::as_str))
+                        .collect::<Vec<_>>(),
+                );
+                (get(connection, &call.keys[0]), answer)
+            });
         record.clone_from(after);
         answer.clone()
     })
@@ -75,20 +84,34 @@ fn set(connection: &mut Connection, key: &str, record: Option<&Record>) {
 }
 
 fn get(connection: &mut Connection, key: &str) -> Option<Record> {
-    let Value::Array(fields) = ask(connection, &["HGETALL", key]) else { unreachable!("a list") };
+    let Value::Array(fields) = ask(connection, &["HGETALL", key]) else {
+        unreachable!("a list")
+    };
     let [owner, count] = &fields[..] else {
         assert!(fields.is_empty(), "one owner: {fields:?}");
         return None;
     };
-    let left = ask(connection, &["PTTL", key]).as_number().and_then(|left| u64::try_from(left).ok()).expect("a TTL");
+    let left = ask(connection, &["PTTL", key])
+        .as_number()
+        .and_then(|left| u64::try_from(left).ok())
+        .expect("a TTL");
     let ttl = GRAIN * u32::try_from(left.div_ceil(GRAIN.as_millis() as u64)).unwrap();
-    let count = count.as_number().and_then(|count| u32::try_from(count).ok()).expect("a count");
-    Some(Record { owner: owner.as_str().unwrap().into(), count, ttl })
+    let count = count
+        .as_number()
+        .and_then(|count| u32::try_from(count).ok())
+        .expect("a count");
+    Some(Record {
+        owner: owner.as_str().unwrap().into(),
+        count,
+        ttl,
+    })
 }
 
-/// One command, and its answer.
+/// Sends one command, and returns its reply.
 fn ask(connection: &mut Connection, words: &[&str]) -> Value {
-    let words = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+    let words = words
+        .iter()
+        .map(|word| format!("${}\r\n{word}\r\n", word.len()));
     connection.feed(format!("*{}\r\n{}", words.len(), words.collect::<String>()).as_bytes());
     wire::value(&connection.output())
 }

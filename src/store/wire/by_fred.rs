@@ -1,7 +1,9 @@
-//! The client of the `fred` crate behind the seam: one of its clients for each connection, without a policy for reconnects.
+//! A connection through the `fred` crate: one fred client per connection, without a reconnect
+//! policy.
 //!
-//! It is what the configuration's types are from, and an independent second opinion on everything that the own connection
-//! does; the whole suite runs on both. It writes each script by itself, so it is slower.
+//! The configuration types come from fred, and it is an independent check of everything that the
+//! own connection does: the whole test suite runs on both. fred writes each script separately, so
+//! this one is slower.
 
 use std::{
     fmt,
@@ -36,8 +38,8 @@ use tokio::{
 };
 
 use super::{
-    Channels, Dial, Failure, Heard, MOST_UNDER_WAY, NotConnected, REFUSED, Request, Texts, Value, has_password,
-    numbered, reach, stream::bare,
+    Channels, Dialer, Failure, MAX_IN_FLIGHT, NotConnected, Push, REFUSED, Request, Texts, Value,
+    has_password, numbered, reach, stream::bare,
 };
 #[cfg(feature = "fred-config")]
 use crate::error::StoreError;
@@ -50,57 +52,62 @@ use crate::{
     },
 };
 
-/// Messages that may wait to be heard; beyond, fred drops the oldest and says so. It has nine channels of this capacity for
-/// each client, and fills them all with empty places: 2.4 MB. With 1,024, a script that publishes 1,500 messages at once
-/// wakes everybody.
+/// How many messages may wait for the receiver. Beyond this, fred drops the oldest and reports the
+/// loss. fred has nine channels of this capacity for each client and preallocates all of them: 2.4
+/// MB. With 1,024, a script that publishes 1,500 messages at once would wake every waiter.
 const MESSAGE_CAPACITY: usize = 4096;
-/// The same where no messages come.
+/// The same capacity for a connection without messages.
 const NEWS_CAPACITY: usize = 32;
 
-/// One connection of fred's.
-pub(in super::super) struct Connection {
+/// One connection, made by fred.
+pub(in super::super) struct FredConnection {
     client: Client,
-    /// Where fred makes timers: a caller's runtime may have none.
+    /// The runtime on which fred creates timers: a caller's runtime may have none.
     own: Handle,
     router: AbortHandle,
-    /// A reply came since this was asked last.
-    heard: AtomicBool,
+    /// True if a reply has arrived since the last [`FredConnection::had_reply`].
+    has_reply: AtomicBool,
     /// The number of the next request.
     numbers: AtomicU64,
     texts: Mutex<Texts>,
-    /// When something was refused last.
+    /// When a request was last refused.
     refused: Mutex<Option<Instant>>,
     is_ended: watch::Sender<bool>,
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for FredConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").finish_non_exhaustive()
     }
 }
 
-impl Drop for Connection {
+impl Drop for FredConnection {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// Connects, once. On the client's own runtime. The caller limits it.
-pub(super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected> {
+/// Connects once, on the client's own runtime. The caller sets the time limit.
+pub(super) async fn connect(dial: &Dialer) -> Result<Arc<FredConnection>, NotConnected> {
     let client = build(dial, reachable(&dial.server).await?)?;
     let (mut messages, mut connects) = (client.message_rx(), client.reconnect_rx());
-    let router = client.init().await.map_err(|error| NotConnected::from_fred(&error, has_password(&dial.server)))?;
-    // told, and not waited for: nobody needs it
+    let router = client
+        .init()
+        .await
+        .map_err(|error| NotConnected::from_fred(&error, has_password(&dial.server)))?;
+    // sent without waiting for the reply: nothing depends on the name
     let (named, name) = (client.clone(), dial.name.to_string());
     dial.own.spawn(async move {
         let hello = CustomCommand::new_static("HELLO", ClusterHash::FirstKey, false);
-        let _ = named.custom::<FredValue, _>(hello, vec!["3", "SETNAME", &name]).await;
+        let _ = named
+            .custom::<FredValue, _>(hello, vec!["3", "SETNAME", &name])
+            .await;
     });
-    let connection = Arc::new(Connection {
+    let connection = Arc::new(FredConnection {
         client,
         own: dial.own.clone(),
         router: router.abort_handle(),
-        heard: AtomicBool::new(false),
+        has_reply: AtomicBool::new(false),
         numbers: AtomicU64::new(numbered::base() + 1),
         texts: Mutex::default(),
         refused: Mutex::default(),
@@ -108,7 +115,7 @@ pub(super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected
     });
     let ends = Arc::downgrade(&connection);
     dial.own.spawn(async move {
-        // without a policy it does not connect twice; should it do so, this is not the connection that it was
+        // without a policy, fred does not reconnect; if it did, this would be another connection
         let twice = async {
             while connects.recv().await.is_ok() {
                 if connects.recv().await.is_ok() {
@@ -131,10 +138,13 @@ pub(super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected
                 match messages.recv().await {
                     Ok(message) => {
                         if let Some(text) = message.value.as_bytes() {
-                            sink(Heard::Message { channel: &message.channel, text });
+                            sink(Push::Message {
+                                channel: &message.channel,
+                                text,
+                            });
                         }
                     }
-                    Err(RecvError::Lagged(_)) => sink(Heard::Missed),
+                    Err(RecvError::Lagged(_)) => sink(Push::Missed),
                     Err(RecvError::Closed) => return,
                 }
             }
@@ -143,8 +153,9 @@ pub(super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected
     Ok(connection)
 }
 
-impl Connection {
-    /// Sends a request. Queued by the first poll. What names no request counts when a PING behind it was answered in its turn.
+impl FredConnection {
+    /// Sends a request; the first poll queues it. A reply that names no request counts only once
+    /// the PING behind it has got its reply, in order.
     pub(super) fn call(
         self: &Arc<Self>,
         request: Request<'_>,
@@ -159,18 +170,23 @@ impl Connection {
                 return Err(Failure::Unsent);
             }
             let own = connection.own.clone();
-            let sending = InRuntime { runtime: own.clone(), future: sending };
+            let sending = InRuntime {
+                runtime: own.clone(),
+                future: sending,
+            };
             let asked = Arc::clone(&connection);
-            let mut call = Box::pin(async move { asked.answer(is_script, number, sending, limit).await });
+            let mut call =
+                Box::pin(async move { asked.answer(is_script, number, sending, limit).await });
             let at_once = call.as_mut().now_or_never();
-            // it is queued by now: no digest is queued before its text
+            // the text is queued by now, so no digest is queued before it
             if let (Some(text), None | Some(Ok(_))) = (text, &at_once) {
                 connection.texts().learn(text);
             }
             if let Some(answer) = at_once {
                 return answer;
             }
-            // its reply is looked at though nobody awaits it any more: it may be the one that tells that another is not believed
+            // the reply is checked even if the caller has dropped its future: it may prove that
+            // another reply is not to be trusted
             own.spawn(call).await.unwrap_or(Err(Failure::Ended))
         }
     }
@@ -183,22 +199,37 @@ impl Connection {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What sends a request, whether it is a script, and its text if that goes along.
-    fn sending(&self, request: &Request<'_>, number: u64, limit: Duration) -> (bool, Option<&'static str>, Sending) {
+    /// Returns whether the request is a script, the script's text if that is sent, and the future
+    /// that sends the request.
+    fn sending(
+        &self,
+        request: &Request<'_>,
+        number: u64,
+        limit: Duration,
+    ) -> (bool, Option<&'static str>, Sending) {
         let client = self.client.clone();
         let (call, may_be_known) = match request {
             Request::Digest(call, _) | Request::Together(call) => (call, true),
             Request::Source(call, _) | Request::Asking(call, _) => (call, false),
             Request::Words(words) => return (false, None, self.words(words, limit)),
         };
-        let ((text, digest), keys, args) = (call.script.text(false), keys(call), args(call, number));
+        let ((text, digest), keys, args) =
+            (call.script.text(false), keys(call), args(call, number));
         if may_be_known && self.texts().knows(text) {
-            return (true, None, Box::pin(async move { client.evalsha(digest, keys, args).await }));
+            return (
+                true,
+                None,
+                Box::pin(async move { client.evalsha(digest, keys, args).await }),
+            );
         }
-        (true, Some(text), Box::pin(async move { client.eval(text, keys, args).await }))
+        (
+            true,
+            Some(text),
+            Box::pin(async move { client.eval(text, keys, args).await }),
+        )
     }
 
-    /// The reply to what is sent, if it is that.
+    /// Returns the reply to a request, after proof that it belongs to that request.
     async fn answer(
         &self,
         is_script: bool,
@@ -215,8 +246,9 @@ impl Connection {
         };
         match answer.map_err(|error| classify(&error)) {
             Ok(answer) if is_script => {
-                let answer = numbered::reply(number, value(answer)).ok_or_else(|| self.end_shifted())?;
-                self.heard.store(true, Ordering::Release);
+                let answer =
+                    numbered::reply(number, value(answer)).ok_or_else(|| self.end_shifted())?;
+                self.has_reply.store(true, Ordering::Release);
                 Ok(answer)
             }
             Ok(answer) => {
@@ -243,51 +275,64 @@ impl Connection {
         }
     }
 
-    /// Sends these words. Queued by the first poll.
+    /// Sends these words. The first poll queues them.
     fn words(&self, words: &[&str], limit: Duration) -> Sending {
         let mut words = words.iter().map(|word| (*word).to_owned());
         let name = words.next().unwrap_or_default();
         let words: Vec<FredValue> = words.map(FredValue::from).collect();
-        // fred has no effect of options on scripts, but on this
-        let client = self.client.with_options(&Options { timeout: Some(limit), ..Options::default() });
+        // fred applies these options to custom commands, but not to scripts
+        let client = self.client.with_options(&Options {
+            timeout: Some(limit),
+            ..Options::default()
+        });
         let command = CustomCommand::new(name, ClusterHash::FirstKey, false);
         Box::pin(async move { client.custom::<FredValue, _>(command, words).await })
     }
 
-    /// Sends PING with a word. Another word ends the connection.
+    /// Sends PING with a number. A reply with another number ends the connection.
     pub(super) async fn echo(&self, limit: Duration) -> Result<(), Failure> {
         if *self.is_ended.borrow() {
             return Err(Failure::Unsent);
         }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let sending = self.words(&["PING", &number.to_string()], limit);
-        let answer =
-            InRuntime { runtime: self.own.clone(), future: sending }.await.map_err(|error| classify(&error))?;
+        let answer = InRuntime {
+            runtime: self.own.clone(),
+            future: sending,
+        }
+        .await
+        .map_err(|error| classify(&error))?;
         if !numbered::is_pong(number, &value(answer)) {
             return Err(self.end_shifted());
         }
-        self.heard.store(true, Ordering::Release);
+        self.has_reply.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Whether what came before found its request; a PING that is refused in its turn is as good.
+    /// Proves that the replies so far belong to their requests. A PING that is refused in order
+    /// proves as much.
     async fn prove(&self, limit: Duration) -> Result<(), Failure> {
         match self.echo(limit).await {
             Ok(()) | Err(Failure::Refused(_)) if !*self.is_ended.borrow() => Ok(()),
-            Err(Failure::Late) => Err(Failure::Late),
-            // the PING was not sent, perhaps; what it was to prove was
+            Err(Failure::TimedOut) => Err(Failure::TimedOut),
+            // the PING may not have been sent, but the request that it was to prove was: that one
+            // is in doubt
             _ => Err(Failure::Ended),
         }
     }
 
-    /// Ends the connection: replies do not come to their requests any more.
+    /// Ends the connection, because replies no longer match their requests.
     fn end_shifted(&self) -> Failure {
         self.end();
         Failure::Ended
     }
 
-    /// Subscribes, or unsubscribes. fred answers before that is sent.
-    pub(super) async fn channels(&self, verb: Channels, channels: Vec<String>) -> Result<(), Failure> {
+    /// Subscribes or unsubscribes. fred completes this before the command is sent.
+    pub(super) async fn channels(
+        &self,
+        verb: Channels,
+        channels: Vec<String>,
+    ) -> Result<(), Failure> {
         // a call to a client that has ended hangs
         if *self.is_ended.borrow() {
             return Err(Failure::Unsent);
@@ -301,12 +346,15 @@ impl Connection {
                 Channels::UnsubscribeSharded => client.sunsubscribe(channels).await,
             }
         };
-        let asked = InRuntime { runtime: self.own.clone(), future: Box::pin(asked) };
+        let asked = InRuntime {
+            runtime: self.own.clone(),
+            future: Box::pin(asked),
+        };
         asked.await.map_err(|error| classify(&error))
     }
 
-    pub(super) fn was_heard(&self) -> bool {
-        self.heard.swap(false, Ordering::AcqRel)
+    pub(super) fn had_reply(&self) -> bool {
+        self.has_reply.swap(false, Ordering::AcqRel)
     }
 
     pub(super) fn end(&self) {
@@ -326,7 +374,8 @@ impl Connection {
 type Sent = dyn Future<Output = Result<FredValue, FredError>> + Send;
 type Sending = Pin<Box<Sent>>;
 
-/// Polls a future inside a runtime's context, from wherever: fred makes timers in whatever context polls it.
+/// Polls a future inside a runtime's context, wherever it is awaited: fred creates timers in the
+/// context that polls it.
 struct InRuntime<F: ?Sized> {
     runtime: Handle,
     future: Pin<Box<F>>,
@@ -342,7 +391,8 @@ impl<F: Future + ?Sized> Future for InRuntime<F> {
     }
 }
 
-/// A text that fred need not copy: what it is lent it copies, and shares the copy by one allocation more.
+/// Returns a text as bytes that fred does not copy. A borrowed text would cost a copy, and one more
+/// allocation to share the copy.
 fn shared(text: &Arc<str>) -> Bytes {
     Bytes::from_owner(Arc::<[u8]>::from(Arc::clone(text)))
 }
@@ -351,7 +401,7 @@ fn keys(call: &Call) -> Vec<Key> {
     call.keys.iter().map(|key| shared(key).into()).collect()
 }
 
-/// A script's arguments, and the number of the request.
+/// Returns a script's arguments, followed by the number of the request.
 fn args(call: &Call, number: u64) -> Vec<FredValue> {
     let bytes = |arg: &Arg| match arg {
         Arg::Text(text) => shared(text),
@@ -374,7 +424,8 @@ fn value(value: FredValue) -> Value {
     }
 }
 
-/// The same server by the address that answers: fred waits for a name's addresses one after the other.
+/// Returns the configuration with the address that accepts connections: fred would wait for a
+/// name's addresses one after the other.
 async fn reachable(server: &FredConfig) -> io::Result<FredConfig> {
     let mut server = server.clone();
     if let ServerConfig::Centralized { server: at } = &mut server.server
@@ -382,34 +433,44 @@ async fn reachable(server: &FredConfig) -> io::Result<FredConfig> {
     {
         let known = Server::new(address.ip().to_string(), at.port);
         #[cfg(feature = "rustls")]
-        let known = Server { tls_server_name: at.tls_server_name.clone().or_else(|| Some(at.host.clone())), ..known };
+        let known = Server {
+            tls_server_name: at.tls_server_name.clone().or_else(|| Some(at.host.clone())),
+            ..known
+        };
         *at = known;
     }
     Ok(server)
 }
 
-/// A client that sends each command once at most, with bounds on everything.
-fn build(dial: &Dial, mut server: FredConfig) -> Result<Client, NotConnected> {
+/// Builds a client that sends each command at most once, with limits on everything.
+fn build(dial: &Dialer, mut server: FredConfig) -> Result<Client, NotConnected> {
     server.version = RespVersion::RESP3; // pushes and answers on one connection
     server.fail_fast = true;
     let mut builder = Builder::from_config(server);
-    // no policy for reconnects: `Pace` has one, for all links
+    // no reconnect policy: `Pace` has one, for all links
     builder.with_connection_config(|connection| {
         connection.max_command_attempts = 1; // a replayed release would free the next hold: never
         connection.max_redirections = 0;
         connection.connection_timeout = dial.connect_timeout;
         connection.internal_command_timeout = dial.connect_timeout.min(Duration::from_secs(2));
-        connection.max_command_buffer_len = MOST_UNDER_WAY;
+        connection.max_command_buffer_len = MAX_IN_FLIGHT;
         connection.tcp.nodelay = Some(true);
     });
     builder.with_performance_config(|performance| {
         performance.default_command_timeout = dial.command_timeout;
-        performance.broadcast_channel_capacity = if dial.sink.is_some() { MESSAGE_CAPACITY } else { NEWS_CAPACITY };
+        performance.broadcast_channel_capacity = if dial.sink.is_some() {
+            MESSAGE_CAPACITY
+        } else {
+            NEWS_CAPACITY
+        };
     });
-    builder.build().map_err(|error| NotConnected::from_fred(&error, false))
+    builder
+        .build()
+        .map_err(|error| NotConnected::from_fred(&error, false))
 }
 
-/// A client for somebody's own questions, connected as ours are: to the address that answers, and a failure quotes no password.
+/// Connects a client for the caller's own queries, as nestlock's own are connected: to the address
+/// that accepts connections, and with no password in an error.
 #[cfg(feature = "fred-config")]
 pub(in super::super) async fn client(
     server: &FredConfig,
@@ -417,26 +478,40 @@ pub(in super::super) async fn client(
     connection: ConnectionConfig,
 ) -> Result<Client, StoreError> {
     let connected = async {
-        let client = Client::new(reachable(server).await?, Some(performance), Some(connection), None);
-        client.init().await.map_err(|error| NotConnected::from_fred(&error, has_password(server)))?;
+        let client = Client::new(
+            reachable(server).await?,
+            Some(performance),
+            Some(connection),
+            None,
+        );
+        client
+            .init()
+            .await
+            .map_err(|error| NotConnected::from_fred(&error, has_password(server)))?;
         Ok(client)
     };
-    connected.await.map_err(|failed: NotConnected| failed.error.before_any_request())
+    connected
+        .await
+        .map_err(|failed: NotConnected| failed.error.before_any_request())
 }
 
-/// Where a configuration leads, without user and password.
+/// Returns where a configuration leads, without user and password.
 pub(in super::super) fn address(server: &FredConfig) -> String {
     match &server.server {
         ServerConfig::Unix { path } => path.display().to_string(),
         other => {
-            let hosts: Vec<String> = other.hosts().iter().map(|host| format!("{}:{}", host.host, host.port)).collect();
+            let hosts: Vec<String> = other
+                .hosts()
+                .iter()
+                .map(|host| format!("{}:{}", host.host, host.port))
+                .collect();
             hosts.join(", ")
         }
     }
 }
 
 impl NotConnected {
-    /// fred has but a text of the system's error.
+    /// Converts fred's error, which contains the system's error only as text.
     pub(super) fn from_fred(error: &FredError, has_password: bool) -> Self {
         let is_of = |kind| error.details().contains(&format!("kind: {kind}"));
         let nobody_listens = ["ConnectionRefused", "NotFound"].into_iter().any(is_of);
@@ -447,26 +522,34 @@ impl NotConnected {
             _ => true,
         };
         let failure = match classify(error) {
-            // its words are the server's, perhaps
-            Failure::Other(..) if has_password && is_servers => Failure::Refused(error.details().to_owned()),
+            // the text may be the server's, and quote the password
+            Failure::Other(..) if has_password && is_servers => {
+                Failure::Refused(error.details().to_owned())
+            }
             failure => failure,
         };
-        Self { nobody_listens, ..Self::of_handshake(failure, has_password) }
+        Self {
+            nobody_listens,
+            ..Self::of_handshake(failure, has_password)
+        }
     }
 }
 
-/// Sorts fred's errors by whether the request may have been executed: yes, unless the opposite is proven.
+/// Sorts fred's errors by whether the request may have been executed: yes, unless the opposite is
+/// proven.
 fn classify(error: &FredError) -> Failure {
     let details = error.details();
     match error.kind() {
-        // fred ends the connection at it, and gives it to all who are under way, executed or not
+        // fred ends the connection on this error, and reports it to every request in flight,
+        // executed or not
         _ if refusal::verdict(details).0 == StoreErrorKind::ClusterDown => {
             Failure::Other(StoreErrorKind::ClusterDown, true, error.to_string())
         }
         _ if refusal::is_known(details) => Failure::Refused(details.to_owned()),
-        FredKind::Timeout => Failure::Late,
+        FredKind::Timeout => Failure::TimedOut,
         FredKind::IO => Failure::Other(StoreErrorKind::Disconnected, true, error.to_string()),
-        // still in the queue when the connection ended: fred drops the queue, and says so to each
+        // still queued when the connection ended: fred drops the queue, and reports this to each
+        // request
         FredKind::Canceled => Failure::Unsent,
         FredKind::Backpressure => Failure::TooMany,
         FredKind::Auth => Failure::Other(StoreErrorKind::Auth, false, error.to_string()),
@@ -479,8 +562,12 @@ fn classify(error: &FredError) -> Failure {
         {
             Failure::Other(StoreErrorKind::Unavailable, false, error.to_string())
         }
-        // its router was ended while the request was under way, or could not write to a connection that is gone
-        FredKind::Unknown if details == "channel closed" || details.starts_with("Too many failed write attempts") => {
+        // fred's router ended while the request was in flight, or could not write to a connection
+        // that is gone
+        FredKind::Unknown
+            if details == "channel closed"
+                || details.starts_with("Too many failed write attempts") =>
+        {
             Failure::Ended
         }
         _ => Failure::Other(StoreErrorKind::Other, true, error.to_string()),
@@ -508,23 +595,36 @@ mod tests {
     #[test]
     fn a_router_that_was_ended_is_a_connection_that_ended() {
         for details in ["channel closed", "Too many failed write attempts."] {
-            assert_eq!(classify(&FredError::new(FredKind::Unknown, details)), Failure::Ended, "{details}");
+            assert_eq!(
+                classify(&FredError::new(FredKind::Unknown, details)),
+                Failure::Ended,
+                "{details}"
+            );
         }
         let unknown = classify(&FredError::new(FredKind::Unknown, "something else"));
-        assert!(matches!(unknown, Failure::Other(StoreErrorKind::Other, true, _)), "{unknown:?}");
+        assert!(
+            matches!(unknown, Failure::Other(StoreErrorKind::Other, true, _)),
+            "{unknown:?}"
+        );
     }
 
-    /// Greets, tells what scripts are run by, and answers them; tells when it hears the connection's name.
+    /// Plays a server: replies to the handshake and to scripts, and reports each EVAL or EVALSHA,
+    /// and the HELLO with the connection's name.
     async fn play(
         listener: TcpListener,
         scripts: mpsc::UnboundedSender<String>,
         says: fn(usize, &str) -> Option<String>,
     ) {
-        let (mut stream, mut come, mut scan, mut many) =
-            (listener.accept().await.unwrap().0, BytesMut::new(), Scan::default(), 0);
+        let (mut stream, mut come, mut scan, mut many) = (
+            listener.accept().await.unwrap().0,
+            BytesMut::new(),
+            Scan::default(),
+            0,
+        );
         loop {
-            // fred's HELLO is a line
-            let is_line = come.first().is_some_and(|first| *first != b'*') && come.ends_with(b"\r\n");
+            // fred sends HELLO as a line
+            let is_line =
+                come.first().is_some_and(|first| *first != b'*') && come.ends_with(b"\r\n");
             let words = match resp::decode(&come, &mut scan) {
                 _ if is_line => {
                     come.clear();
@@ -540,7 +640,11 @@ mod tests {
             let words: Vec<&str> = words.iter().filter_map(Value::as_str).collect();
             let reply = match &*words {
                 ["HELLO", rest @ ..] => {
-                    let _ = if rest.is_empty() { Ok(()) } else { scripts.send("HELLO".to_owned()) };
+                    let _ = if rest.is_empty() {
+                        Ok(())
+                    } else {
+                        scripts.send("HELLO".to_owned())
+                    };
                     Some("%1\r\n$5\r\nproto\r\n:3\r\n".into())
                 }
                 ["INFO", ..] => Some("+redis_version:7.0.15\r\n".into()),
@@ -557,27 +661,35 @@ mod tests {
         }
     }
 
-    /// A connection to a server that says this to its n-th script, and by what scripts are run there.
-    async fn connected(says: fn(usize, &str) -> Option<String>) -> (Arc<Connection>, mpsc::UnboundedReceiver<String>) {
+    /// Connects to a server whose reply to the n-th script is `says(n, number)`, counted from 1.
+    /// Also returns the commands that run scripts there.
+    async fn connected(
+        says: fn(usize, &str) -> Option<String>,
+    ) -> (Arc<FredConnection>, mpsc::UnboundedReceiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
         let (scripts, mut run) = mpsc::unbounded_channel();
         tokio::spawn(play(listener, scripts, says));
         let dial = dials(&url, Config::default(), Handle::current()).for_scripts();
-        let connection = connect(&dial).await.unwrap_or_else(|refused| panic!("{refused:?}"));
-        // its name, which nothing waits for
+        let connection = connect(&dial)
+            .await
+            .unwrap_or_else(|refused| panic!("{refused:?}"));
+        // the HELLO with the name, which the client does not wait for
         assert_eq!(run.recv().await.unwrap(), "HELLO");
         (connection, run)
     }
 
-    /// As a script that does nothing answers the request of this number.
+    /// Returns what a script that does nothing replies to the request of this number.
     fn well(number: &str) -> Option<String> {
-        number.parse::<i64>().ok().map(|number| format!(":{}\r\n", number * 16))
+        number
+            .parse::<i64>()
+            .ok()
+            .map(|number| format!(":{}\r\n", number * 16))
     }
 
     const LONG: Duration = Duration::from_secs(30);
 
-    /// What is asked first is not always queued first.
+    /// The request that is created first is not always queued first.
     #[tokio::test]
     async fn no_digest_is_queued_before_its_text() {
         let (connection, mut run) = connected(|_, number| well(number)).await;
@@ -589,36 +701,59 @@ mod tests {
             assert!(asked.await.is_ok());
             assert_eq!(run.recv().await.unwrap(), "EVAL");
         }
-        assert!(connection.call(Request::Digest(&call, false), LONG).await.is_ok());
+        assert!(
+            connection
+                .call(Request::Digest(&call, false), LONG)
+                .await
+                .is_ok()
+        );
         assert_eq!(run.recv().await.unwrap(), "EVALSHA");
     }
 
-    /// The call that brought it was dropped, and the server refused it unread.
+    /// The call that sent the text was dropped, and the server refused it without reading the text.
     #[tokio::test]
     async fn a_text_goes_again_after_a_call_that_was_dropped() {
-        let refuses = |many, number: &str| if many == 1 { Some("-LOADING x\r\n".into()) } else { well(number) };
+        let refuses = |many, number: &str| {
+            if many == 1 {
+                Some("-LOADING x\r\n".into())
+            } else {
+                well(number)
+            }
+        };
         let (connection, mut run) = connected(refuses).await;
         let call = call("l");
         let mut dropped = Box::pin(connection.call(Request::Digest(&call, false), LONG));
         assert!(dropped.as_mut().now_or_never().is_none());
         drop(dropped);
-        // its reply is looked at by whoever goes on with it
+        // a spawned task reads the reply to the dropped call
         while connection.texts().knows(call.script.text(false).0) {
             tokio::task::yield_now().await;
         }
-        assert!(connection.call(Request::Digest(&call, false), LONG).await.is_ok());
-        assert_eq!([run.recv().await.unwrap(), run.recv().await.unwrap()], ["EVAL"; 2]);
+        assert!(
+            connection
+                .call(Request::Digest(&call, false), LONG)
+                .await
+                .is_ok()
+        );
+        assert_eq!(
+            [run.recv().await.unwrap(), run.recv().await.unwrap()],
+            ["EVAL"; 2]
+        );
     }
 
-    /// Nobody knows whether it arrived.
+    /// The text may or may not have arrived.
     #[tokio::test]
     async fn a_text_goes_again_after_a_call_that_failed() {
-        let (connection, mut run) = connected(|many, number| if many == 1 { None } else { well(number) }).await;
+        let (connection, mut run) =
+            connected(|many, number| if many == 1 { None } else { well(number) }).await;
         let call = call("l");
         let late = connection.call(Request::Digest(&call, false), LONG).await;
-        assert_eq!(late, Err(Failure::Late));
-        // of a peer that swallows replies nothing more is believed, and yet it is asked
+        assert_eq!(late, Err(Failure::TimedOut));
+        // the peer swallowed a reply, so its later ones are not trusted; the request is still sent
         let _ = connection.call(Request::Digest(&call, false), LONG).await;
-        assert_eq!([run.recv().await.unwrap(), run.recv().await.unwrap()], ["EVAL"; 2]);
+        assert_eq!(
+            [run.recv().await.unwrap(), run.recv().await.unwrap()],
+            ["EVAL"; 2]
+        );
     }
 }

@@ -1,7 +1,7 @@
-//! The seam: one connection to a server, from its handshake to its end. Two independent clients stand behind it.
+//! One connection to a server, from its handshake to its end. Two independent clients implement it.
 //!
-//! What is above sees requests, answers, messages, and whether a request may have been executed; it decides when to
-//! connect, and to which epoch a connection belongs.
+//! The layers above see requests, replies, messages, and whether a request may have been executed.
+//! They decide when to connect, and which epoch a connection belongs to.
 
 mod by_fred;
 mod numbered;
@@ -26,12 +26,12 @@ use tokio::{runtime::Handle, time::timeout};
 pub(super) use self::by_fred::address;
 #[cfg(feature = "fred-config")]
 pub(super) use self::by_fred::client as fred_client;
-use self::own::{Part, Reply};
+use self::own::{BundlePart, Reply};
 pub(crate) use self::{resp::Value, stream::has_io_here};
 use super::{
-    Dials,
+    ConnectOptions,
     link::Epochs,
-    master::Master,
+    master::ServiceMaster,
     refusal,
     script::{Arg, Call},
 };
@@ -42,113 +42,131 @@ use crate::{
     options::Wire,
 };
 
-/// How many requests may be under way on one connection.
-const MOST_UNDER_WAY: usize = 50_000;
+/// How many requests may be in flight on one connection.
+const MAX_IN_FLIGHT: usize = 50_000;
 
-/// The first attempt to connect again has a third of the lease, and no less than this: one that hangs costs no lease.
+/// Lower bound for the limit of the first reconnect attempt, which is a third of the lease: an
+/// attempt that hangs must not cost the lease.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// How long a PING stands behind all that is written after something was refused: the next refusal is proven as soon as it comes.
+/// How long after a refusal each write ends with a PING, so that the next refusal is proven as soon
+/// as it arrives.
 const REFUSED: Duration = Duration::from_secs(2);
 
-/// The time of a request.
+/// The time limits of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Until {
-    /// When it was asked.
-    asked: Instant,
-    /// From then on it is not sent any more, and its answer counts no more.
+    /// When the request was last sent.
+    sent_at: Instant,
+    /// From this time on the request is not sent any more, and its reply does not count.
     over: Instant,
-    /// From then on it waits for no connection, and is sent nowhere else: what was refused until then was refused.
+    /// From this time on the request waits for no connection and follows no redirect. A request
+    /// refused by then stays refused.
     gives_up: Option<Instant>,
 }
 
 impl Until {
     pub(super) fn new(asked: Instant, limit: Duration) -> Self {
-        Self { asked, over: asked + limit, gives_up: None }
+        Self {
+            sent_at: asked,
+            over: asked + limit,
+            gives_up: None,
+        }
     }
 
     pub(super) fn giving_up(self, at: Option<Instant>) -> Self {
-        Self { gives_up: at, ..self }
+        Self {
+            gives_up: at,
+            ..self
+        }
     }
 
-    /// How long it may wait for a connection.
+    /// Returns how long the request may wait for a connection.
     pub(super) fn patience(self, now: Instant) -> Duration {
-        let left = self.left(now);
-        self.gives_up.map_or(left, |gives_up| left.min(gives_up.saturating_duration_since(now)))
+        let left = self.remaining(now);
+        self.gives_up.map_or(left, |gives_up| {
+            left.min(gives_up.saturating_duration_since(now))
+        })
     }
 
-    /// Whether it may be sent at this time, and have so long for its answer.
+    /// Returns whether the request may be sent at `at` and have `takes` for its reply.
     pub(super) fn has_time(self, at: Instant, takes: Duration) -> bool {
-        self.gives_up.is_none_or(|gives_up| gives_up > at) && self.left(at) >= takes
+        self.gives_up.is_none_or(|gives_up| gives_up > at) && self.remaining(at) >= takes
     }
 
-    /// Asked again, as it was not executed: it has no more time for that. The watchdog takes what an acquire holds, and has
-    /// not told after a command timeout, for nobody's.
+    /// Returns the limits for a retry of a request that was not executed. The deadline stays: if an
+    /// acquire is not reported within one command timeout, the watchdog treats its hold as
+    /// abandoned.
     pub(super) fn again(self, asked: Instant) -> Self {
-        Self { asked, ..self }
+        Self {
+            sent_at: asked,
+            ..self
+        }
     }
 
     pub(super) fn asked(self) -> Instant {
-        self.asked
+        self.sent_at
     }
 
-    /// How much of it is left.
-    pub(super) fn left(self, now: Instant) -> Duration {
+    /// Returns how much time is left.
+    pub(super) fn remaining(self, now: Instant) -> Duration {
         self.over.saturating_duration_since(now)
     }
 
     pub(super) fn is_over(self) -> bool {
-        self.asked >= self.over
+        self.sent_at >= self.over
     }
 }
 
-/// Runs what wakes tasks of the program's: a waker that panics there harms nobody else.
-pub(super) fn contain(wake: impl FnOnce()) {
+/// Runs code that wakes the program's tasks. A waker that panics must not affect anything else.
+pub(super) fn catch_waker_panic(wake: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(wake)).is_err() {
         log::later!(ERROR, ; "a waker that was to be told of an answer, or of a connection, panicked");
     }
 }
 
 /// Why a request is not sent any more.
-pub(super) const NOT_SENT: &str = "the request was not sent within a command timeout; was its future polled?";
+pub(super) const NOT_SENT: &str =
+    "the request was not sent within a command timeout; was its future polled?";
 
-/// What comes over a connection, and was not asked for.
+/// A message or notice from the server that is not a reply to a request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Heard<'m> {
+pub(crate) enum Push<'m> {
     Message {
         channel: &'m str,
         text: &'m [u8],
     },
     /// Messages were lost on the way.
     Missed,
-    /// The server has ended a subscription: its slot has moved.
+    /// The server has ended a subscription, because the channel's slot has moved.
     Dropped {
         channel: &'m str,
     },
 }
 
-/// Who listens.
-pub(crate) type Sink = Arc<dyn Fn(Heard<'_>) + Send + Sync>;
+/// A receiver of pushes.
+pub(crate) type Sink = Arc<dyn Fn(Push<'_>) + Send + Sync>;
 
-/// Why there is no answer.
+/// Why a request has no usable reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The server's answer is an error.
+    /// The server replied with an error.
     Refused(String),
-    /// The same to what went together with others: none of it was executed, and each is asked alone.
+    /// The same for a request in a bundle: none of the bundle was executed, and each request is
+    /// sent again alone.
     RefusedTogether(String),
     /// The connection ended before the request was sent.
     Unsent,
-    /// The connection ended before the answer came.
+    /// The connection ended before the reply arrived.
     Ended,
-    /// The time for it is over.
-    Late,
-    /// The same, and it was never sent.
+    /// The request's time is over.
+    TimedOut,
+    /// The request's time is over, and it was never sent.
     LateUnsent,
     TooMany,
-    /// What came is no answer, or none of this request's.
+    /// What arrived is not a reply, or not the reply to this request.
     Nonsense(String),
-    /// Anything else; whether it may have been executed.
+    /// Anything else, and whether the request may have been executed.
     Other(StoreErrorKind, bool, String),
 }
 
@@ -156,12 +174,30 @@ impl From<Failure> for StoreError {
     fn from(failure: Failure) -> Self {
         use StoreErrorKind as K;
         let (kind, may_have_executed, why) = match failure {
-            Failure::Refused(error) | Failure::RefusedTogether(error) => return refusal::error(error),
-            Failure::Unsent => (K::Unavailable, false, "the connection ended before the request was sent".into()),
-            Failure::Ended => (K::Disconnected, true, "the connection ended before the answer came".into()),
-            Failure::Late => (K::Timeout, true, "no answer within the command timeout".into()),
+            Failure::Refused(error) | Failure::RefusedTogether(error) => {
+                return refusal::error(error);
+            }
+            Failure::Unsent => (
+                K::Unavailable,
+                false,
+                "the connection ended before the request was sent".into(),
+            ),
+            Failure::Ended => (
+                K::Disconnected,
+                true,
+                "the connection ended before the answer came".into(),
+            ),
+            Failure::TimedOut => (
+                K::Timeout,
+                true,
+                "no answer within the command timeout".into(),
+            ),
             Failure::LateUnsent => (K::Overloaded, false, NOT_SENT.into()),
-            Failure::TooMany => (K::Overloaded, false, "too many requests are under way".into()),
+            Failure::TooMany => (
+                K::Overloaded,
+                false,
+                "too many requests are under way".into(),
+            ),
             Failure::Nonsense(what) => (K::Protocol, true, what),
             Failure::Other(kind, may_have_executed, why) => (kind, may_have_executed, why),
         };
@@ -173,37 +209,48 @@ impl From<Failure> for StoreError {
 #[derive(Debug)]
 pub(super) struct NotConnected {
     pub(super) error: StoreError,
-    /// The attempt cost nobody anything.
+    /// True if nothing listens there (a closed port, no such socket): the attempt cost the server
+    /// nothing.
     pub(super) nobody_listens: bool,
 }
 
 impl From<io::Error> for NotConnected {
     fn from(error: io::Error) -> Self {
-        let nobody_listens = matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound);
+        let nobody_listens = matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+        );
         let error = StoreError::new(StoreErrorKind::Disconnected, false, error);
-        Self { error: refusal::at_connect(error), nobody_listens }
+        Self {
+            error: refusal::at_connect(error),
+            nobody_listens,
+        }
     }
 }
 
 impl NotConnected {
-    /// The failure of a handshake, which has a password in it, or none.
+    /// Converts the failure of a handshake. If that contained a password, only known words of the
+    /// server's error are shown.
     fn of_handshake(failure: Failure, has_password: bool) -> Self {
         let error = match failure {
             Failure::Refused(said) if has_password => refusal::login_error(&said),
             failure => failure.into(),
         };
-        Self { error: refusal::at_connect(error), nobody_listens: false }
+        Self {
+            error: refusal::at_connect(error),
+            nobody_listens: false,
+        }
     }
 }
 
-/// Of a question behind the handshake.
+/// Converts the failure of a query after the handshake.
 impl From<Failure> for NotConnected {
     fn from(failure: Failure) -> Self {
         Self::of_handshake(failure, false)
     }
 }
 
-/// Whether the handshake with it has a password in it.
+/// Returns whether the handshake with this server contains a password.
 fn has_password(server: &FredConfig) -> bool {
     #[cfg(feature = "fred-config")]
     if server.credential_provider.is_some() {
@@ -212,40 +259,48 @@ fn has_password(server: &FredConfig) -> bool {
     server.password.is_some()
 }
 
-/// What is asked.
+/// A request.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Request<'r> {
-    /// EVALSHA, or EVAL for the first time, and whether messages are sharded.
+    /// EVALSHA, or EVAL the first time, and whether messages are sharded.
     Digest(&'r Call, bool),
-    /// The same, which may go together with others of its bundle.
+    /// The same with plain messages; it may be sent with others of its bundle.
     Together(&'r Call),
-    /// EVAL, and the same.
+    /// EVAL, and whether messages are sharded.
     Source(&'r Call, bool),
-    /// ASKING and EVAL, and the same.
+    /// ASKING and EVAL, and whether messages are sharded.
     Asking(&'r Call, bool),
     Words(&'r [&'r str]),
 }
 
-/// The scripts whose texts were sent over a connection: from then on their digests do, as what is asked first is executed first. A
-/// server that has forgotten one says so. To ask by the digest first would cost a round trip where the server does not know it: more
-/// than a short wait has.
+/// The scripts whose texts were sent over a connection. From then on the digest is enough, since
+/// the server executes requests in order; a server that has forgotten a script says so. Trying the
+/// digest first would cost a round trip if the server does not know the script: a short wait does
+/// not have that time.
 #[derive(Debug, Default)]
 pub(super) struct Texts(SmallVec<[usize; 8]>);
 
 impl Texts {
-    /// What runs a script: its text, once, then its digest.
-    fn verb(&mut self, (text, digest): (&'static str, &'static str)) -> (&'static str, &'static str) {
-        if self.knows(text) { ("EVALSHA", digest) } else { self.again(text) }
+    /// Returns how to run a script: EVAL and its text the first time, then EVALSHA and its digest.
+    fn verb(
+        &mut self,
+        (text, digest): (&'static str, &'static str),
+    ) -> (&'static str, &'static str) {
+        if self.knows(text) {
+            ("EVALSHA", digest)
+        } else {
+            self.again(text)
+        }
     }
 
-    /// The text of a script, which goes along in any case.
+    /// Returns EVAL and the text, whether it was sent before or not.
     fn again(&mut self, text: &'static str) -> (&'static str, &'static str) {
         self.learn(text);
         ("EVAL", text)
     }
 
     fn knows(&self, text: &'static str) -> bool {
-        // a text is made once, and stays where it is
+        // a text is created once and never moves, so its address identifies it
         self.0.contains(&(text.as_ptr() as usize))
     }
 
@@ -255,27 +310,36 @@ impl Texts {
         }
     }
 
-    /// A script was refused: by a server that has forgotten it, and so others; or before its text was read.
+    /// Handles the refusal of a script. Forgets all texts if the server has forgotten one, and so
+    /// perhaps others, or refused the request before it read the text.
     fn refused(&mut self, error: &str) {
         use StoreErrorKind as K;
-        let unread = [K::NoScript, K::Moved, K::TryAgain, K::Busy, K::Loading, K::MasterDown, K::ClusterDown];
+        let unread = [
+            K::NoScript,
+            K::Moved,
+            K::TryAgain,
+            K::Busy,
+            K::Loading,
+            K::MasterDown,
+            K::ClusterDown,
+        ];
         if unread.contains(&refusal::verdict(error).0) {
             self.forget();
         }
     }
 
-    /// A script was not sent, or perhaps not.
+    /// Forgets all texts: a script was not sent, or perhaps not.
     fn forget(&mut self) {
         self.0.clear();
     }
 }
 
-/// What is asked about channels.
+/// A command about channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Channels {
     Subscribe,
     Unsubscribe,
-    /// SSUBSCRIBE: one channel each time.
+    /// SSUBSCRIBE, one channel at a time.
     SubscribeSharded,
     UnsubscribeSharded,
 }
@@ -291,50 +355,53 @@ impl Channels {
     }
 }
 
-/// A connection.
+/// A connection, by either client.
 #[derive(Clone)]
 pub(super) enum Connection {
-    Own(Arc<own::Connection>),
-    Fred(Arc<by_fred::Connection>),
+    Own(Arc<own::OwnConnection>),
+    Fred(Arc<by_fred::FredConnection>),
 }
 
 /// How to connect.
 #[derive(Clone)]
-pub(super) struct Dial {
+pub(super) struct Dialer {
     pub(super) server: FredConfig,
-    /// What each server's certificate must have.
+    /// The name that each server's certificate must have.
     #[cfg(feature = "rustls")]
     pub(super) server_name: Option<Str>,
     pub(super) wire: Wire,
     pub(super) connect_timeout: Duration,
-    /// The same for the first attempt to connect again.
+    /// Like `connect_timeout`, for the first reconnect attempt.
     pub(super) first_limit: Duration,
     pub(super) command_timeout: Duration,
-    /// What the connection is called, for whoever reads CLIENT LIST.
+    /// The connection's name in CLIENT LIST.
     pub(super) name: Arc<str>,
     /// The client's own runtime.
     pub(super) own: Handle,
-    /// The runtime that reads answers, while it runs.
+    /// The runtime that reads replies, while it runs.
     pub(super) driver: Option<Handle>,
     pub(super) sink: Option<Sink>,
     pub(super) epochs: Arc<Epochs>,
     /// Whether scripts publish with SPUBLISH.
     pub(super) sharded: bool,
-    /// Whether scripts may go together.
+    /// Whether scripts may be bundled.
     pub(super) bundles: bool,
-    /// Who knows where the server is by now; `None`: it is always the same one.
-    pub(super) master: Option<Arc<Master>>,
+    /// Finds the server. `None`: it is always the same one.
+    pub(super) master: Option<Arc<ServiceMaster>>,
 }
 
-impl Dial {
-    pub(super) fn new(dials: &Dials, driver: Option<Handle>, sink: Option<Sink>) -> Self {
+impl Dialer {
+    pub(super) fn new(dials: &ConnectOptions, driver: Option<Handle>, sink: Option<Sink>) -> Self {
         Self {
             server: dials.endpoint.server.clone(),
             #[cfg(feature = "rustls")]
             server_name: dials.endpoint.server_name.clone(),
             wire: dials.endpoint.wire(&dials.config),
             connect_timeout: dials.config.connect_timeout,
-            first_limit: dials.config.connect_timeout.min((dials.config.watchdog_timeout / 3).max(AGAIN)),
+            first_limit: dials
+                .config
+                .connect_timeout
+                .min((dials.config.watchdog_timeout / 3).max(AGAIN)),
             command_timeout: dials.config.command_timeout(),
             name: Arc::clone(&dials.name),
             own: dials.own.clone(),
@@ -347,18 +414,21 @@ impl Dial {
         }
     }
 
-    /// The same to this server, whichever is the master.
+    /// Returns the same settings for this server, whichever server is the master.
     pub(super) fn at(mut self, server: &Server) -> Self {
         let server = server.clone();
         #[cfg(feature = "rustls")]
-        let server = Server { tls_server_name: self.server_name.clone().or(server.tls_server_name), ..server };
+        let server = Server {
+            tls_server_name: self.server_name.clone().or(server.tls_server_name),
+            ..server
+        };
         self.server.server = ServerConfig::Centralized { server };
         self.master = None;
         self
     }
 
-    /// Connects, once, within this limit for all that it takes: who the master is, the login from who provides it, the name's
-    /// addresses, TLS, the handshake. On the client's own runtime.
+    /// Connects once, on the client's own runtime. The limit covers all steps: finding the master,
+    /// fetching the credentials, the name's addresses, TLS and the handshake.
     pub(super) async fn connect(&self, limit: Duration) -> Result<Connection, NotConnected> {
         let attempt = async {
             match &self.master {
@@ -369,12 +439,15 @@ impl Dial {
         let late = |_| {
             let late = format!("no connection within {limit:?}");
             let error = StoreError::new(StoreErrorKind::Timeout, false, late);
-            Err(NotConnected { error, nobody_listens: false })
+            Err(NotConnected {
+                error,
+                nobody_listens: false,
+            })
         };
         timeout(limit, attempt).await.unwrap_or_else(late)
     }
 
-    /// Connects to the server that is written here. The caller limits it.
+    /// Connects to the server in `server`. The caller sets the time limit.
     pub(super) async fn open(&self) -> Result<Connection, NotConnected> {
         match self.wire {
             Wire::Own => own::connect(self).await.map(Connection::Own),
@@ -383,15 +456,19 @@ impl Dial {
     }
 }
 
-/// Ends a connection that nobody keeps: whoever asks a question or two may be given up midway.
-pub(super) struct Ends {
+/// Ends a connection when dropped, unless it is kept: a future that sends a query or two may be
+/// dropped midway.
+pub(super) struct CloseOnDrop {
     pub(super) connection: Connection,
     is_kept: bool,
 }
 
-impl Ends {
+impl CloseOnDrop {
     pub(super) fn new(connection: Connection) -> Self {
-        Self { connection, is_kept: false }
+        Self {
+            connection,
+            is_kept: false,
+        }
     }
 
     pub(super) fn keep(mut self) -> Connection {
@@ -400,7 +477,7 @@ impl Ends {
     }
 }
 
-impl Drop for Ends {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         if !self.is_kept {
             self.connection.end();
@@ -409,31 +486,49 @@ impl Drop for Ends {
 }
 
 impl Connection {
-    /// Sends a request: before the first poll is over, it comes before whatever is asked later. Nothing is sent twice.
+    /// Sends a request, at most once. The first poll queues it, so it comes before everything sent
+    /// later.
     pub(super) async fn call(&self, request: Request<'_>, until: Until) -> Result<Value, Failure> {
         match self {
             Self::Own(own) => {
-                let encode = |out: &mut Vec<u8>, number, texts: &mut Texts| request.encode(number, out, texts);
+                let encode = |out: &mut Vec<u8>, number, texts: &mut Texts| {
+                    request.encode(number, out, texts)
+                };
                 let asked = match request {
-                    Request::Asking(..) => own.ask(until, Reply::Second, encode),
-                    Request::Words(_) => own.ask(until, Reply::Unnamed, encode),
-                    _ => own.ask(until, Reply::Script, encode),
+                    Request::Asking(..) => own.send(until, Reply::Second, encode),
+                    Request::Words(_) => own.send(until, Reply::Unnamed, encode),
+                    _ => own.send(until, Reply::Script, encode),
                 };
                 asked?.await
             }
-            Self::Fred(fred) => fred.call(request, until.over.saturating_duration_since(until.asked)).await,
+            Self::Fred(fred) => {
+                fred.call(request, until.over.saturating_duration_since(until.sent_at))
+                    .await
+            }
         }
     }
 
-    /// Subscribes, or unsubscribes. Answered when the server has done so of each channel.
-    pub(super) async fn channels(&self, verb: Channels, channels: &[String], until: Until) -> Result<(), Failure> {
+    /// Subscribes or unsubscribes. Completes once the server has done so for each channel.
+    pub(super) async fn channels(
+        &self,
+        verb: Channels,
+        channels: &[String],
+        until: Until,
+    ) -> Result<(), Failure> {
         match self {
             Self::Own(own) => {
-                let words: Vec<&str> = [verb.word()].into_iter().chain(channels.iter().map(String::as_str)).collect();
-                // where a slot has moved, a server answers twice, or with an error alone: what is asked next ends it
-                let sharded = matches!(verb, Channels::SubscribeSharded | Channels::UnsubscribeSharded);
+                let words: Vec<&str> = [verb.word()]
+                    .into_iter()
+                    .chain(channels.iter().map(String::as_str))
+                    .collect();
+                // if a slot has moved, a server replies twice, or only with an error: the PING
+                // behind it marks the end
+                let sharded = matches!(
+                    verb,
+                    Channels::SubscribeSharded | Channels::UnsubscribeSharded
+                );
                 let asked = if sharded {
-                    own.ask(until, Reply::Echo(None), |out, number, texts| {
+                    own.send(until, Reply::Echo(None), |out, number, texts| {
                         Request::Words(&words).encode(number, out, texts);
                         resp::write_ping(out, number);
                         None
@@ -442,15 +537,20 @@ impl Connection {
                     let encode = |out: &mut Vec<u8>, number, texts: &mut Texts| {
                         Request::Words(&words).encode(number, out, texts)
                     };
-                    own.ask(until, Reply::Pushes(channels.len()), encode)
+                    own.send(until, Reply::Pushes(channels.len()), encode)
                 };
                 asked?.await.map(drop)
             }
             Self::Fred(fred) => {
                 let asked = fred.channels(verb, channels.to_vec()).await;
-                // what is asked next proves that it arrived
-                let proven = if asked.is_ok() { self.echo(until).await } else { asked };
-                // fred takes a refusal for another answer: the connection is of no use any more
+                // the PING behind it proves that it arrived
+                let proven = if asked.is_ok() {
+                    self.echo(until).await
+                } else {
+                    asked
+                };
+                // fred takes a refusal for the reply to another request: the connection is of no
+                // use any more
                 if matches!(proven, Err(Failure::Refused(_) | Failure::Nonsense(_))) {
                     fred.end();
                 }
@@ -459,25 +559,28 @@ impl Connection {
         }
     }
 
-    /// Subscribes to a channel, if that is allowed, and proves nothing.
+    /// Subscribes to a channel, if that is permitted. With fred, nothing proves that it happened.
     pub(super) async fn listen(&self, channel: &str, until: Until) -> Result<(), Failure> {
         let channels = [channel.to_owned()];
         match self {
             Self::Own(_) => self.channels(Channels::Subscribe, &channels, until).await,
-            // a sentinel of 6.2 refuses a PING with a word, which would be the proof
+            // a sentinel of 6.2 refuses a PING with an argument, which would be the proof
             Self::Fred(fred) => fred.channels(Channels::Subscribe, channels.to_vec()).await,
         }
     }
 
-    /// Sends PING with a word. Another word ends the connection.
+    /// Sends PING with a number. A reply with another number ends the connection.
     pub(super) async fn echo(&self, until: Until) -> Result<(), Failure> {
         match self {
             Self::Own(own) => own.ping(until)?.await.map(drop),
-            Self::Fred(fred) => fred.echo(until.over.saturating_duration_since(until.asked)).await,
+            Self::Fred(fred) => {
+                fred.echo(until.over.saturating_duration_since(until.sent_at))
+                    .await
+            }
         }
     }
 
-    /// Whether both are one.
+    /// Returns whether both are the same connection.
     pub(super) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Own(own), Self::Own(other)) => Arc::ptr_eq(own, other),
@@ -486,15 +589,16 @@ impl Connection {
         }
     }
 
-    /// Whether an answer came since this was asked last.
-    pub(super) fn was_heard(&self) -> bool {
+    /// Returns whether a reply has arrived since the last call.
+    pub(super) fn had_reply(&self) -> bool {
         match self {
-            Self::Own(own) => own.was_heard(),
-            Self::Fred(fred) => fred.was_heard(),
+            Self::Own(own) => own.had_reply(),
+            Self::Fred(fred) => fred.had_reply(),
         }
     }
 
-    /// Since when the oldest request is not answered; fred does not say.
+    /// Returns when the oldest request in flight was sent. Returns `None` if none is in flight, and
+    /// always with fred, which does not report it.
     pub(super) fn waits_since(&self) -> Option<Instant> {
         match self {
             Self::Own(own) => own.waits_since(),
@@ -502,18 +606,18 @@ impl Connection {
         }
     }
 
-    /// Requests that are not answered yet; fred does not say.
-    pub(super) fn under_way(&self) -> usize {
+    /// Returns the number of requests in flight. Always 0 with fred, which does not report it.
+    pub(super) fn in_flight(&self) -> usize {
         match self {
-            Self::Own(own) => own.under_way(),
+            Self::Own(own) => own.in_flight(),
             Self::Fred(_) => 0,
         }
     }
 
-    /// Answers are needed soon, whatever becomes of the user's runtime.
-    pub(super) fn hurry(&self) {
+    /// Makes sure that replies are read soon, whatever the user's runtime does.
+    pub(super) fn prioritize(&self) {
         if let Self::Own(own) = self {
-            own.hurry();
+            own.prioritize();
         }
     }
 
@@ -531,7 +635,7 @@ impl Connection {
         }
     }
 
-    /// Waits for the end: no answer comes after it.
+    /// Waits for the end of the connection. No reply arrives after it.
     pub(super) async fn ended(&self) {
         match self {
             Self::Own(own) => own.ended().await,
@@ -541,15 +645,19 @@ impl Connection {
 }
 
 impl Request<'_> {
-    /// How it may go together with others, if it may.
-    fn encode(&self, number: u64, out: &mut Vec<u8>, texts: &mut Texts) -> Option<Part> {
+    /// Writes the request. Returns how it can be bundled with others, or `None` if it cannot.
+    fn encode(&self, number: u64, out: &mut Vec<u8>, texts: &mut Texts) -> Option<BundlePart> {
         match self {
-            Self::Digest(call, sharded) => call.encode(texts.verb(call.script.text(*sharded)), number, out),
+            Self::Digest(call, sharded) => {
+                call.encode(texts.verb(call.script.text(*sharded)), number, out);
+            }
             Self::Together(call) => match texts.verb(call.script.text(false)) {
                 ("EVAL", text) => call.encode(("EVAL", text), number, out),
                 (_, digest) => return call.encode_part(digest, number, out),
             },
-            Self::Source(call, sharded) => call.encode(texts.again(call.script.text(*sharded).0), number, out),
+            Self::Source(call, sharded) => {
+                call.encode(texts.again(call.script.text(*sharded).0), number, out);
+            }
             Self::Asking(call, sharded) => {
                 Self::Words(&["ASKING"]).encode(number, out, texts);
                 Self::Source(call, *sharded).encode(number, out, texts);
@@ -566,7 +674,7 @@ impl Request<'_> {
 }
 
 impl Call {
-    fn encode_part(&self, digest: &str, number: u64, out: &mut Vec<u8>) -> Option<Part> {
+    fn encode_part(&self, digest: &str, number: u64, out: &mut Vec<u8>) -> Option<BundlePart> {
         let begin = out.len();
         self.encode_head(("EVALSHA", digest), out);
         let key = out.len();
@@ -578,7 +686,13 @@ impl Call {
         let bundle = self.script.bundle?;
         let digit = bundle.digit(self.script)?;
         let [key, args, number] = [key, args, end].map(|at| (at - begin) as u32);
-        Some(Part { bundle, digit, key, args, number })
+        Some(BundlePart {
+            bundle,
+            digit,
+            key,
+            args,
+            number,
+        })
     }
 
     fn encode(&self, verb: (&str, &str), number: u64, out: &mut Vec<u8>) {
@@ -613,7 +727,7 @@ impl Call {
     }
 }
 
-/// The one answer that these bytes are.
+/// Returns the single reply that these bytes are.
 #[cfg(test)]
 pub(super) fn value(bytes: &[u8]) -> Value {
     match resp::decode(bytes, &mut resp::Scan::default()) {
@@ -628,23 +742,44 @@ mod tests {
 
     use super::*;
 
+    /// A closed port and a missing socket are distinguished from servers that are there and do not
+    /// serve.
     #[test]
-    fn a_closed_port_and_a_missing_socket_are_told_from_servers_that_do_not_serve() {
+    fn an_error_separates_absent_servers_from_those_not_serving() {
         use std::net::{TcpListener, TcpStream};
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        // as the system tells it
-        for connect in [&|| std::os::unix::net::UnixStream::connect("/nobody/is/here").map(drop), &|| {
-            TcpStream::connect(port).map(drop)
-        }] as [&dyn Fn() -> io::Result<()>; 2]
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        // errors as the system reports them
+        for connect in [
+            &|| std::os::unix::net::UnixStream::connect("/nobody/is/here").map(drop),
+            &|| TcpStream::connect(port).map(drop),
+        ] as [&dyn Fn() -> io::Result<()>; 2]
         {
-            assert!(NotConnected::from_fred(&FredError::from(connect().unwrap_err()), true).nobody_listens);
+            assert!(
+                NotConnected::from_fred(&FredError::from(connect().unwrap_err()), true)
+                    .nobody_listens
+            );
             assert!(NotConnected::from(connect().unwrap_err()).nobody_listens);
         }
-        // root may open all: as the system would say it
+        // root may open everything, so these are built as the system would report them
         let denied = || io::Error::from_raw_os_error(13);
-        for error in [NotConnected::from(denied()), NotConnected::from_fred(&FredError::from(denied()), true)] {
-            assert_eq!(error.error.kind(), StoreErrorKind::NoPermission, "{}", error.error);
-            assert!(error.error.to_string().contains("unixsocketperm"), "{}", error.error);
+        for error in [
+            NotConnected::from(denied()),
+            NotConnected::from_fred(&FredError::from(denied()), true),
+        ] {
+            assert_eq!(
+                error.error.kind(),
+                StoreErrorKind::NoPermission,
+                "{}",
+                error.error
+            );
+            assert!(
+                error.error.to_string().contains("unixsocketperm"),
+                "{}",
+                error.error
+            );
         }
         let reset = || io::Error::from(io::ErrorKind::ConnectionReset);
         assert!(!NotConnected::from(reset()).nobody_listens);

@@ -1,15 +1,9 @@
-//! A connection of our own: many tasks, few system calls, at most once by construction.
+//! nestlock's own connection: many tasks share it with few system calls, and by construction each
+//! request is sent at most once.
 //!
-//! A request stands in a buffer when [`Connection::ask`] returns. If nothing else is under way it is written at once, by
-//! whoever asks. Otherwise its future comes back after one round of its scheduler, and whoever comes back first writes what
-//! all have gathered: no task, thread or timer is between a caller and the socket. Answers are read by one task, the
-//! driver, and told to their callers in order. It comes back, too, and writes what was asked by futures that nobody polls
-//! any more: whatever is in the buffer, something is under way whose answer the driver will read, or it is about to come back.
-//!
-//! The driver runs where the client was made, so that those whom it wakes are beside it: on a thread of our own it would
-//! wake each caller by itself, and on a current-thread runtime nothing would gather any more. Nobody may depend on a runtime
-//! of the user's, though: a *keeper* on the client's own thread has the timeouts, and takes the socket over when what has
-//! come is not read, or that runtime ends. A little later the driver may try again.
+//! [`OwnConnection`] is the send path: callers write to the socket themselves. The *driver* reads
+//! the replies, on the runtime in which the client was made, and the *keeper* handles the timeouts,
+//! on the client's own thread.
 
 mod driver;
 mod greet;
@@ -37,67 +31,86 @@ use tokio::{
 use self::{
     driver::{Driver, Incoming},
     keeper::Keeper,
-    out::{Out, Turn, Waiting},
+    out::{Out, Waiting, WriterState},
 };
 pub(super) use self::{
     greet::connect,
-    out::{Part, Reply},
+    out::{BundlePart, Reply},
 };
 use super::{
-    Failure, MOST_UNDER_WAY, Sink, Texts, Until, contain, numbered,
+    Failure, MAX_IN_FLIGHT, Sink, Texts, Until, catch_waker_panic, numbered,
     resp::{self, Value},
-    stream::{Reader, Writer},
+    stream::{ReadHalf, WriteHalf},
 };
 use crate::{clock::Instant, error::StoreErrorKind, log, process::Home};
 
-/// A buffer that has grown beyond is not kept.
-const KEPT_BUFFER: usize = 256 << 10;
-/// Why a connection ends that takes no more for so long.
+/// Largest capacity, in bytes, of an empty buffer that is kept for reuse.
+const MAX_KEPT_BUFFER: usize = 256 << 10;
+/// Why a connection ends if a request is only partly sent when its time is over.
 const LATE_IN_PART: &str = "the rest of a request could not be sent in time";
 
-/// What a caller is told.
-type Told = Result<Value, Failure>;
+/// The outcome of a request, as its caller gets it.
+type ReplyResult = Result<Value, Failure>;
 
-/// One connection, from the first byte to the end: it never comes back.
-pub(in super::super) struct Connection {
+/// One connection, from its first byte to its end. It is never reopened.
+///
+/// [`OwnConnection::send`] encodes a request into a buffer. If nothing is in flight and no further
+/// requests are expected, the caller writes the buffer at once. Otherwise the request's future is
+/// polled again after one pass of its scheduler, and the first such future writes what all of them
+/// have gathered: no task, thread or timer stands between a caller and the socket. The driver reads
+/// the replies and delivers them in order. It also writes the requests of futures that are no
+/// longer polled: while the buffer has data, either a request is in flight whose reply the driver
+/// will read, or the driver has scheduled its next poll.
+///
+/// The driver runs on the runtime in which the client was made, so that it wakes its callers
+/// locally. On a thread of its own, it would wake each caller across threads, and on a
+/// current-thread runtime, requests would no longer gather. The connection must not depend on the
+/// user's runtime, though: the client's own thread takes the socket over if that runtime does not
+/// read what has arrived, or if it ends. The driver may try again a little later.
+pub(in super::super) struct OwnConnection {
     out: Mutex<Out>,
     incoming: Mutex<Option<Incoming>>,
-    writer: Mutex<Option<Writer>>,
-    /// So many requests were given to the socket, or are in the hands of somebody who writes.
+    writer: Mutex<Option<WriteHalf>>,
+    /// The count of requests (as in `Out::sent`) that the socket has, or that a writer is about to
+    /// give to it.
     taken: AtomicU64,
     /// Wakes the driver.
     waker: AtomicWaker,
-    /// What writers are woken by: the driver, who goes on for them.
+    /// The waker with which writers poll the socket. It wakes the driver, which continues the
+    /// write.
     when_writable: Waker,
     writable: Arc<Writable>,
     /// Counts the driver's polls.
     polls: AtomicU64,
-    /// Counts what was read.
+    /// Counts the driver's passes over received bytes.
     reads: AtomicU64,
-    /// Wakes the driver on another runtime, from which the socket was taken.
+    /// Wakes the driver on the other runtime, after the socket was taken from it.
     resting: AtomicWaker,
-    /// That driver may have the socket again.
+    /// Whether that driver may take the socket back.
     may_return: AtomicBool,
-    /// A reply came since this was asked last.
-    heard: AtomicBool,
+    /// Whether a reply arrived since the last [`OwnConnection::had_reply`].
+    has_reply: AtomicBool,
     is_ended: watch::Sender<bool>,
-    /// Why it has.
+    /// Why the connection has ended.
     why: OnceLock<String>,
-    /// A request's time is over sooner than the keeper expects.
+    /// Wakes the keeper, because a request expires before its alarm.
     sooner: Notify,
-    /// It is to be looked at now whether another runtime reads.
-    look: Notify,
+    /// Makes the client's own thread check now whether the other runtime reads.
+    reader_check: Notify,
     sink: Option<Sink>,
-    /// How long a request takes at most, unless it says so.
+    /// The command timeout. It limits the PINGs that prove replies, and is the keeper's longest
+    /// pause.
     limit: Duration,
+    /// The client's own runtime.
     own: Handle,
-    /// The only process that may touch the socket, and what tells it of that: a fork shares both.
+    /// The only process that may touch the socket and its epoll: a fork shares both.
     home: Home,
 }
 
+/// The waker of `when_writable`.
 struct Writable {
     is_so: AtomicBool,
-    connection: Weak<Connection>,
+    connection: Weak<OwnConnection>,
 }
 
 impl Wake for Writable {
@@ -113,11 +126,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Connection {
-    /// Takes a stream over that was made on the client's own thread, in whose context this is called.
-    pub(super) fn start(reader: Reader, writer: Writer, sink: Option<Sink>, limit: Duration, own: Handle) -> Arc<Self> {
+impl OwnConnection {
+    /// Starts the driver and the keeper for a stream that was opened on the client's own thread.
+    /// Must be called in the context of that thread's runtime.
+    pub(super) fn start(
+        reader: ReadHalf,
+        writer: WriteHalf,
+        sink: Option<Sink>,
+        limit: Duration,
+        own: Handle,
+    ) -> Arc<Self> {
         let connection = Arc::new_cyclic(|connection| {
-            let writable = Arc::new(Writable { is_so: AtomicBool::new(false), connection: Weak::clone(connection) });
+            let writable = Arc::new(Writable {
+                is_so: AtomicBool::new(false),
+                connection: Weak::clone(connection),
+            });
             Self {
                 out: Mutex::new(Out::new(numbered::base())),
                 incoming: Mutex::new(Some(Incoming::new(reader))),
@@ -130,11 +153,11 @@ impl Connection {
                 reads: AtomicU64::new(0),
                 resting: AtomicWaker::new(),
                 may_return: AtomicBool::new(true),
-                heard: AtomicBool::new(false),
+                has_reply: AtomicBool::new(false),
                 is_ended: watch::Sender::new(false),
                 why: OnceLock::new(),
                 sooner: Notify::new(),
-                look: Notify::new(),
+                reader_check: Notify::new(),
                 sink,
                 limit,
                 own,
@@ -146,123 +169,144 @@ impl Connection {
         connection
     }
 
-    /// Since when the oldest request is not answered.
+    /// Returns when the oldest request without a reply was sent. Returns `None` if there is none.
     pub(super) fn waits_since(&self) -> Option<Instant> {
-        lock(&self.out).waiting.front().map(|first| first.until.asked)
+        lock(&self.out)
+            .waiting
+            .front()
+            .map(|first| first.until.sent_at)
     }
 
-    /// Requests that are not answered yet.
-    pub(super) fn under_way(&self) -> usize {
+    /// Returns the number of requests that have no reply yet.
+    pub(super) fn in_flight(&self) -> usize {
         lock(&self.out).waiting.len()
     }
 
-    /// A PING with a word.
-    pub(super) fn ping(self: &Arc<Self>, until: Until) -> Result<Asked, Failure> {
-        self.ask(until, Reply::Ping, |out, number, _| {
+    /// Sends a PING whose argument is the request's number.
+    pub(super) fn ping(self: &Arc<Self>, until: Until) -> Result<SentRequest, Failure> {
+        self.send(until, Reply::Ping, |out, number, _| {
             resp::write_ping(out, number);
             None
         })
     }
 
-    /// A request, which stands in the buffer when this returns. Where its reply names no request, a PING stands behind it.
-    pub(super) fn ask(
+    /// Encodes a request into the buffer, and writes the buffer if that is due. If the reply will
+    /// not name its request, a PING follows the request.
+    pub(super) fn send(
         self: &Arc<Self>,
         until: Until,
         reply: Reply,
-        encode: impl FnOnce(&mut Vec<u8>, u64, &mut Texts) -> Option<Part>,
-    ) -> Result<Asked, Failure> {
+        encode: impl FnOnce(&mut Vec<u8>, u64, &mut Texts) -> Option<BundlePart>,
+    ) -> Result<SentRequest, Failure> {
         let (tell, told) = oneshot::channel();
         let mut out = lock(&self.out);
         if out.is_ended {
             return Err(Failure::Unsent);
         }
-        if out.waiting.len() >= MOST_UNDER_WAY {
+        if out.waiting.len() >= MAX_IN_FLIGHT {
             return Err(Failure::TooMany);
         }
         let pings = matches!(reply, Reply::Unnamed | Reply::Pushes(_));
         let (number, before) = (out.next_number(), out.buf.len());
         let to = &mut *out;
         let part = encode(&mut to.buf, number, &mut to.texts);
-        out.push(before, Waiting { part, ..Waiting::new(Some(tell), number, until, reply) });
+        out.push(
+            before,
+            Waiting {
+                part,
+                ..Waiting::new(Some(tell), number, until, reply)
+            },
+        );
         if pings {
             out.ping(until);
         }
-        let asked = out.asked;
-        // those who were told together will ask together: half of them are sent as soon as they have asked, so that the server
-        // is at work while the others do
-        let is_idle = out.waiting.front().is_some_and(|first| first.end > out.from);
-        let is_due = is_idle && out.waiting.len() >= out.told_together / 2;
+        let asked = out.sent;
+        // Callers whose replies arrived together send together. With nothing in flight, write as
+        // soon as half of them have sent, so that the server works while the others follow.
+        let is_idle = out
+            .waiting
+            .front()
+            .is_some_and(|first| first.end > out.from);
+        let is_due = is_idle && out.waiting.len() >= out.last_batch / 2;
         let is_early = out.alarm.is_some_and(|alarm| until.over < alarm);
         if is_due {
-            self.flush(out, until.asked);
+            self.flush(out, until.sent_at);
         } else {
             drop(out);
         }
         if is_early {
             self.sooner.notify_one();
         }
-        Ok(Asked { connection: Arc::clone(self), told, unsent: (!is_due).then_some(asked), was_polled: false })
+        Ok(SentRequest {
+            connection: Arc::clone(self),
+            result: told,
+            unsent: (!is_due).then_some(asked),
+            was_polled: false,
+        })
     }
 
-    /// Writes what has gathered. If somebody else does, it goes on with it.
+    /// Writes the buffer to the socket. If a writer is already active, leaves it to that writer.
+    /// Does nothing in a fork.
     fn flush<'c>(&'c self, mut out: MutexGuard<'c, Out>, now: Instant) {
         if !self.home.is_here() {
             return;
         }
-        if out.turn != Turn::Free {
-            out.turn = Turn::TakenAgain;
+        if out.writer != WriterState::Free {
+            out.writer = WriterState::TakenAgain;
             return;
         }
         loop {
             if out.is_ended || out.buf.is_empty() && !out.is_full {
                 return;
             }
-            let (late, sent_in_part) = out.drop_late(now);
+            let (late, sent_in_part) = out.drop_expired(now);
             if sent_in_part || !late.is_empty() {
                 drop(out);
-                tell_all(late);
+                notify_all(late);
                 if sent_in_part {
                     return self.end(LATE_IN_PART);
                 }
                 out = lock(&self.out);
-                if out.turn != Turn::Free {
-                    out.turn = Turn::TakenAgain;
+                if out.writer != WriterState::Free {
+                    out.writer = WriterState::TakenAgain;
                     return;
                 }
                 continue;
             }
             out.bundle();
             out.ping_if_refused(now, self.limit);
-            (out.turn, out.is_full) = (Turn::Taken, false);
+            (out.writer, out.is_full) = (WriterState::Taken, false);
             let spare = mem::take(&mut out.spare);
             let mut chunk = mem::replace(&mut out.buf, spare);
             out.from = out.end;
-            self.taken.store(out.asked, Ordering::Release);
+            self.taken.store(out.sent, Ordering::Release);
             drop(out);
             let (written, outcome) = self.write(&chunk);
             out = lock(&self.out);
-            let again = mem::take(&mut out.turn) == Turn::TakenAgain;
+            let again = mem::take(&mut out.writer) == WriterState::TakenAgain;
             if out.is_ended {
-                // who ended it left this to whoever was writing
+                // `end` left this to the writer: only the writer knows how much was written.
                 let known = out.from - (chunk.len() - written) as u64;
                 let told = out.give_up(known);
                 drop(out);
-                return tell_all(told);
+                return notify_all(told);
             }
             match outcome {
                 Ok(true) => {
                     chunk.clear();
-                    if chunk.capacity() <= KEPT_BUFFER {
+                    if chunk.capacity() <= MAX_KEPT_BUFFER {
                         out.spare = chunk;
                     }
-                    // whoever has not come back yet will
+                    // If no other flush came in during the write, the requests that were added
+                    // since still have theirs ahead.
                     if out.buf.is_empty() || !again {
                         return;
                     }
                 }
                 Ok(false) => {
                     out.put_back(chunk, written);
-                    // else whoever was told that the socket takes more has been here while it was not known that it was full
+                    // If another flush came in during the write, it may be the driver's, woken by a
+                    // writable socket before `is_full` was set. Returning would lose that wake-up.
                     if !again {
                         return;
                     }
@@ -276,17 +320,22 @@ impl Connection {
         }
     }
 
-    /// Gives bytes to the socket: how many, and whether it took them all.
+    /// Writes bytes to the socket. Returns how many it took, and whether it took and flushed all.
     fn write(&self, chunk: &[u8]) -> (usize, io::Result<bool>) {
         let mut writer = lock(&self.writer);
-        let Some(half) = writer.as_mut() else { return (0, Err(io::ErrorKind::NotConnected.into())) };
+        let Some(half) = writer.as_mut() else {
+            return (0, Err(io::ErrorKind::NotConnected.into()));
+        };
         let mut cx = Context::from_waker(&self.when_writable);
         let mut written = 0;
         while written < chunk.len() {
             match Pin::new(half.as_write()).poll_write(&mut cx, &chunk[written..]) {
                 Poll::Ready(Ok(0)) => return (written, Err(io::ErrorKind::WriteZero.into())),
                 Poll::Ready(Ok(more)) => written += more,
-                Poll::Ready(Err(error)) if half.hides_what_it_sent() => return (chunk.len(), Err(error)),
+                // Count all as written: any part of them may have reached the server.
+                Poll::Ready(Err(error)) if half.hides_what_it_sent() => {
+                    return (chunk.len(), Err(error));
+                }
                 Poll::Ready(Err(error)) => return (written, Err(error)),
                 Poll::Pending => return (written, Ok(false)),
             }
@@ -297,7 +346,7 @@ impl Connection {
         }
     }
 
-    /// Ends the connection. What was not written entirely was not executed.
+    /// Ends the connection. Requests that were not written to their last byte were not executed.
     pub(super) fn end(&self, why: &str) {
         if !self.home.is_here() {
             return;
@@ -306,7 +355,7 @@ impl Connection {
         if mem::replace(&mut out.is_ended, true) {
             return;
         }
-        let told = if out.turn == Turn::Free {
+        let told = if out.writer == WriterState::Free {
             let written = out.from;
             out.give_up(written)
         } else {
@@ -315,16 +364,17 @@ impl Connection {
         drop(out);
         log::later!(DEBUG, why = why; "a connection has ended");
         let _ = self.why.set(why.to_owned());
-        // closes the socket
+        // Dropping both halves closes the socket.
         lock(&self.incoming).take();
         lock(&self.writer).take();
         self.waker.wake();
         self.resting.wake();
-        tell_all(told);
+        notify_all(told);
         self.is_ended.send_replace(true);
     }
 
-    /// Why there is no answer to the first requests: by TLS 1.3 a server says only now that it does not want us.
+    /// Adds the reason for the connection's end to the failure of a handshake request. With TLS
+    /// 1.3, a client learns that the server rejects it only when it reads the first reply.
     pub(super) fn because(&self, failure: Failure) -> Failure {
         match (failure, self.why.get()) {
             (Failure::Ended | Failure::Unsent, Some(why)) => {
@@ -343,64 +393,71 @@ impl Connection {
         let _ = self.is_ended.subscribe().wait_for(|ended| *ended).await;
     }
 
-    /// Whether a reply came since this was asked last. What a server pushes is none: it may answer nothing any more.
-    pub(super) fn was_heard(&self) -> bool {
-        self.heard.swap(false, Ordering::AcqRel)
+    /// Returns whether a reply arrived since the last call. Pushed messages do not count: a server
+    /// that pushes may have stopped replying.
+    pub(super) fn had_reply(&self) -> bool {
+        self.has_reply.swap(false, Ordering::AcqRel)
     }
 
-    /// Something is urgent: whether it is read is looked at now.
-    pub(super) fn hurry(&self) {
-        self.look.notify_one();
+    /// Checks at once whether the other runtime reads, because a reply is urgent.
+    pub(super) fn prioritize(&self) {
+        self.reader_check.notify_one();
     }
 }
 
-type Caller = (oneshot::Sender<Told>, Told);
+type Caller = (oneshot::Sender<ReplyResult>, ReplyResult);
 
-fn tell_all(told: impl IntoIterator<Item = Caller>) {
+fn notify_all(told: impl IntoIterator<Item = Caller>) {
     for (tell, answer) in told {
-        contain(|| drop(tell.send(answer)));
+        catch_waker_panic(|| drop(tell.send(answer)));
     }
 }
 
-/// A request that was asked.
+/// A request in the buffer or in flight, as the future of its reply.
 #[must_use]
-pub(super) struct Asked {
-    connection: Arc<Connection>,
-    told: oneshot::Receiver<Told>,
-    /// Which one it is; `None`: it was written.
+pub(super) struct SentRequest {
+    connection: Arc<OwnConnection>,
+    result: oneshot::Receiver<ReplyResult>,
+    /// The request's place in `Out::sent`. `None` once this future has flushed it.
     unsent: Option<u64>,
     was_polled: bool,
 }
 
-impl Asked {
+impl SentRequest {
     fn flush(&mut self) {
         if let Some(number) = self.unsent.take()
             && self.connection.taken.load(Ordering::Acquire) < number
         {
-            self.connection.flush(lock(&self.connection.out), Instant::now());
+            self.connection
+                .flush(lock(&self.connection.out), Instant::now());
         }
     }
 }
 
-impl Future for Asked {
-    type Output = Told;
+impl Future for SentRequest {
+    type Output = ReplyResult;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Told> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ReplyResult> {
         if self.unsent.is_some() {
             let taken = self.connection.taken.load(Ordering::Acquire);
-            if !mem::replace(&mut self.was_polled, true) && self.unsent.is_some_and(|number| taken < number) {
-                // others may have something to send, too: after a round of this scheduler all of it goes at once
+            if !mem::replace(&mut self.was_polled, true)
+                && self.unsent.is_some_and(|number| taken < number)
+            {
+                // Let other tasks send first: after one pass of the scheduler, all their requests
+                // go in one write.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
             self.flush();
         }
-        Pin::new(&mut self.told).poll(cx).map(|told| told.unwrap_or(Err(Failure::Ended)))
+        Pin::new(&mut self.result)
+            .poll(cx)
+            .map(|told| told.unwrap_or(Err(Failure::Ended)))
     }
 }
 
-impl Drop for Asked {
-    /// What was asked goes out, whatever becomes of its caller.
+impl Drop for SentRequest {
+    /// Sends the request, whatever becomes of its caller.
     fn drop(&mut self) {
         self.flush();
     }

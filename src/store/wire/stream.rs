@@ -1,4 +1,5 @@
-//! Where a connection leads, and its two halves, which can be moved from one runtime to another.
+//! Opens connections to servers. The two halves of a connection can move from one runtime to
+//! another.
 
 use std::{io, mem::MaybeUninit, path::PathBuf};
 
@@ -13,7 +14,7 @@ use tokio::{
 
 use super::reach;
 
-/// Where a server is.
+/// The address of a server.
 #[derive(Debug, Clone)]
 pub(super) enum Address {
     Tcp(String, u16),
@@ -24,7 +25,7 @@ pub(super) enum Address {
 }
 
 impl Address {
-    /// Where a configuration leads.
+    /// Returns the address in a configuration.
     pub(super) fn of(server: &FredConfig) -> io::Result<Self> {
         let at = match &server.server {
             ServerConfig::Centralized { server } => server,
@@ -36,36 +37,45 @@ impl Address {
         #[cfg(feature = "rustls")]
         if let Some(tls) = &server.tls {
             let fred::types::config::TlsConnector::Rustls(connector) = &tls.connector;
-            let name = at.tls_server_name.as_deref().map_or_else(|| host.clone(), |name| bare(name).to_owned());
-            return Ok(Self::Tls(host, at.port, tls::Connector(connector.clone(), name)));
+            let name = at
+                .tls_server_name
+                .as_deref()
+                .map_or_else(|| host.clone(), |name| bare(name).to_owned());
+            return Ok(Self::Tls(
+                host,
+                at.port,
+                tls::Connector(connector.clone(), name),
+            ));
         }
         Ok(Self::Tcp(host, at.port))
     }
 
     /// Connects. The socket belongs to the runtime that polls this.
-    pub(super) async fn open(&self) -> io::Result<(Reader, Writer)> {
+    pub(super) async fn open(&self) -> io::Result<(ReadHalf, WriteHalf)> {
         match self {
             Self::Tcp(host, port) => {
                 let (reader, writer) = tcp(host, *port).await?.into_split();
-                Ok((Reader::Tcp(reader), Writer::Tcp(writer)))
+                Ok((ReadHalf::Tcp(reader), WriteHalf::Tcp(writer)))
             }
             #[cfg(unix)]
             Self::Unix(path) => {
                 let (reader, writer) = UnixStream::connect(path).await?.into_split();
-                Ok((Reader::Unix(reader), Writer::Unix(writer)))
+                Ok((ReadHalf::Unix(reader), WriteHalf::Unix(writer)))
             }
             #[cfg(feature = "rustls")]
             Self::Tls(host, port, connector) => {
                 let half = tls::Half::of(connector.connect(tcp(host, *port).await?).await?);
-                Ok((Reader::Tls(half.clone()), Writer::Tls(half)))
+                Ok((ReadHalf::Tls(half.clone()), WriteHalf::Tls(half)))
             }
         }
     }
 }
 
-/// Without the brackets in which a URL has an IPv6 address, and which nothing else takes.
+/// Strips the brackets around an IPv6 address: URLs have them, and nothing else accepts them.
 pub(super) fn bare(host: &str) -> &str {
-    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+    host.strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host)
 }
 
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
@@ -74,9 +84,9 @@ async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// What is read from.
+/// The half to read from.
 #[derive(Debug)]
-pub(super) enum Reader {
+pub(super) enum ReadHalf {
     Tcp(tcp::OwnedReadHalf),
     #[cfg(unix)]
     Unix(unix::OwnedReadHalf),
@@ -86,9 +96,9 @@ pub(super) enum Reader {
     Played(tokio::io::ReadHalf<tokio::io::DuplexStream>),
 }
 
-/// What is written to.
+/// The half to write to.
 #[derive(Debug)]
-pub(super) enum Writer {
+pub(super) enum WriteHalf {
     Tcp(tcp::OwnedWriteHalf),
     #[cfg(unix)]
     Unix(unix::OwnedWriteHalf),
@@ -98,7 +108,7 @@ pub(super) enum Writer {
     Played(tokio::io::WriteHalf<tokio::io::DuplexStream>),
 }
 
-impl Reader {
+impl ReadHalf {
     pub(super) fn as_read(&mut self) -> &mut (dyn AsyncRead + Send + Unpin) {
         match self {
             Self::Tcp(half) => half,
@@ -111,8 +121,8 @@ impl Reader {
         }
     }
 
-    /// Whether something has come that was not read, or the end. The system is asked, not the runtime, which may be too busy to
-    /// have found out.
+    /// Returns whether the socket has unread bytes, its end, or an error. It queries the system,
+    /// since the runtime may be too busy to know.
     pub(super) fn has_more(&self) -> bool {
         let peek = |socket: SockRef<'_>| match socket.peek(&mut [MaybeUninit::uninit()]) {
             Ok(_) => true,
@@ -130,11 +140,11 @@ impl Reader {
     }
 }
 
-impl Writer {
-    /// Whether an error does not say how many of the bytes given to the socket were sent.
+impl WriteHalf {
+    /// Returns whether an error leaves open how many of the bytes given to the socket were sent.
     pub(super) fn hides_what_it_sent(&self) -> bool {
         match self {
-            // it has taken them all, and sends what it makes of them one record at a time
+            // TLS has accepted all bytes, and sends them one record at a time
             #[cfg(feature = "rustls")]
             Self::Tls(_) => true,
             _ => false,
@@ -154,48 +164,53 @@ impl Writer {
     }
 }
 
-/// Both halves, as belonging to the runtime in whose context this is called. Nothing that was sent or received is lost.
+/// Moves both halves to the runtime in whose context this is called. Nothing that was sent or
+/// received is lost.
 ///
 /// # Panics
 ///
 /// If that runtime has no I/O.
-pub(super) fn moved_here(reader: Reader, writer: Writer) -> io::Result<(Reader, Writer)> {
+pub(super) fn moved_here(reader: ReadHalf, writer: WriteHalf) -> io::Result<(ReadHalf, WriteHalf)> {
     let strangers = || io::Error::other("halves of two streams");
     match (reader, writer) {
-        (Reader::Tcp(reader), Writer::Tcp(writer)) => {
+        (ReadHalf::Tcp(reader), WriteHalf::Tcp(writer)) => {
             let stream = reader.reunite(writer).map_err(|_| strangers())?;
             let (reader, writer) = TcpStream::from_std(stream.into_std()?)?.into_split();
-            Ok((Reader::Tcp(reader), Writer::Tcp(writer)))
+            Ok((ReadHalf::Tcp(reader), WriteHalf::Tcp(writer)))
         }
         #[cfg(unix)]
-        (Reader::Unix(reader), Writer::Unix(writer)) => {
+        (ReadHalf::Unix(reader), WriteHalf::Unix(writer)) => {
             let stream = reader.reunite(writer).map_err(|_| strangers())?;
             let (reader, writer) = UnixStream::from_std(stream.into_std()?)?.into_split();
-            Ok((Reader::Unix(reader), Writer::Unix(writer)))
+            Ok((ReadHalf::Unix(reader), WriteHalf::Unix(writer)))
         }
         #[cfg(feature = "rustls")]
-        (Reader::Tls(reader), Writer::Tls(writer)) => {
+        (ReadHalf::Tls(reader), WriteHalf::Tls(writer)) => {
             reader.move_here()?;
-            Ok((Reader::Tls(reader), Writer::Tls(writer)))
+            Ok((ReadHalf::Tls(reader), WriteHalf::Tls(writer)))
         }
         #[cfg(test)]
-        (Reader::Played(reader), Writer::Played(writer)) => Ok((Reader::Played(reader), Writer::Played(writer))),
+        (ReadHalf::Played(reader), WriteHalf::Played(writer)) => {
+            Ok((ReadHalf::Played(reader), WriteHalf::Played(writer)))
+        }
         #[cfg(any(unix, test, feature = "rustls"))]
         _ => Err(strangers()),
     }
 }
 
-/// Whether the runtime in whose context this is called has I/O. tokio has no question for that: it panics where there is none.
-/// So where a panic is the end of the process, it is not asked, and counts as no.
+/// Returns whether the runtime in whose context this is called has I/O. tokio has no query for
+/// that: it panics if there is none. If panics abort the process, the result is `false` without a
+/// test.
 pub(crate) fn has_io_here() -> bool {
     #[cfg(unix)]
     let probe = || drop(UnixStream::pair());
     #[cfg(not(unix))]
-    let probe = || drop(std::net::UdpSocket::bind("127.0.0.1:0").map(tokio::net::UdpSocket::from_std));
+    let probe =
+        || drop(std::net::UdpSocket::bind("127.0.0.1:0").map(tokio::net::UdpSocket::from_std));
     cfg!(panic = "unwind") && std::panic::catch_unwind(probe).is_ok()
 }
 
-/// TLS by rustls, as fred's configuration says.
+/// TLS by rustls, as set in fred's configuration.
 #[cfg(feature = "rustls")]
 pub(super) mod tls {
     use std::{
@@ -211,7 +226,8 @@ pub(super) mod tls {
     };
     use tokio_rustls::{TlsConnector, client::TlsStream, rustls::pki_types::ServerName};
 
-    /// A stream of which reader and writer know, as each needs what the other has to say.
+    /// A stream shared by reader and writer, because TLS may have to write in order to read, and
+    /// vice versa.
     #[derive(Debug, Clone)]
     pub(in super::super) struct Half(Arc<Mutex<TlsStream<Movable>>>);
 
@@ -228,24 +244,34 @@ pub(super) mod tls {
             let mut stream = self.stream();
             let socket = &mut stream.get_mut().0.0;
             let lost_before = || io::Error::from(io::ErrorKind::NotConnected);
-            *socket = Some(TcpStream::from_std(socket.take().ok_or_else(lost_before)?.into_std()?)?);
+            *socket = Some(TcpStream::from_std(
+                socket.take().ok_or_else(lost_before)?.into_std()?,
+            )?);
             Ok(())
         }
 
-        /// Asks the socket itself; `false`: it was lost on the move.
+        /// Runs a check on the socket itself. Returns `false` if the socket was lost in a move.
         pub(super) fn on_socket(&self, ask: impl FnOnce(&TcpStream) -> bool) -> bool {
             self.stream().get_ref().0.0.as_ref().is_some_and(ask)
         }
     }
 
     impl AsyncRead for Half {
-        fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
             Pin::new(&mut *self.stream()).poll_read(cx, buf)
         }
     }
 
     impl AsyncWrite for Half {
-        fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buf: &[u8],
+        ) -> Poll<io::Result<usize>> {
             Pin::new(&mut *self.stream()).poll_write(cx, buf)
         }
 
@@ -258,9 +284,12 @@ pub(super) mod tls {
         }
     }
 
-    /// The configuration, and the name that the server's certificate must have.
+    /// The TLS configuration, and the name that the server's certificate must have.
     #[derive(Clone)]
-    pub(in super::super) struct Connector(pub(in super::super) TlsConnector, pub(in super::super) String);
+    pub(in super::super) struct Connector(
+        pub(in super::super) TlsConnector,
+        pub(in super::super) String,
+    );
 
     impl std::fmt::Debug for Connector {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -275,25 +304,37 @@ pub(super) mod tls {
         }
     }
 
-    /// A socket inside a TLS stream, which cannot be taken out of it.
+    /// A socket inside a TLS stream. It cannot be taken out of the stream, so a move replaces it
+    /// here.
     #[derive(Debug)]
     pub(in super::super) struct Movable(Option<TcpStream>);
 
     impl Movable {
-        /// An error: it was lost on the move.
+        /// Returns the socket, or an error if it was lost in a move.
         fn stream(&mut self) -> io::Result<Pin<&mut TcpStream>> {
-            self.0.as_mut().map(Pin::new).ok_or(io::ErrorKind::NotConnected.into())
+            self.0
+                .as_mut()
+                .map(Pin::new)
+                .ok_or(io::ErrorKind::NotConnected.into())
         }
     }
 
     impl AsyncRead for Movable {
-        fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
             self.stream()?.poll_read(cx, buf)
         }
     }
 
     impl AsyncWrite for Movable {
-        fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buf: &[u8],
+        ) -> Poll<io::Result<usize>> {
             self.stream()?.poll_write(cx, buf)
         }
 
@@ -314,8 +355,20 @@ mod tests {
     #[test]
     fn what_a_runtime_has() {
         use tokio::runtime::Builder;
-        assert!(Builder::new_current_thread().enable_io().build().unwrap().block_on(async { has_io_here() }));
-        assert!(!Builder::new_current_thread().enable_time().build().unwrap().block_on(async { has_io_here() }));
+        assert!(
+            Builder::new_current_thread()
+                .enable_io()
+                .build()
+                .unwrap()
+                .block_on(async { has_io_here() })
+        );
+        assert!(
+            !Builder::new_current_thread()
+                .enable_time()
+                .build()
+                .unwrap()
+                .block_on(async { has_io_here() })
+        );
     }
 
     #[test]

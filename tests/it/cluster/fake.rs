@@ -1,4 +1,4 @@
-//! A node that is played: redirects that no real one gives, or not at that moment.
+//! A fake node: redirects that a real one does not send, or not at that moment.
 
 use std::{
     collections::VecDeque,
@@ -17,60 +17,88 @@ use nestlock_embedded::SpawnedCluster;
 
 use crate::support::{Pauses, scripts::naming, within};
 
-/// A redirect to a node that is gone is followed by a look at the map.
+/// A redirect to a dead node is followed by a refresh of the map.
 #[tokio::test]
 async fn a_redirect_to_a_node_that_is_gone_fails_no_try() {
     let fake = Fake::start();
-    let client = LockClient::connect(format!("redis-cluster://{}", fake.addr)).await.unwrap();
-    *fake.scripts.lock().unwrap() = format!("-MOVED {} 127.0.0.1:1\r\n", SpawnedCluster::slot_of("l"));
+    let client = LockClient::connect(format!("redis-cluster://{}", fake.addr))
+        .await
+        .unwrap();
+    *fake.scripts.lock().unwrap() =
+        format!("-MOVED {} 127.0.0.1:1\r\n", SpawnedCluster::slot_of("l"));
     let lock = client.mutex("l").unwrap();
     let tries = tokio::spawn(async move { lock.try_lock().await.map(|got| got.is_some()) });
-    within(Duration::from_secs(5), "it is asked", || async { fake.asked.load(Ordering::Acquire) > 0 }).await;
+    within(Duration::from_secs(5), "it is asked", || async {
+        fake.asked.load(Ordering::Acquire) > 0
+    })
+    .await;
     *fake.scripts.lock().unwrap() = ":1\r\n".into();
     assert!(tries.await.unwrap().unwrap());
 }
 
-/// An old master sends a request to the new one for this time only. Meanwhile the slot may have gone there, come back, and be
-/// on its way again: then the new one, which is asked, knows nothing of who holds the lock at the old one. So that is
-/// followed at once, or the old one is asked once more.
+/// An ASK holds for one request, and only now: later, the slot may have moved, come back and
+/// started to move again, and the new master then knows nothing of the holder at the old one. So
+/// the client follows an ASK at once, or sends the request to the old master again.
 #[tokio::test]
 async fn what_was_true_a_while_ago_is_asked_again() {
     const GRANTED: &str = ":1\r\n";
     const BUSY: &str = "*2\r\n:0\r\n:5000\r\n";
     let (old, new) = (Fake::start(), Fake::start());
     *new.map.lock().unwrap() = old.all_slots();
-    // so long that there is always time to ask once more
+    // leaves time for a retry in each case
     let limit = Duration::from_secs(20);
-    let builder = LockClient::builder().watchdog_timeout(3 * limit).command_timeout(limit);
-    let client = builder.connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
+    let builder = LockClient::builder()
+        .watchdog_timeout(3 * limit)
+        .command_timeout(limit);
+    let client = builder
+        .connect(format!("redis-cluster://{}", old.addr))
+        .await
+        .unwrap();
     let lock = client.mutex("l").unwrap();
     let slot = SpawnedCluster::slot_of("l");
     let asks = format!("-ASK {slot} {}\r\n", new.addr);
     let at_once = |answer: &str| (Duration::ZERO, answer.to_owned());
     let late = (Duration::from_millis(700), asks.clone());
     let moved = vec![at_once(&format!("-MOVED {slot} {}\r\n", old.addr)); 8];
-    let after_a_pause = |then: &[&str]| [moved.clone(), then.iter().map(|answer| at_once(answer)).collect()].concat();
+    let after_a_pause = |then: &[&str]| {
+        [
+            moved.clone(),
+            then.iter().map(|answer| at_once(answer)).collect(),
+        ]
+        .concat()
+    };
     for (what, first, is_granted) in [
         // there is no connection yet
         ("the first time", vec![at_once(&asks)], false),
         ("at once", vec![at_once(&asks)], true),
         ("after a pause", after_a_pause(&[&asks]), false),
-        ("after a pause, and once more", after_a_pause(&[&asks, &asks]), true),
+        (
+            "after a pause, and once more",
+            after_a_pause(&[&asks, &asks]),
+            true,
+        ),
         ("late", vec![late.clone()], false),
         ("late, and once more", vec![late, at_once(&asks)], true),
     ] {
         let mut got = None;
-        // a machine that stalls between the answer and what follows it is late: once more, then
+        // a machine that stalls before the redirect is followed makes it late: try again
         for _ in 0..if is_granted { 5 } else { 1 } {
             new.says(&[], GRANTED);
             old.says(&first, BUSY);
-            got = lock.try_lock().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+            got = lock
+                .try_lock()
+                .await
+                .unwrap_or_else(|error| panic!("{what}: {error}"));
             if got.is_some() {
                 break;
             }
         }
         assert_eq!(got.is_some(), is_granted, "{what}");
-        assert_eq!(new.asked.load(Ordering::Acquire), u32::from(is_granted), "{what}");
+        assert_eq!(
+            new.asked.load(Ordering::Acquire),
+            u32::from(is_granted),
+            "{what}"
+        );
         assert!(old.first.lock().unwrap().is_empty(), "{what}");
         old.says(&[], GRANTED);
         if let Some(guard) = got {
@@ -79,15 +107,20 @@ async fn what_was_true_a_while_ago_is_asked_again() {
     }
 }
 
-/// A hold, and the two ends of its slot's way. The next request about it is sent on late, and finds nothing at the new one.
+/// Returns a hold and both ends of its slot's migration. The next request about it is redirected
+/// late, and finds nothing at the new master.
 async fn held_while_its_slot_goes(lease: Duration) -> (LockClient, LockGuard, Fake, Fake) {
     let (old, new) = (Fake::start(), Fake::start());
     *new.map.lock().unwrap() = old.all_slots();
     let asks = format!("-ASK {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr);
     let url = format!("redis-cluster://{}", old.addr);
-    let client = LockClient::builder().watchdog_timeout(lease).connect(url).await.unwrap();
+    let client = LockClient::builder()
+        .watchdog_timeout(lease)
+        .connect(url)
+        .await
+        .unwrap();
     let lock = client.mutex("l").unwrap();
-    // there is a connection to the new one
+    // opens a connection to the new master
     new.says(&[], ":1\r\n");
     old.says(&vec![(Duration::ZERO, asks.clone()); 2], ":1\r\n");
     lock.lock().await.unwrap().unlock().await.unwrap();
@@ -97,39 +130,52 @@ async fn held_while_its_slot_goes(lease: Duration) -> (LockClient, LockGuard, Fa
     (client, guard, old, new)
 }
 
-/// A renewal is sent on however late that is said. What it does not find there may have come back: nothing is lost for that.
+/// A renewal follows a late redirect. A hold that it does not find there may have moved back, so it
+/// is not lost.
 #[tokio::test]
 async fn what_a_late_renewal_does_not_find_is_not_lost() {
     let lease = Duration::from_secs(6);
     let (_client, guard, old, new) = held_while_its_slot_goes(lease).await;
-    within(Duration::from_secs(5), "it is asked again", || async { old.asked.load(Ordering::Acquire) > 1 }).await;
+    within(Duration::from_secs(5), "it is asked again", || async {
+        old.asked.load(Ordering::Acquire) > 1
+    })
+    .await;
     assert_eq!(new.asked.load(Ordering::Acquire), 1);
     tokio::time::sleep(lease).await;
     assert!(!guard.is_lost());
 }
 
-/// Nor is a late extension in doubt that finds nothing there: it changed nothing.
+/// A late extension that finds nothing is not in doubt either: it changed nothing.
 #[tokio::test]
 async fn a_late_extension_that_finds_nothing_was_refused() {
     let (_client, guard, _old, new) = held_while_its_slot_goes(Duration::from_secs(30)).await;
     let error = guard.extend(Duration::from_secs(60)).await.unwrap_err();
-    assert!(matches!(error, Error::Store { .. }) && error.is_transient(), "{error:?}");
+    assert!(
+        matches!(error, Error::Store { .. }) && error.is_transient(),
+        "{error:?}"
+    );
     assert_eq!(new.asked.load(Ordering::Acquire), 1);
     assert!(!guard.is_lost());
 }
 
-/// A bounded wait that ends while a new master lets nobody in was refused: nothing was sent.
+/// A bounded wait that ends before a new master accepts a connection was refused: nothing was sent.
 #[tokio::test]
 async fn what_waited_for_a_connection_in_vain_was_refused() {
     let (old, new) = (Fake::start(), Fake::start());
-    let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
-    // long after either wait, each of which is longer than this process is held up where the machine is busy
+    let client = LockClient::connect(format!("redis-cluster://{}", old.addr))
+        .await
+        .unwrap();
+    // far beyond either wait, each of which is longer than this process stalls on a busy machine
     *new.greets.lock().unwrap() = Duration::from_secs(20);
-    old.says(&[], &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr));
+    old.says(
+        &[],
+        &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr),
+    );
     let lock = client.mutex("l").unwrap();
     let pauses = Pauses::watch();
     for wait in [1_000, 2_500].map(Duration::from_millis) {
-        // the old one is asked every now and then: a process that is held up at the end of the wait has not heard what it said
+        // the client retries at the old master now and then: a process that stalls at the end of
+        // the wait may miss that reply
         for left in (0..5).rev() {
             pauses.forget();
             let error = lock.try_lock_for(wait).await.unwrap_err();
@@ -142,23 +188,37 @@ async fn what_waited_for_a_connection_in_vain_was_refused() {
     assert_eq!(new.asked.load(Ordering::Acquire), 0);
 }
 
-/// A master whose answers come too late to be followed is not asked for one that would come when the time is over.
+/// A master whose redirects arrive too late to be followed gets no retry whose reply would arrive
+/// after the timeout.
 #[tokio::test]
 async fn what_was_refused_late_was_refused() {
     let (old, new) = (Fake::start(), Fake::start());
     *new.map.lock().unwrap() = old.all_slots();
     let limit = Duration::from_secs(1);
     let url = format!("redis-cluster://{}", old.addr);
-    let client = LockClient::builder().command_timeout(limit).connect(url).await.unwrap();
+    let client = LockClient::builder()
+        .command_timeout(limit)
+        .connect(url)
+        .await
+        .unwrap();
     let asks = format!("-ASK {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr);
     old.says(&vec![(Duration::from_millis(600), asks); 9], ":1\r\n");
     let error = client.mutex("l").unwrap().try_lock().await.unwrap_err();
-    assert!(matches!(error, Error::Store { .. }) && error.is_transient(), "{error:?}");
-    assert_eq!((old.asked.load(Ordering::Acquire), new.asked.load(Ordering::Acquire)), (1, 0));
+    assert!(
+        matches!(error, Error::Store { .. }) && error.is_transient(),
+        "{error:?}"
+    );
+    assert_eq!(
+        (
+            old.asked.load(Ordering::Acquire),
+            new.asked.load(Ordering::Acquire)
+        ),
+        (1, 0)
+    );
 }
 
-/// Most nodes have not heard yet that a slot has another master. The old one said so itself, and the new one is not left while it
-/// grants.
+/// Most nodes do not know yet that a slot has another master. The redirect of the old master
+/// counts, and the client stays with the new one while it grants.
 #[tokio::test]
 async fn what_a_master_says_of_its_slot_counts_more_than_an_older_map() {
     one_of_three(async || {
@@ -166,24 +226,40 @@ async fn what_a_master_says_of_its_slot_counts_more_than_an_older_map() {
         for fake in [&old, &new, &third] {
             *fake.map.lock().unwrap() = slots(&[(&old, 0..=16_382), (&third, 16_383..=16_383)]);
         }
-        let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
-        old.says(&[], &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr));
+        let client = LockClient::connect(format!("redis-cluster://{}", old.addr))
+            .await
+            .unwrap();
+        old.says(
+            &[],
+            &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr),
+        );
         new.says(&[(Duration::from_millis(150), ":1\r\n".into())], ":1\r\n");
         let lock = client.mutex("l").unwrap();
-        lock.try_lock().await.map(|guard| assert!(guard.is_some()))?;
-        // where they still say so a little later, they are believed
+        lock.try_lock()
+            .await
+            .map(|guard| assert!(guard.is_some()))?;
+        // if the nodes still report the old map a little later, the client believes them
         let new = new.addr.to_string();
-        within(Duration::from_secs(4), "the map is asked for once more", || async {
-            client.topology().nodes.iter().all(|node| node.address != new)
-        })
+        within(
+            Duration::from_secs(4),
+            "the map is asked for once more",
+            || async {
+                client
+                    .topology()
+                    .nodes
+                    .iter()
+                    .all(|node| node.address != new)
+            },
+        )
         .await;
         Ok(())
     })
     .await;
 }
 
-/// In a failover, a master may hear that it has a slot no more before it hears who has: the map is waited for, also where it is
-/// older at first, where the request had to wait before, and where the new one is slow to let anybody in.
+/// In a failover, a master may learn that it has lost a slot before it learns the new master. The
+/// client waits for the map, even if the map is outdated at first, if the request was delayed
+/// before, or if the new master is slow to accept a connection.
 #[tokio::test]
 async fn a_master_that_does_not_know_its_slot_fails_no_try() {
     for (what, paused, known, greets) in [
@@ -195,7 +271,9 @@ async fn a_master_that_does_not_know_its_slot_fails_no_try() {
         let [paused, known, greets] = [paused, known, greets].map(Duration::from_millis);
         one_of_three(async || {
             let (old, new) = (Fake::start(), Fake::start());
-            let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
+            let client = LockClient::connect(format!("redis-cluster://{}", old.addr))
+                .await
+                .unwrap();
             *new.greets.lock().unwrap() = greets;
             *new.map.lock().unwrap() = old.all_slots();
             let refusal = "-CLUSTERDOWN Hash slot not served\r\n";
@@ -215,52 +293,77 @@ async fn a_master_that_does_not_know_its_slot_fails_no_try() {
     }
 }
 
-/// A master names another one, which has lost the slot meanwhile, and does not know to whom: the map is believed a moment later.
+/// A redirect names a master that has lost the slot by now and does not know the new one: the
+/// client believes the map a moment later.
 #[tokio::test]
 async fn a_map_counts_where_the_new_master_does_not_know_its_slot() {
     one_of_three(async || {
         let [old, new, third] = [(); 3].map(|()| Fake::start());
-        let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
+        let client = LockClient::connect(format!("redis-cluster://{}", old.addr))
+            .await
+            .unwrap();
         for fake in [&old, &new, &third] {
             *fake.map.lock().unwrap() = third.all_slots();
         }
-        old.says(&[], &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr));
+        old.says(
+            &[],
+            &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr),
+        );
         new.says(&[], "-CLUSTERDOWN Hash slot not served\r\n");
         third.says(&[], ":1\r\n");
-        client.mutex("l").unwrap().try_lock().await.map(|guard| assert!(guard.is_some()))
+        client
+            .mutex("l")
+            .unwrap()
+            .try_lock()
+            .await
+            .map(|guard| assert!(guard.is_some()))
     })
     .await;
 }
 
-/// A new master hangs, and has been replaced: what it grants late is not believed.
+/// A new master hangs and has been replaced: the client discards a late grant from it.
 #[tokio::test]
 async fn what_a_master_says_of_its_slot_counts_for_a_moment_only() {
     let [old, new, third] = [(); 3].map(|()| Fake::start());
-    let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
+    let client = LockClient::connect(format!("redis-cluster://{}", old.addr))
+        .await
+        .unwrap();
     for fake in [&old, &new, &third] {
         *fake.map.lock().unwrap() = slots(&[(&third, 0..=16_382), (&old, 16_383..=16_383)]);
     }
-    old.says(&[], &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr));
+    old.says(
+        &[],
+        &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr),
+    );
     new.says(&[(Duration::from_secs(2), ":1\r\n".into())], ":1\r\n");
     let error = client.mutex("l").unwrap().try_lock().await.unwrap_err();
     assert!(matches!(error, Error::Unconfirmed { .. }), "{error:?}");
 }
 
-/// A master that is left refuses what is under way, late, and lets nobody in for more than half a second: it is slow, and does not hang.
+/// A replaced master refuses in-flight requests late, and takes more than half a second to accept a
+/// connection: it is slow, but does not hang.
 #[tokio::test]
 async fn a_slow_master_that_is_left_may_refuse_what_is_under_way() {
     one_of_three(async || {
         let (old, new) = (Fake::start(), Fake::start());
-        let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
+        let client = LockClient::connect(format!("redis-cluster://{}", old.addr))
+            .await
+            .unwrap();
         let moved = |name| format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of(name), new.addr);
         for fake in [&old, &new] {
             *fake.map.lock().unwrap() = new.all_slots();
         }
         *old.greets.lock().unwrap() = Duration::from_millis(600);
-        old.says(&[(Duration::ZERO, moved("first")), (Duration::from_millis(1_500), moved("l"))], &moved("l"));
+        old.says(
+            &[
+                (Duration::ZERO, moved("first")),
+                (Duration::from_millis(1_500), moved("l")),
+            ],
+            &moved("l"),
+        );
         new.says(&[], ":1\r\n");
         let [first, lock] = ["first", "l"].map(|name| client.mutex(name).unwrap());
-        // that makes the client ask for the map
+        // its redirect makes the client refresh the map
         let (first, got) = futures::join!(first.try_lock(), lock.try_lock());
         first.unwrap();
         got.map(|guard| assert!(guard.is_some()))
@@ -268,51 +371,83 @@ async fn a_slow_master_that_is_left_may_refuse_what_is_under_way() {
     .await;
 }
 
-/// A node of which no host is said is on the host that was asked; one whose host is `?` may be anywhere, and is not asked.
+/// A node without a host is on the host that sent the map; a node with the host `?` may be
+/// anywhere, so the client sends it nothing.
 #[tokio::test]
 async fn a_node_without_a_host_is_what_the_protocol_says() {
     let slot = SpawnedCluster::slot_of("l");
     let host = "$9\r\n127.0.0.1\r\n";
-    for (said, is_known) in [("_\r\n", true), ("$0\r\n\r\n", true), ("$1\r\n?\r\n", false)] {
+    for (said, is_known) in [
+        ("_\r\n", true),
+        ("$0\r\n\r\n", true),
+        ("$1\r\n?\r\n", false),
+    ] {
         let (here, there) = (Fake::start(), Fake::start());
-        let map = slots(&[(&there, slot..=slot), (&here, 0..=slot - 1), (&here, slot + 1..=16_383)]);
+        let map = slots(&[
+            (&there, slot..=slot),
+            (&here, 0..=slot - 1),
+            (&here, slot + 1..=16_383),
+        ]);
         for fake in [&here, &there] {
             *fake.map.lock().unwrap() = map.replacen(host, said, 1);
             fake.says(&[], ":1\r\n");
         }
-        let client = LockClient::connect(format!("redis-cluster://{}", here.addr)).await.unwrap();
-        let is_known_now = || client.topology().nodes.iter().any(|node| node.address == there.addr.to_string());
+        let client = LockClient::connect(format!("redis-cluster://{}", here.addr))
+            .await
+            .unwrap();
+        let is_known_now = || {
+            client
+                .topology()
+                .nodes
+                .iter()
+                .any(|node| node.address == there.addr.to_string())
+        };
         assert_eq!(is_known_now(), is_known, "{said:?}");
-        // what a redirect says
+        // the same in a redirect
         let host = if is_known { "" } else { "?" };
-        here.says(&[], &format!("-MOVED {slot} {host}:{}\r\n", there.addr.port()));
+        here.says(
+            &[],
+            &format!("-MOVED {slot} {host}:{}\r\n", there.addr.port()),
+        );
         let got = client.mutex("l").unwrap().try_lock().await;
         let asked = there.asked.load(Ordering::Acquire);
         if is_known {
             assert!(got.unwrap().is_some() && asked == 1, "{said:?}");
         } else {
             let error = got.unwrap_err();
-            assert!(matches!(error, Error::Store { .. }) && error.is_transient(), "{error:?}");
+            assert!(
+                matches!(error, Error::Store { .. }) && error.is_transient(),
+                "{error:?}"
+            );
             assert_eq!((asked, is_known_now()), (0, false));
         }
     }
-    // nobody can be asked
+    // no node has a usable address
     let fake = Fake::start();
     *fake.map.lock().unwrap() = fake.all_slots().replace(host, "$1\r\n?\r\n");
-    let error = LockClient::connect(format!("redis-cluster://{}", fake.addr)).await.unwrap_err();
-    assert!(error.to_string().contains("cluster-announce-hostname"), "{error}");
+    let error = LockClient::connect(format!("redis-cluster://{}", fake.addr))
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("cluster-announce-hostname"),
+        "{error}"
+    );
 }
 
-/// A map.
+/// Returns a slot map.
 fn slots(of: &[(&Fake, RangeInclusive<u16>)]) -> String {
     let range = |(fake, slots): &(&Fake, RangeInclusive<u16>)| {
         let (first, last, port) = (slots.start(), slots.end(), fake.addr.port());
         format!("*3\r\n:{first}\r\n:{last}\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$2\r\nid\r\n")
     };
-    format!("*{}\r\n{}", of.len(), of.iter().map(range).collect::<String>())
+    format!(
+        "*{}\r\n{}",
+        of.len(),
+        of.iter().map(range).collect::<String>()
+    )
 }
 
-/// A machine that stalls may make a round fail, but not three.
+/// Runs a round up to three times, as a stalling machine may fail one, but not three.
 async fn one_of_three(round: impl AsyncFn() -> nestlock::Result<()>) {
     let mut errors = Vec::new();
     while errors.len() < 3 {
@@ -326,15 +461,15 @@ async fn one_of_three(round: impl AsyncFn() -> nestlock::Result<()>) {
 
 const HELLO: &str = "%1\r\n+proto\r\n:3\r\n";
 
-/// A node of a cluster of one, that says of scripts and of the map what a test tells it to.
+/// A node of a one-node cluster, whose replies to scripts and whose map a test sets.
 #[derive(Clone)]
 struct Fake {
     addr: SocketAddr,
-    /// What it says first, one by one, and after how long.
+    /// The first replies to scripts, each with its delay.
     first: Arc<Mutex<VecDeque<(Duration, String)>>>,
     scripts: Arc<Mutex<String>>,
     map: Arc<Mutex<String>>,
-    /// How long it takes to answer a greeting.
+    /// The delay of its reply to HELLO.
     greets: Arc<Mutex<Duration>>,
     asked: Arc<AtomicU32>,
 }
@@ -345,7 +480,7 @@ impl Fake {
         let fake = Self {
             addr: listener.local_addr().unwrap(),
             first: Arc::default(),
-            // a client that connects tries whether scripts run
+            // on connect, the client checks that scripts run
             scripts: Arc::new(Mutex::new(":1\r\n".into())),
             map: Arc::default(),
             greets: Arc::default(),
@@ -366,14 +501,14 @@ impl Fake {
         slots(&[(self, 0..=16_383)])
     }
 
-    /// What it says of scripts.
+    /// Sets the replies to scripts, and resets the counter of requests.
     fn says(&self, answers: &[(Duration, String)], then: &str) {
         *self.scripts.lock().unwrap() = then.into();
         *self.first.lock().unwrap() = answers.iter().cloned().collect();
         self.asked.store(0, Ordering::Release);
     }
 
-    /// Until the client goes.
+    /// Serves one connection until the client closes it.
     fn serve(&self, mut stream: TcpStream) -> Option<()> {
         let mut requests = BufReader::new(stream.try_clone().ok()?);
         let mut line = || -> Option<String> {
@@ -400,7 +535,7 @@ impl Fake {
             }
             let answer = match &*words[0] {
                 "CLUSTER" => self.map.lock().unwrap().clone(),
-                // the first word of it
+                // the first HELLO of a connection
                 "HELLO" if count == 2 => {
                     std::thread::sleep(*self.greets.lock().unwrap());
                     HELLO.into()
@@ -427,12 +562,17 @@ impl Fake {
     }
 }
 
-/// Redirects that lead nowhere end in time, are not followed in haste, and what is no map changes nothing.
+/// Endless redirects end at the timeout and are not followed in a tight loop; an invalid map
+/// changes nothing.
 #[tokio::test]
 async fn what_servers_say_of_each_other_may_be_nonsense() {
     let fake = Fake::start();
     let (limit, addr) = (Duration::from_millis(500), fake.addr);
-    let client = LockClient::builder().command_timeout(limit).connect(format!("redis-cluster://{addr}")).await.unwrap();
+    let client = LockClient::builder()
+        .command_timeout(limit)
+        .connect(format!("redis-cluster://{addr}"))
+        .await
+        .unwrap();
     let lock = client.mutex("l").unwrap();
     let slot = SpawnedCluster::slot_of("l");
     let port = addr.port();
@@ -456,16 +596,20 @@ async fn what_servers_say_of_each_other_may_be_nonsense() {
         "CLUSTERDOWN The cluster is down".into(),
     ] {
         *fake.scripts.lock().unwrap() = format!("-{said}\r\n");
-        within(Duration::from_secs(10), "its own map leads back to it", || async {
-            fake.asked.store(0, Ordering::Release);
-            let began = Instant::now();
-            let error = lock.try_lock().await.unwrap_err();
-            let (took, asked) = (began.elapsed(), fake.asked.load(Ordering::Acquire));
-            assert!(error.is_transient(), "{said}: {error:?}");
-            assert!(took < limit + Duration::from_secs(2), "{said}: {took:?}");
-            assert!(asked < 40, "{said}: {asked} requests");
-            asked > 0
-        })
+        within(
+            Duration::from_secs(10),
+            "its own map leads back to it",
+            || async {
+                fake.asked.store(0, Ordering::Release);
+                let began = Instant::now();
+                let error = lock.try_lock().await.unwrap_err();
+                let (took, asked) = (began.elapsed(), fake.asked.load(Ordering::Acquire));
+                assert!(error.is_transient(), "{said}: {error:?}");
+                assert!(took < limit + Duration::from_secs(2), "{said}: {took:?}");
+                assert!(asked < 40, "{said}: {asked} requests");
+                asked > 0
+            },
+        )
         .await;
     }
     *fake.scripts.lock().unwrap() = "-TRYAGAIN a little later\r\n".into();

@@ -1,4 +1,4 @@
-//! Clusters in which more than one thing goes wrong.
+//! Clusters in which several things go wrong.
 
 use std::{
     sync::{
@@ -18,7 +18,7 @@ use crate::support::{
     within,
 };
 
-/// Locks need no runtime of the user's, also where they wait for a master that is away.
+/// Locks need no runtime of the user, even while they wait for a master that is away.
 #[test]
 fn a_master_that_is_away_is_waited_for_without_a_runtime() {
     let cluster = SpawnedCluster::start(3, 0).unwrap();
@@ -29,7 +29,8 @@ fn a_master_that_is_away_is_waited_for_without_a_runtime() {
     cluster.nodes()[0].kill().unwrap();
     let waits = client.mutex(format!("{{{name}}}")).unwrap();
     let away = Instant::now();
-    while !matches!(block_on(waits.try_lock()), Err(error) if error.to_string().contains("not connected")) {
+    while !matches!(block_on(waits.try_lock()), Err(error) if error.to_string().contains("not connected"))
+    {
         assert!(away.elapsed() < Duration::from_secs(10));
     }
     assert!(block_on(waits.try_lock_for(Duration::from_millis(300))).is_err());
@@ -38,22 +39,41 @@ fn a_master_that_is_away_is_waited_for_without_a_runtime() {
     block_on(block_on(waits.lock()).unwrap().unlock()).unwrap();
 }
 
-/// Who is at a master that hangs keeps nobody else's renewals waiting.
+/// Holds at a master that hangs do not delay the renewals of others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_hangs_costs_no_hold_of_another_master() {
-    // a busy machine must not lose another one
-    let args = ["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "15000"];
-    let cluster = tokio::task::spawn_blocking(move || SpawnedCluster::start_with(3, 0, args).unwrap());
+    // a long node timeout: a busy machine must not make another master count as failed
+    let args = [
+        "--cluster-require-full-coverage",
+        "no",
+        "--cluster-node-timeout",
+        "15000",
+    ];
+    let cluster =
+        tokio::task::spawn_blocking(move || SpawnedCluster::start_with(3, 0, args).unwrap());
     let cluster = Arc::new(cluster.await.unwrap());
     let lease = Duration::from_secs(6);
-    let client = LockClient::builder().watchdog_timeout(lease).connect(cluster.url()).await.unwrap();
-    let locks: Vec<_> = (0..1000).map(|n| client.mutex(format!("l{n}")).unwrap()).collect();
-    let guards = join_all(locks.iter().map(|lock| async move { lock.lock().await.unwrap() })).await;
+    let client = LockClient::builder()
+        .watchdog_timeout(lease)
+        .connect(cluster.url())
+        .await
+        .unwrap();
+    let locks: Vec<_> = (0..1000)
+        .map(|n| client.mutex(format!("l{n}")).unwrap())
+        .collect();
+    let guards = join_all(
+        locks
+            .iter()
+            .map(|lock| async move { lock.lock().await.unwrap() }),
+    )
+    .await;
     cluster.nodes()[0].stop().unwrap();
     let hung = 0..=(16384 / 3 - 1) as u16;
     tokio::time::sleep(2 * lease).await;
-    let elsewhere =
-        guards.iter().enumerate().filter(|(n, _)| !hung.contains(&SpawnedCluster::slot_of(format!("l{n}"))));
+    let elsewhere = guards
+        .iter()
+        .enumerate()
+        .filter(|(n, _)| !hung.contains(&SpawnedCluster::slot_of(format!("l{n}"))));
     let elsewhere: Vec<_> = elsewhere.map(|(_, guard)| guard).collect();
     let lost: Vec<_> = elsewhere.iter().filter(|guard| guard.is_lost()).collect();
     let why = match lost.first() {
@@ -64,7 +84,8 @@ async fn a_master_that_hangs_costs_no_hold_of_another_master() {
     assert_eq!(lost.len(), 0, "of {}: {why:?}", elsewhere.len());
 }
 
-/// All masters are lost at once, and an operator makes their replicas masters: nobody whom the client knew is left.
+/// All masters are lost at once, and an operator promotes their replicas: no node that the client
+/// used is left.
 #[tokio::test]
 async fn replicas_are_asked_when_no_master_is_left() {
     let cluster = start(3, 3).await;
@@ -75,13 +96,29 @@ async fn replicas_are_asked_when_no_master_is_left() {
         .unwrap();
     let lock = client.mutex("l").unwrap();
     lock.lock().await.unwrap().unlock().await.unwrap();
-    // a master names a replica once it has heard of what that has
+    // a master lists a replica only after it has received that replica's replication offset
     let nodes = cluster.nodes();
-    let known = |node| ask(node, &["CLUSTER", "SLOTS"]).list().iter().all(|range| range.list().len() > 3);
-    within(Duration::from_secs(20), "they are named", || async { nodes[..3].iter().all(known) }).await;
-    let asked = || nodes.iter().map(|node| asked_for(node, "slots")).sum::<u64>();
+    let known = |node| {
+        ask(node, &["CLUSTER", "SLOTS"])
+            .list()
+            .iter()
+            .all(|range| range.list().len() > 3)
+    };
+    within(Duration::from_secs(20), "they are named", || async {
+        nodes[..3].iter().all(known)
+    })
+    .await;
+    let asked = || {
+        nodes
+            .iter()
+            .map(|node| asked_for(node, "slots"))
+            .sum::<u64>()
+    };
     let before = asked();
-    within(Duration::from_secs(20), "the client asks twice", || async { asked() > before + 3 }).await;
+    within(Duration::from_secs(20), "the client asks twice", || async {
+        asked() > before + 3
+    })
+    .await;
     there(&cluster, |cluster| {
         let (masters, replicas) = cluster.nodes().split_at(3);
         for master in masters {
@@ -100,28 +137,36 @@ async fn replicas_are_asked_when_no_master_is_left() {
 }
 
 fn ours(node: &SpawnedServer) -> usize {
-    ask(node, &["CLIENT", "LIST"]).text().matches("name=nestlock:").count()
+    ask(node, &["CLIENT", "LIST"])
+        .text()
+        .matches("name=nestlock:")
+        .count()
 }
 
-/// A redirect may be the first to say that a master has lost its last slot.
+/// A redirect may be the first sign that a master has lost its last slot.
 #[tokio::test]
 async fn a_master_without_slots_is_left() {
-    // else the servers make it a replica, and it says so
+    // otherwise the servers turn it into a replica, and it reports so
     let args = ["--cluster-allow-replica-migration", "no"];
-    let cluster = tokio::task::spawn_blocking(move || SpawnedCluster::start_with(3, 0, args).unwrap());
+    let cluster =
+        tokio::task::spawn_blocking(move || SpawnedCluster::start_with(3, 0, args).unwrap());
     let cluster = Arc::new(cluster.await.unwrap());
     let slot = SpawnedCluster::slot_of(name_at(&cluster, 2));
     let name = name_at(&cluster, 2);
-    // all of its slots but one go to the first one
+    // all of its slots but one go to the first master
     there(&cluster, move |cluster| {
         let nodes = cluster.nodes();
         let mut parts = vec![(10922u16, slot.saturating_sub(1)), (slot + 1, 16383)];
         parts.retain(|(from, to)| from <= to);
         for (from, to) in parts {
             let slots: Vec<String> = (from..=to).map(|slot| slot.to_string()).collect();
-            let words =
-                |verb| ["CLUSTER", verb].into_iter().chain(slots.iter().map(String::as_str)).collect::<Vec<_>>();
-            // what the nodes tell each other meanwhile may undo it at one of them
+            let words = |verb| {
+                ["CLUSTER", verb]
+                    .into_iter()
+                    .chain(slots.iter().map(String::as_str))
+                    .collect::<Vec<_>>()
+            };
+            // gossip between the nodes may undo it at one of them
             let begun = Instant::now();
             loop {
                 for node in &nodes[..3] {
@@ -144,22 +189,37 @@ async fn a_master_without_slots_is_left() {
     let stops = stop.clone();
     let runs = tokio::spawn(async move {
         while !stops.load(Ordering::Acquire) {
-            lock.try_lock().await.unwrap().unwrap().unlock().await.unwrap();
+            lock.try_lock()
+                .await
+                .unwrap()
+                .unwrap()
+                .unlock()
+                .await
+                .unwrap();
         }
     });
-    there(&cluster, move |cluster| cluster.migrate(slot, &cluster.nodes()[0]).unwrap()).await;
+    there(&cluster, move |cluster| {
+        cluster.migrate(slot, &cluster.nodes()[0]).unwrap();
+    })
+    .await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     stop.store(true, Ordering::Release);
     runs.await.unwrap();
-    within(Duration::from_secs(8), "it is left", || async { ours(&cluster.nodes()[2]) == 0 }).await;
+    within(Duration::from_secs(8), "it is left", || async {
+        ours(&cluster.nodes()[2]) == 0
+    })
+    .await;
 }
 
-/// What a graceful failover refuses is asked of the new master.
+/// A request that a graceful failover refuses is sent to the new master.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_graceful_failover_fails_no_call() {
     let cluster = start(3, 3).await;
     let client = client(&cluster).await;
-    let (stop, errors) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+    let (stop, errors) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(Mutex::new(Vec::new())),
+    );
     let running: Vec<_> = (0..32)
         .map(|n| {
             let (client, stop, errors) = (client.clone(), stop.clone(), errors.clone());
@@ -171,11 +231,17 @@ async fn a_graceful_failover_fails_no_call() {
                     match lock.try_lock().await {
                         Ok(Some(guard)) => {
                             if let Err(error) = guard.unlock().await {
-                                errors.lock().unwrap().push(format!("unlock: {error} {error:?}"));
+                                errors
+                                    .lock()
+                                    .unwrap()
+                                    .push(format!("unlock: {error} {error:?}"));
                             }
                         }
                         Ok(None) => errors.lock().unwrap().push("busy".into()),
-                        Err(error) => errors.lock().unwrap().push(format!("try_lock: {error} {error:?}")),
+                        Err(error) => errors
+                            .lock()
+                            .unwrap()
+                            .push(format!("try_lock: {error} {error:?}")),
                     }
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
@@ -193,29 +259,46 @@ async fn a_graceful_failover_fails_no_call() {
     })
     .await;
     stop.store(true, Ordering::Release);
-    let pairs: u32 = join_all(running).await.into_iter().map(|task| task.unwrap()).sum();
+    let pairs: u32 = join_all(running)
+        .await
+        .into_iter()
+        .map(|task| task.unwrap())
+        .sum();
     let mut errors = errors.lock().unwrap();
-    // a failover that does not succeed at once makes clients wait for 5 s
-    errors.retain(|error: &String| longest < Duration::from_secs(2) || !error.contains("no answer within"));
+    // a failover that does not succeed at once pauses clients for 5 s
+    errors.retain(|error: &String| {
+        longest < Duration::from_secs(2) || !error.contains("no answer within")
+    });
     errors.retain(|error| !is_of_the_cluster(error));
-    assert!(errors.is_empty(), "{} of {pairs}: {:#?}", errors.len(), &errors[..errors.len().min(5)]);
+    assert!(
+        errors.is_empty(),
+        "{} of {pairs}: {:#?}",
+        errors.len(),
+        &errors[..errors.len().min(5)]
+    );
 }
 
-/// A new master takes longer to let anybody in than a broken connection is waited for: it is slow, and not gone.
+/// A new master takes longer to accept a connection than the client waits for a broken one: it is
+/// slow, not gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_graceful_failover_to_a_slow_master_fails_no_call() {
     let cluster = start(3, 3).await;
     let heir = by_way_of_a_proxy(&cluster, 3).await;
     // a failover that does not succeed at once makes masters wait for 5 s
     let limit = Duration::from_secs(20);
-    let builder = LockClient::builder().watchdog_timeout(3 * limit).command_timeout(limit);
+    let builder = LockClient::builder()
+        .watchdog_timeout(3 * limit)
+        .command_timeout(limit);
     let client = builder.connect(cluster.url()).await.unwrap();
     let name = name_at(&cluster, 0);
     heir.rule(|_| Action::Late(Duration::from_millis(900)));
     let is_over = Arc::new(AtomicBool::new(false));
     let running: Vec<_> = (0..16)
         .map(|n| {
-            let (lock, is_over) = (client.mutex(format!("{{{name}}}{n}")).unwrap(), is_over.clone());
+            let (lock, is_over) = (
+                client.mutex(format!("{{{name}}}{n}")).unwrap(),
+                is_over.clone(),
+            );
             tokio::spawn(async move {
                 let mut errors = Vec::new();
                 while !is_over.load(Ordering::Acquire) {
@@ -233,35 +316,66 @@ async fn a_graceful_failover_to_a_slow_master_fails_no_call() {
             })
         })
         .collect();
-    there(&cluster, |cluster| cluster.failover(&cluster.nodes()[0]).map(drop).unwrap()).await;
-    within(limit, "it is asked", || async { heir.count(Verb::Acquire) > 0 }).await;
+    there(&cluster, |cluster| {
+        cluster.failover(&cluster.nodes()[0]).map(drop).unwrap();
+    })
+    .await;
+    within(limit, "it is asked", || async {
+        heir.count(Verb::Acquire) > 0
+    })
+    .await;
     is_over.store(true, Ordering::Release);
-    let mut errors: Vec<String> = join_all(running).await.into_iter().flat_map(|runs| runs.unwrap()).collect();
+    let mut errors: Vec<String> = join_all(running)
+        .await
+        .into_iter()
+        .flat_map(|runs| runs.unwrap())
+        .collect();
     errors.retain(|error| !is_of_the_cluster(error));
-    assert!(errors.is_empty(), "{}: {:#?}", errors.len(), &errors[..errors.len().min(5)]);
+    assert!(
+        errors.is_empty(),
+        "{}: {:#?}",
+        errors.len(),
+        &errors[..errors.len().min(5)]
+    );
 }
 
-/// That masters on a busy machine lose one another for a moment, and say so, is not nestlock's.
+/// Returns whether masters on a busy machine lost one another for a moment, which is not nestlock's
+/// fault.
 fn is_of_the_cluster(error: &str) -> bool {
     error.contains("CLUSTERDOWN The cluster is down")
 }
 
-/// One owner reads and writes, and its keys move one by one: nobody else gets in, and both are released.
+/// One owner reads and writes while its keys move one by one: no other owner acquires, and both
+/// holds are released.
 #[tokio::test]
 async fn an_owner_reads_and_writes_while_its_keys_move_one_by_one() {
     let cluster = start(2, 0).await;
     let (a, b) = (client(&cluster).await, client(&cluster).await);
     for (name, record_first) in [("one", false), ("two", true)] {
-        let (rw, other) = (a.read_write_lock(name).unwrap(), b.read_write_lock(name).unwrap());
-        let (writes, reads) = (rw.write_lock().lock().await.unwrap(), rw.read_lock().lock().await.unwrap());
+        let (rw, other) = (
+            a.read_write_lock(name).unwrap(),
+            b.read_write_lock(name).unwrap(),
+        );
+        let (writes, reads) = (
+            rw.write_lock().lock().await.unwrap(),
+            rw.read_lock().lock().await.unwrap(),
+        );
         let slot = SpawnedCluster::slot_of(name);
         let to = there(&cluster, move |cluster| {
             let from = cluster.master_of(slot).unwrap();
-            let to = cluster.nodes().iter().position(|node| node.addr() != from.addr()).unwrap();
+            let to = cluster
+                .nodes()
+                .iter()
+                .position(|node| node.addr() != from.addr())
+                .unwrap();
             let keys = ask(from, &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "9"]);
             assert_eq!(keys.list().len(), 2, "{keys:?}");
             let migration = cluster.begin_migration(slot, &cluster.nodes()[to]).unwrap();
-            for key in keys.list().iter().filter(|key| (key.text() == name) == record_first) {
+            for key in keys
+                .list()
+                .iter()
+                .filter(|key| (key.text() == name) == record_first)
+            {
                 assert!(migration.move_key(key.text()).unwrap());
             }
             to
@@ -275,28 +389,52 @@ async fn an_owner_reads_and_writes_while_its_keys_move_one_by_one() {
         }
         let ends = tokio::spawn(async move { (reads.unlock().await, writes.unlock().await) });
         tokio::time::sleep(Duration::from_millis(100)).await;
-        there(&cluster, move |cluster| cluster.migrate(slot, &cluster.nodes()[to]).unwrap()).await;
+        there(&cluster, move |cluster| {
+            cluster.migrate(slot, &cluster.nodes()[to]).unwrap();
+        })
+        .await;
         let (reads, writes) = ends.await.unwrap();
         reads.and(writes).unwrap();
-        other.write_lock().lock().await.unwrap().unlock().await.unwrap();
+        other
+            .write_lock()
+            .lock()
+            .await
+            .unwrap()
+            .unlock()
+            .await
+            .unwrap();
     }
 }
 
-/// Where nobody will take over, the same answer is not asked for twenty times a second.
+/// If no master will take over, the client polls ever less often, instead of 20 times a second.
 #[tokio::test]
 async fn a_master_that_stays_away_is_asked_about_ever_less_often() {
-    let args = ["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "15000"];
-    let cluster = tokio::task::spawn_blocking(move || SpawnedCluster::start_with(3, 0, args).unwrap());
+    let args = [
+        "--cluster-require-full-coverage",
+        "no",
+        "--cluster-node-timeout",
+        "15000",
+    ];
+    let cluster =
+        tokio::task::spawn_blocking(move || SpawnedCluster::start_with(3, 0, args).unwrap());
     let cluster = Arc::new(cluster.await.unwrap());
     let client = client(&cluster).await;
-    let (lock, unserved) = (client.mutex(name_at(&cluster, 0)).unwrap(), client.mutex(name_at(&cluster, 1)).unwrap());
+    let (lock, unserved) = (
+        client.mutex(name_at(&cluster, 0)).unwrap(),
+        client.mutex(name_at(&cluster, 1)).unwrap(),
+    );
     lock.lock().await.unwrap().unlock().await.unwrap();
     let slot = SpawnedCluster::slot_of(unserved.name()).to_string();
     cluster.nodes()[0].kill().unwrap();
     for node in &cluster.nodes()[1..] {
         assert!(!ask(node, &["CLUSTER", "DELSLOTS", &slot]).is_error());
     }
-    let asked = || cluster.nodes()[1..].iter().map(|node| asked_for(node, "slots")).sum::<u64>();
+    let asked = || {
+        cluster.nodes()[1..]
+            .iter()
+            .map(|node| asked_for(node, "slots"))
+            .sum::<u64>()
+    };
     let (before, began) = (asked(), Instant::now());
     while began.elapsed() < Duration::from_secs(6) {
         for lock in [&lock, &unserved] {
@@ -309,9 +447,9 @@ async fn a_master_that_stays_away_is_asked_about_ever_less_often() {
     assert!(times < 60, "asked {times} times");
 }
 
-/// Who refuses everything says nothing of what another one refuses.
+/// A master that refuses everything says nothing about the refusals of another one.
 #[tokio::test]
-async fn a_master_that_refuses_all_renewals_costs_no_hold_of_another_master() {
+async fn a_master_refusing_renewals_costs_no_hold_of_another_master() {
     let cluster = start(2, 0).await;
     let words = "ACL SETUSER u on >secret ~* &* +@all";
     for node in cluster.nodes() {
@@ -319,60 +457,94 @@ async fn a_master_that_refuses_all_renewals_costs_no_hold_of_another_master() {
     }
     let url = cluster.url().replacen("://", "://u:secret@", 1);
     let lease = Duration::from_secs(3);
-    let client = LockClient::builder().watchdog_timeout(lease).connect(url).await.unwrap();
+    let client = LockClient::builder()
+        .watchdog_timeout(lease)
+        .connect(url)
+        .await
+        .unwrap();
     let (refuses, serves) = (name_at(&cluster, 0), name_at(&cluster, 1));
-    let names = |tag: &str, kind: &str, many: u32| (0..many).map(|n| format!("{{{tag}}}{kind}{n}")).collect::<Vec<_>>();
+    let names = |tag: &str, kind: &str, many: u32| {
+        (0..many)
+            .map(|n| format!("{{{tag}}}{kind}{n}"))
+            .collect::<Vec<_>>()
+    };
     let hold = |names: Vec<String>| {
         join_all(names.into_iter().map(|name| {
             let lock = client.mutex(name).unwrap();
             async move { lock.lock().await.unwrap() }
         }))
     };
-    // all of them at one, and one lock at the other
+    // all holds at one master, and a single lock at the other
     let all = hold(names(&refuses, "any", 64)).await;
     let nodes = cluster.nodes();
     assert!(!ask(&nodes[0], &["ACL", "SETUSER", "u", "-evalsha", "-eval"]).is_error());
-    within(Duration::from_secs(20), "it refuses", || async { !ask(&nodes[0], &["ACL", "LOG"]).list().is_empty() })
-        .await;
-    let (good, bad) = tokio::join!(hold(names(&serves, "good", 8)), hold(names(&serves, "bad", 1)));
+    within(Duration::from_secs(20), "it refuses", || async {
+        !ask(&nodes[0], &["ACL", "LOG"]).list().is_empty()
+    })
+    .await;
+    let (good, bad) = tokio::join!(
+        hold(names(&serves, "good", 8)),
+        hold(names(&serves, "bad", 1))
+    );
     let only = format!("~{{{serves}}}good*");
-    assert!(!ask(&cluster.nodes()[1], &["ACL", "SETUSER", "u", "resetkeys", &only]).is_error());
+    assert!(
+        !ask(
+            &cluster.nodes()[1],
+            &["ACL", "SETUSER", "u", "resetkeys", &only]
+        )
+        .is_error()
+    );
     tokio::time::sleep(2 * lease).await;
     let lost = good.iter().filter(|guard| guard.is_lost()).count();
     assert_eq!(lost, 0, "of {}", good.len());
     assert!(all.iter().chain(&bad).all(LockGuard::is_lost));
 }
 
-/// A node that refuses everything, as a slot has no master: when it serves again is asked by one for all, and told to all.
+/// A node refuses everything because a slot has no master: one poll serves all waiters, which are
+/// all woken when the node serves again.
 #[tokio::test]
-async fn whoever_waits_for_a_cluster_that_is_down_hears_when_it_serves_again() {
+async fn a_waiter_on_a_down_cluster_hears_when_it_serves_again() {
     const WAITERS: usize = 20;
     let cluster = start(3, 0).await;
-    let client = LockClient::builder().outage_patience(Duration::from_secs(60)).connect(cluster.url()).await.unwrap();
+    let client = LockClient::builder()
+        .outage_patience(Duration::from_secs(60))
+        .connect(cluster.url())
+        .await
+        .unwrap();
     let name = name_at(&cluster, 0);
     let slot = SpawnedCluster::slot_of(&name);
     let unserved = u16::from(slot == 0).to_string();
-    let locks: Vec<_> = (0..WAITERS).map(|n| client.mutex(format!("{{{name}}}{n}")).unwrap()).collect();
+    let locks: Vec<_> = (0..WAITERS)
+        .map(|n| client.mutex(format!("{{{name}}}{n}")).unwrap())
+        .collect();
     locks[0].lock().await.unwrap().unlock().await.unwrap();
     let node = &cluster.nodes()[0];
     let asked = || asked_for(node, "info");
-    // this process, or the machine, may hold them up in between; each round for itself, they would be spread in every one
+    // a stall may spread the waiters in some rounds; with polls of their own, they would be spread
+    // in every round
     let mut spreads = Vec::new();
-    while spreads.last().is_none_or(|spread| *spread >= Duration::from_millis(150)) {
+    while spreads
+        .last()
+        .is_none_or(|spread| *spread >= Duration::from_millis(150))
+    {
         assert!(spreads.len() < 5, "{spreads:?}");
         assert!(!ask(node, &["CLUSTER", "DELSLOTS", &unserved]).is_error());
         let (before, began) = (asked(), Instant::now());
-        let waits = |lock: Lock| tokio::spawn(async move { (lock.lock().await.unwrap(), Instant::now()) });
+        let waits =
+            |lock: Lock| tokio::spawn(async move { (lock.lock().await.unwrap(), Instant::now()) });
         let got: Vec<_> = locks.iter().cloned().map(waits).collect();
         // by then each of them pauses for 250 to 500 ms
         tokio::time::sleep(Duration::from_secs(3)).await;
         within(LONG, "somebody asks", || async { asked() - before > 3 }).await;
         let (times, took) = (asked() - before, began.elapsed().as_millis() as u64);
-        assert!(times < 10 + took / 20, "asked {times} times within {took} ms, as if each asked for itself");
+        assert!(
+            times < 10 + took / 20,
+            "asked {times} times within {took} ms, as if each asked for itself"
+        );
         assert!(!ask(node, &["CLUSTER", "ADDSLOTS", &unserved]).is_error());
         let got = join_all(got).await.into_iter().map(Result::unwrap);
         let (guards, at): (Vec<_>, Vec<_>) = got.unzip();
-        // one after the other they would be done with their pauses, which are spread over half a second
+        // with pauses of their own, the waiters would be spread over half a second
         spreads.push(*at.iter().max().unwrap() - *at.iter().min().unwrap());
         for guard in guards {
             guard.unlock().await.unwrap();
@@ -383,28 +555,55 @@ async fn whoever_waits_for_a_cluster_that_is_down_hears_when_it_serves_again() {
     assert!(asked() - before < 3, "it is asked still");
 }
 
-/// Whoever may not ask how its cluster is is told so once, however many wait for it, and however long.
+/// A client without the permission for CLUSTER INFO is denied once, however many tasks wait, and
+/// however long.
 #[tokio::test]
 async fn whoever_may_not_ask_how_its_cluster_is_asks_once() {
     let cluster = start(3, 0).await;
-    let rules = ["ACL", "SETUSER", "u", "reset", "on", ">secret", "~*", "&*", "+@all", "-cluster|info"];
-    // Redis 6 takes no subcommand away
-    if cluster.nodes().iter().any(|node| ask(node, &rules).is_error()) {
+    let rules = [
+        "ACL",
+        "SETUSER",
+        "u",
+        "reset",
+        "on",
+        ">secret",
+        "~*",
+        "&*",
+        "+@all",
+        "-cluster|info",
+    ];
+    // Redis 6 cannot deny a subcommand
+    if cluster
+        .nodes()
+        .iter()
+        .any(|node| ask(node, &rules).is_error())
+    {
         return;
     }
     let url = cluster.url().replacen("://", "://u:secret@", 1);
-    let client = LockClient::builder().outage_patience(Duration::from_secs(60)).connect(url).await.unwrap();
+    let client = LockClient::builder()
+        .outage_patience(Duration::from_secs(60))
+        .connect(url)
+        .await
+        .unwrap();
     let name = name_at(&cluster, 0);
     let unserved = u16::from(SpawnedCluster::slot_of(&name) == 0).to_string();
-    let locks: Vec<_> = (0..20).map(|n| client.mutex(format!("{{{name}}}{n}")).unwrap()).collect();
+    let locks: Vec<_> = (0..20)
+        .map(|n| client.mutex(format!("{{{name}}}{n}")).unwrap())
+        .collect();
     locks[0].lock().await.unwrap().unlock().await.unwrap();
     let node = &cluster.nodes()[0];
     assert!(!ask(node, &["CLUSTER", "DELSLOTS", &unserved]).is_error());
     let (denied, refused) = (errors(node, "NOPERM"), errors(node, "CLUSTERDOWN"));
-    let waits = |lock: nestlock::Lock| tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() });
+    let waits = |lock: nestlock::Lock| {
+        tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
+    };
     let waiting: Vec<_> = locks.into_iter().map(waits).collect();
     // each of them has tried several times
-    within(Duration::from_secs(20), "they are refused", || async { errors(node, "CLUSTERDOWN") > refused + 150 }).await;
+    within(Duration::from_secs(20), "they are refused", || async {
+        errors(node, "CLUSTERDOWN") > refused + 150
+    })
+    .await;
     assert_eq!(errors(node, "NOPERM") - denied, 1);
     assert!(!ask(node, &["CLUSTER", "ADDSLOTS", &unserved]).is_error());
     for waits in waiting {

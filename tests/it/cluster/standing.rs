@@ -1,4 +1,4 @@
-//! Migrations that stand still: some keys of a name are at one master, and some at another.
+//! Migrations that stall: some keys of a name are at one master, some at another.
 
 use std::time::{Duration, Instant};
 
@@ -8,23 +8,32 @@ use nestlock_embedded::SpawnedCluster;
 use super::{begin_to_move, client, start, there};
 use crate::support::{wire::Wire, within};
 
-/// The kinds that have several keys.
+/// Returns a lock of each kind that has several keys.
 fn kinds(client: &LockClient, name: &str) -> Vec<(&'static str, Lock)> {
     let rw = client.read_write_lock(format!("{name}rw")).unwrap();
     vec![
         ("fair", client.fair_lock(format!("{name}fair")).unwrap()),
         ("write", rw.write_lock()),
-        ("read", client.read_write_lock(format!("{name}read")).unwrap().read_lock()),
-        ("fenced", client.fenced_lock(format!("{name}fenced")).unwrap()),
+        (
+            "read",
+            client
+                .read_write_lock(format!("{name}read"))
+                .unwrap()
+                .read_lock(),
+        ),
+        (
+            "fenced",
+            client.fenced_lock(format!("{name}fenced")).unwrap(),
+        ),
     ]
 }
 
-/// What holds a lock, and what does not.
+/// Returns whether the key is the record of a lock, not one of its other keys.
 fn is_record(key: &str) -> bool {
     !key.contains("nestlock_") && !key.contains("redisson_") && !key.contains("rwlock_timeout")
 }
 
-/// A release gets through, wherever the record is, and whoever waits gets in when the migration goes on.
+/// A release succeeds wherever the record is, and a waiter acquires when the migration continues.
 #[tokio::test]
 async fn a_release_gets_through_while_a_migration_stands_still() {
     let cluster = start(2, 0).await;
@@ -35,39 +44,63 @@ async fn a_release_gets_through_while_a_migration_stands_still() {
         let mut held = Vec::new();
         for (kind, lock) in kinds(&a, &name) {
             let guard = lock.lock().await.unwrap();
-            // by count alone, too. How long what is left of a reader's holds lives, its other keys say
-            let inner = if kind == "read" { None } else { Some(lock.lock().await.unwrap()) };
+            // nested, so that one release only lowers the count; a reader's remaining TTL would
+            // need its other keys
+            let inner = if kind == "read" {
+                None
+            } else {
+                Some(lock.lock().await.unwrap())
+            };
             held.push((kind, inner, guard));
         }
         let waiting: Vec<_> = kinds(&b, &name)
             .into_iter()
             .filter(|(kind, _)| *kind != "read")
             .map(|(kind, lock)| {
-                let waits = tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() });
+                let waits =
+                    tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() });
                 (kind, waits)
             })
             .collect();
-        within(Duration::from_secs(5), "they wait", || async { b.stats().waiters == 3 }).await;
+        within(Duration::from_secs(5), "they wait", || async {
+            b.stats().waiters == 3
+        })
+        .await;
         let to = begin_to_move(&cluster, slot, move |key| is_record(key) == moves).await;
         for (kind, inner, guard) in held {
             let asked = Instant::now();
             if let Some(inner) = inner {
-                inner.unlock().await.unwrap_or_else(|error| panic!("{kind}, {moves}: {error:?}"));
+                inner
+                    .unlock()
+                    .await
+                    .unwrap_or_else(|error| panic!("{kind}, {moves}: {error:?}"));
             }
-            guard.unlock().await.unwrap_or_else(|error| panic!("{kind}, {moves}: {error:?}"));
-            assert!(asked.elapsed() < Duration::from_secs(2), "{kind}, {moves}: {:?}", asked.elapsed());
+            guard
+                .unlock()
+                .await
+                .unwrap_or_else(|error| panic!("{kind}, {moves}: {error:?}"));
+            assert!(
+                asked.elapsed() < Duration::from_secs(2),
+                "{kind}, {moves}: {:?}",
+                asked.elapsed()
+            );
         }
-        there(&cluster, move |cluster| cluster.migrate(slot, &cluster.nodes()[to]).unwrap()).await;
+        there(&cluster, move |cluster| {
+            cluster.migrate(slot, &cluster.nodes()[to]).unwrap();
+        })
+        .await;
         for (kind, waits) in waiting {
             let in_time = tokio::time::timeout(Duration::from_secs(20), waits).await;
-            in_time.unwrap_or_else(|_| panic!("{kind} waits in vain")).unwrap();
+            in_time
+                .unwrap_or_else(|_| panic!("{kind} waits in vain"))
+                .unwrap();
         }
     }
     a.shutdown().await.unwrap();
     b.shutdown().await.unwrap();
 }
 
-/// The list of a signal lock is there for a moment only: no migration takes it along.
+/// The list of a signal lock exists only for a moment, so no migration moves it.
 #[tokio::test]
 async fn a_signal_lock_is_released_while_a_migration_stands_still() {
     let cluster = start(2, 0).await;
@@ -80,18 +113,31 @@ async fn a_signal_lock_is_released_while_a_migration_stands_still() {
         let to = begin_to_move(&cluster, slot, move |_| moves).await;
         let waits = tokio::spawn(async move { theirs.lock().await?.unlock().await });
         let asked = Instant::now();
-        guard.unlock().await.unwrap_or_else(|error| panic!("{moves}: {error:?}"));
-        assert!(asked.elapsed() < Duration::from_secs(2), "{moves}: {:?}", asked.elapsed());
-        there(&cluster, move |cluster| cluster.migrate(slot, &cluster.nodes()[to]).unwrap()).await;
+        guard
+            .unlock()
+            .await
+            .unwrap_or_else(|error| panic!("{moves}: {error:?}"));
+        assert!(
+            asked.elapsed() < Duration::from_secs(2),
+            "{moves}: {:?}",
+            asked.elapsed()
+        );
+        there(&cluster, move |cluster| {
+            cluster.migrate(slot, &cluster.nodes()[to]).unwrap();
+        })
+        .await;
         let in_time = tokio::time::timeout(Duration::from_secs(20), waits).await;
-        in_time.unwrap_or_else(|_| panic!("waits in vain")).unwrap().unwrap();
+        in_time
+            .unwrap_or_else(|_| panic!("waits in vain"))
+            .unwrap()
+            .unwrap();
     }
 }
 
-/// Whoever has lost a signal lock hears so at once, and a release that was executed and given up holds nobody up: there is no
-/// queue that says something else.
+/// The loss of a signal lock is reported at once, and a cancelled release that was executed delays
+/// no other call: there is no queue that could contradict it.
 #[tokio::test]
-async fn a_signal_lock_that_is_not_held_is_known_to_be_while_a_migration_stands_still() {
+async fn a_client_knows_an_unheld_signal_lock_in_a_stalled_migration() {
     let cluster = start(2, 0).await;
     let a = client(&cluster).await;
     for (n, moves) in [(0, false), (1, true)] {
@@ -100,48 +146,72 @@ async fn a_signal_lock_that_is_not_held_is_known_to_be_while_a_migration_stands_
         let slot = SpawnedCluster::slot_of(&name);
         let guard = lock.lock().await.unwrap();
         let to = begin_to_move(&cluster, slot, move |_| moves).await;
-        let mut at = Wire::connect(cluster.nodes()[if moves { to } else { 1 - to }].addr()).unwrap();
+        let mut at =
+            Wire::connect(cluster.nodes()[if moves { to } else { 1 - to }].addr()).unwrap();
         at.call(&["ASKING"]).unwrap();
-        at.call(&["SET", &format!("lock:{name}"), "somebody", "EX", "60"]).unwrap();
+        at.call(&["SET", &format!("lock:{name}"), "somebody", "EX", "60"])
+            .unwrap();
         let error = guard.unlock().await.unwrap_err();
         assert!(matches!(error, Error::Lost { .. }), "{moves}: {error:?}");
         at.call(&["ASKING"]).unwrap();
-        assert_eq!(at.call(&["GET", &format!("lock:{name}")]).unwrap().text(), "somebody");
+        assert_eq!(
+            at.call(&["GET", &format!("lock:{name}")]).unwrap().text(),
+            "somebody"
+        );
     }
     a.shutdown().await.unwrap();
 }
 
-/// The record of a reader that leaves is another reader's as well.
+/// A reader that leaves shares its record with another reader.
 #[tokio::test]
 async fn who_is_left_in_a_record_still_holds_it() {
     let cluster = start(2, 0).await;
-    let (a, b, c) = (client(&cluster).await, client(&cluster).await, client(&cluster).await);
+    let (a, b, c) = (
+        client(&cluster).await,
+        client(&cluster).await,
+        client(&cluster).await,
+    );
     for (n, moves) in [(0, false), (1, true)] {
         let name = format!("{{{n}}}l");
         let slot = SpawnedCluster::slot_of(&name);
         let read = |client: &LockClient| client.read_write_lock(&name).unwrap().read_lock();
-        let (leaves, stays) = (read(&a).lock().await.unwrap(), read(&b).lock().await.unwrap());
-        // a writer's read hold within its writing: only its other keys say how long it reads on
+        let (leaves, stays) = (
+            read(&a).lock().await.unwrap(),
+            read(&b).lock().await.unwrap(),
+        );
+        // a writer's read hold inside its write: only its other keys say how long it lasts
         let both = a.read_write_lock(format!("{name}both")).unwrap();
-        let (writes, reads) = (both.write_lock().lock().await.unwrap(), both.read_lock().lock().await.unwrap());
+        let (writes, reads) = (
+            both.write_lock().lock().await.unwrap(),
+            both.read_lock().lock().await.unwrap(),
+        );
         let to = begin_to_move(&cluster, slot, move |key| is_record(key) == moves).await;
         leaves.unlock().await.unwrap();
         let error = writes.unlock().await.unwrap_err();
         let is_refused = matches!(&error, Error::Store { source, .. } if source.kind() == StoreErrorKind::TryAgain);
         assert!(is_refused && error.is_transient(), "{error:?}");
-        there(&cluster, move |cluster| cluster.migrate(slot, &cluster.nodes()[to]).unwrap()).await;
+        there(&cluster, move |cluster| {
+            cluster.migrate(slot, &cluster.nodes()[to]).unwrap();
+        })
+        .await;
         let write = c.read_write_lock(&name).unwrap().write_lock();
         assert!(write.try_lock().await.unwrap().is_none(), "somebody reads");
         stays.unlock().await.unwrap();
         write.lock().await.unwrap().unlock().await.unwrap();
-        let write = c.read_write_lock(format!("{name}both")).unwrap().write_lock();
-        assert!(write.try_lock().await.unwrap().is_none(), "the writer reads on");
+        let write = c
+            .read_write_lock(format!("{name}both"))
+            .unwrap()
+            .write_lock();
+        assert!(
+            write.try_lock().await.unwrap().is_none(),
+            "the writer reads on"
+        );
         reads.unlock().await.unwrap();
         write.lock().await.unwrap().unlock().await.unwrap();
     }
 }
 
-/// Nobody can say who is next without the queue; but that nothing was executed.
+/// Without the queue, the next waiter is unknown, but it is certain that nothing was executed.
 #[tokio::test]
 async fn what_is_only_refused_is_never_unconfirmed() {
     let cluster = start(2, 0).await;
@@ -157,12 +227,14 @@ async fn what_is_only_refused_is_never_unconfirmed() {
         let tries = kinds(&b, &name).into_iter().map(|(kind, lock)| async move {
             let wait = Duration::from_millis(200);
             let is_refused = |said: nestlock::Result<Option<_>>| {
-                let Err(error) = said else { panic!("{kind}, {moves}: {said:?}") };
+                let Err(error) = said else {
+                    panic!("{kind}, {moves}: {said:?}")
+                };
                 assert!(error.is_transient(), "{kind}, {moves}: {error:?}");
                 matches!(&error, Error::Store { source, .. } if !source.may_have_executed())
             };
             assert!(is_refused(lock.try_lock().await), "{kind}, {moves}");
-            // an answer that a busy machine keeps beyond the end of the wait is none
+            // a reply that a busy machine delays beyond the end of the wait does not count
             for tries in (0..3).rev() {
                 if is_refused(lock.try_lock_for(wait).await) {
                     break;
@@ -175,27 +247,37 @@ async fn what_is_only_refused_is_never_unconfirmed() {
     }
 }
 
-/// What is held is renewed where it is, for longer than its lease.
+/// Holds are renewed where they are, for longer than their lease.
 #[tokio::test]
 async fn a_migration_that_stands_still_costs_no_hold() {
     let lease = Duration::from_secs(3);
     let cluster = start(2, 0).await;
-    let connect = || LockClient::builder().watchdog_timeout(lease).connect(cluster.url());
+    let connect = || {
+        LockClient::builder()
+            .watchdog_timeout(lease)
+            .connect(cluster.url())
+    };
     let a = connect().await.unwrap();
     let mut held = Vec::new();
     for (n, moves) in [(0, false), (1, true)] {
         let name = format!("{{{n}}}");
         for (kind, lock) in kinds(&a, &name) {
-            // what a reader's record says, and what its other keys do, goes together
+            // a reader's record is only valid together with its other keys
             if kind != "read" {
                 held.push((kind, moves, lock.lock().await.unwrap()));
             }
         }
-        begin_to_move(&cluster, SpawnedCluster::slot_of(&name), move |key| is_record(key) == moves).await;
+        begin_to_move(&cluster, SpawnedCluster::slot_of(&name), move |key| {
+            is_record(key) == moves
+        })
+        .await;
     }
     tokio::time::sleep(2 * lease).await;
     for (kind, moves, guard) in held {
         assert!(!guard.is_lost(), "{kind}, {moves}");
-        guard.unlock().await.unwrap_or_else(|error| panic!("{kind}, {moves}: {error:?}"));
+        guard
+            .unlock()
+            .await
+            .unwrap_or_else(|error| panic!("{kind}, {moves}: {error:?}"));
     }
 }

@@ -17,10 +17,22 @@ const RELEASE: &str = "reentrant/release";
 const SET: &str = "fenced/set";
 const GET: &str = "fenced/get";
 
-/// The highest token there is: beyond it Lua's numbers skip integers.
+/// The highest valid token: beyond it, Lua's numbers skip integers.
 const MAX: &str = "9007199254740991";
-const NO_TOKENS: [&str; 12] =
-    ["", "x", "-1", "+1", " 1", "1 ", "1.5", "1e3", "0x10", "nan", "9007199254740992", "99999999999999999999999"];
+const NO_TOKENS: [&str; 12] = [
+    "",
+    "x",
+    "-1",
+    "+1",
+    " 1",
+    "1 ",
+    "1.5",
+    "1e3",
+    "0x10",
+    "nan",
+    "9007199254740992",
+    "99999999999999999999999",
+];
 
 impl Bench {
     fn fenced(&self, owner: &str, lease: &str, holds: &str) -> Reply {
@@ -30,7 +42,9 @@ impl Bench {
     /// Acquires, and returns the token.
     fn token(&self, owner: &str, holds: &str) -> i64 {
         let reply = self.fenced(owner, "30000", holds);
-        let [Reply::Int(1), Reply::Int(token)] = reply.list() else { panic!("{reply:?}") };
+        let [Reply::Int(1), Reply::Int(token)] = reply.list() else {
+            panic!("{reply:?}")
+        };
         assert_eq!(self.call(&["GET", TOKEN]).text(), token.to_string());
         *token
     }
@@ -45,18 +59,31 @@ impl Bench {
         number(0) * 1_000_000 + number(1)
     }
 
-    /// An acquire that is turned away.
+    /// Runs an acquire that must be refused.
     fn try_fenced(&self, owner: &str, holds: &str) -> Reply {
         self.untouched(ACQUIRE, &[LOCK, TOKEN], &[owner, "30000", holds])
     }
 
-    /// Runs a script as a user who may do everything but `denied`.
+    /// Runs a script as a user who may run every command but `denied`.
     fn without(&self, denied: &str, script: &str, keys: &[&str], args: &[&str]) -> Reply {
-        self.set_up(&["ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", &format!("-{denied}")]);
+        self.set_up(&[
+            "ACL",
+            "SETUSER",
+            "limited",
+            "reset",
+            "on",
+            ">pw",
+            "~*",
+            "&*",
+            "+@all",
+            &format!("-{denied}"),
+        ]);
         let mut limited = self.server.wire();
         limited.call(&["AUTH", "limited", "pw"]).unwrap();
         let command = eval(&source(script), keys, args);
-        limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap()
+        limited
+            .call(&command.iter().map(String::as_str).collect::<Vec<_>>())
+            .unwrap()
     }
 }
 
@@ -73,7 +100,10 @@ fn a_first_token_is_the_servers_time_in_microseconds() {
     }
     let before = bench.micros();
     let token = bench.token(A, "1");
-    assert!((before..=bench.micros()).contains(&token), "{before} {token}");
+    assert!(
+        (before..=bench.micros()).contains(&token),
+        "{before} {token}"
+    );
     assert_eq!(bench.server.record(LOCK), [(A.to_owned(), 1)]);
     let ttl = bench.server.pttl(LOCK);
     assert!((25_000..=30_000).contains(&ttl), "{ttl}");
@@ -81,13 +111,18 @@ fn a_first_token_is_the_servers_time_in_microseconds() {
     assert_eq!(bench.snapshot().len(), 2);
 }
 
+/// A token is counted up when the lock goes from free to held, and only then.
 #[test]
-fn a_token_is_counted_up_when_the_lock_goes_from_free_to_held_and_only_then() {
+fn a_token_rises_only_when_the_lock_goes_from_free_to_held() {
     let bench = Bench::new();
     let first = bench.token(A, "1");
     for (holds, says) in [("2", 2), ("3", 3), ("2", 3), ("1", 3)] {
         assert_eq!(bench.token(A, holds), first, "re-entry, {holds} holds");
-        assert_eq!(bench.server.record(LOCK), [(A.to_owned(), says)], "a late one takes no hold away");
+        assert_eq!(
+            bench.server.record(LOCK),
+            [(A.to_owned(), says)],
+            "a late one takes no hold away"
+        );
     }
     assert!(busy_ttl(&bench.try_fenced(B, "1")) > 25_000);
     bench.free(A);
@@ -95,11 +130,16 @@ fn a_token_is_counted_up_when_the_lock_goes_from_free_to_held_and_only_then() {
     bench.free(B);
     assert_eq!(bench.token(A, "1"), first + 2);
     bench.set_up(&["DEL", LOCK]); // expired, or freed by force
-    assert_eq!(bench.token(A, "1"), first + 3, "the same owner again is another holder");
+    assert_eq!(
+        bench.token(A, "1"),
+        first + 3,
+        "the same owner again is another holder"
+    );
 }
 
+/// A fenced acquire that is sent twice gives the same token and changes nothing.
 #[test]
-fn a_fenced_acquire_sent_twice_gives_the_same_token_and_changes_nothing() {
+fn a_fenced_acquire_sent_twice_keeps_the_token_and_the_record() {
     let bench = Bench::new();
     let first = bench.fenced(A, "60000", "1");
     let after = bench.snapshot();
@@ -107,8 +147,18 @@ fn a_fenced_acquire_sent_twice_gives_the_same_token_and_changes_nothing() {
         let again = bench.fenced(A, lease, "1");
         assert_eq!(again, first);
     }
-    let now: Vec<_> = bench.snapshot().into_iter().map(|(key, value, _)| (key, value)).collect();
-    assert_eq!(now, after.iter().map(|(key, value, _)| (key.clone(), value.clone())).collect::<Vec<_>>());
+    let now: Vec<_> = bench
+        .snapshot()
+        .into_iter()
+        .map(|(key, value, _)| (key, value))
+        .collect();
+    assert_eq!(
+        now,
+        after
+            .iter()
+            .map(|(key, value, _)| (key.clone(), value.clone()))
+            .collect::<Vec<_>>()
+    );
     let second = bench.fenced(A, "60000", "2");
     assert_eq!((&second, &bench.fenced(A, "60000", "2")), (&first, &first));
     assert_eq!(bench.server.record(LOCK), [(A.to_owned(), 2)]);
@@ -122,11 +172,16 @@ fn a_small_token_of_redissons_is_counted_on() {
     bench.free(A);
     bench.set_up(&["INCR", TOKEN]); // a Redisson client in between
     assert_eq!(bench.token(A, "1"), 4);
-    assert_eq!(bench.call(&["INCR", TOKEN]), Reply::Int(5), "and Redisson counts on from ours");
+    assert_eq!(
+        bench.call(&["INCR", TOKEN]),
+        Reply::Int(5),
+        "and Redisson counts on from ours"
+    );
 }
 
+/// A token that was deleted or lost begins above every token that was given before.
 #[test]
-fn h9_a_token_that_was_deleted_or_lost_begins_above_everything_given_before() {
+fn h9_a_deleted_or_lost_token_restarts_above_all_given_before() {
     let bench = Bench::new();
     let mut last = 0;
     for round in 0..200 {
@@ -141,7 +196,7 @@ fn h9_a_token_that_was_deleted_or_lost_begins_above_everything_given_before() {
             _ => bench.set_up(&["DEL", LOCK]),
         }
     }
-    // evicted under a held lock: still no token below the one given, and no zero
+    // evicted under a held lock: the next token is still above the last one, and not zero
     bench.set_up(&["DEL", LOCK]);
     let given = bench.token(A, "1");
     bench.set_up(&["DEL", TOKEN]);
@@ -151,8 +206,9 @@ fn h9_a_token_that_was_deleted_or_lost_begins_above_everything_given_before() {
     assert_eq!(bench.token(B, "1"), again + 1);
 }
 
+/// A token key that holds no token is refused before the lock is written.
 #[test]
-fn a_token_key_that_holds_no_token_is_refused_before_the_lock_is_written() {
+fn a_bad_token_key_is_refused_before_the_lock_is_written() {
     let bench = Bench::real();
     let refuse_all = |what: &str, starts: &str| {
         let error = bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, "30000", "1"]);
@@ -161,14 +217,21 @@ fn a_token_key_that_holds_no_token_is_refused_before_the_lock_is_written() {
         bench.set_up(&["PEXPIRE", LOCK, "30000"]);
         let error = bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, "60000", "2"]);
         assert!(error.starts_with(starts), "re-entry, {what}: {error}");
-        assert!(busy_ttl(&bench.try_fenced(B, "1")) > 0, "whoever waits is not troubled");
+        assert!(
+            busy_ttl(&bench.try_fenced(B, "1")) > 0,
+            "whoever waits is not troubled"
+        );
         bench.set_up(&["DEL", LOCK]);
     };
     for bad in NO_TOKENS.iter().copied().chain([MAX]) {
         bench.set_up(&["SET", TOKEN, bad]);
         refuse_all(bad, "ERR nestlock: the token key");
     }
-    for command in [&["RPUSH", TOKEN, "1"] as &[&str], &["HSET", TOKEN, "a", "1"], &["SADD", TOKEN, "1"]] {
+    for command in [
+        &["RPUSH", TOKEN, "1"] as &[&str],
+        &["HSET", TOKEN, "a", "1"],
+        &["SADD", TOKEN, "1"],
+    ] {
         bench.set_up(&["DEL", TOKEN]);
         bench.set_up(command);
         refuse_all(command[0], "WRONGTYPE");
@@ -181,41 +244,78 @@ fn a_token_key_that_holds_no_token_is_refused_before_the_lock_is_written() {
 fn what_a_fenced_acquire_refuses_it_does_not_count() {
     let bench = Bench::real();
     bench.set_up(&["SET", TOKEN, "5"]);
-    for (lease, holds) in [("0", "1"), ("-1", "1"), ("", "1"), ("1.5", "1"), ("30000", "0"), ("30000", "x")] {
+    for (lease, holds) in [
+        ("0", "1"),
+        ("-1", "1"),
+        ("", "1"),
+        ("1.5", "1"),
+        ("30000", "0"),
+        ("30000", "x"),
+    ] {
         bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, lease, holds]);
     }
-    assert_eq!(bench.try_fenced(A, "2"), Reply::Int(-2), "LOST: nobody holds it");
-    // the server cannot add this lease to its clock; or the user may not set a TTL
+    assert_eq!(
+        bench.try_fenced(A, "2"),
+        Reply::Int(-2),
+        "LOST: nobody holds it"
+    );
+    // the server cannot add this lease to its clock, or the user may not set a TTL
     bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, "9223372036854775807", "1"]);
     let before = bench.snapshot();
     for denied in ["pexpire", "get", "incr"] {
-        assert!(bench.without(denied, ACQUIRE, &[LOCK, TOKEN], &[A, "30000", "1"]).is_error(), "{denied}");
+        assert!(
+            bench
+                .without(denied, ACQUIRE, &[LOCK, TOKEN], &[A, "30000", "1"])
+                .is_error(),
+            "{denied}"
+        );
         assert_eq!(bench.snapshot(), before, "{denied}");
     }
     bench.set_up(&["DEL", TOKEN]);
     for denied in ["pexpire", "time", "set"] {
-        assert!(bench.without(denied, ACQUIRE, &[LOCK, TOKEN], &[A, "30000", "1"]).is_error(), "{denied}");
+        assert!(
+            bench
+                .without(denied, ACQUIRE, &[LOCK, TOKEN], &[A, "30000", "1"])
+                .is_error(),
+            "{denied}"
+        );
         assert_eq!(bench.snapshot(), [], "{denied}");
     }
     let token = bench.token(B, "1");
     assert_eq!(bench.try_fenced(A, "2"), Reply::Int(-2), "LOST: taken over");
     assert!(busy_ttl(&bench.try_fenced(A, "1")) > 25_000);
     bench.set_up(&["DEL", LOCK]);
-    for fields in [&["name", "Ada"] as &[&str], &["name", "Ada", "born", "1815"], &["mode", "read", B, "1"]] {
+    for fields in [
+        &["name", "Ada"] as &[&str],
+        &["name", "Ada", "born", "1815"],
+        &["mode", "read", B, "1"],
+    ] {
         let command: Vec<&str> = ["HSET", LOCK].iter().chain(fields).copied().collect();
         bench.set_up(&command);
         for holds in ["1", "2"] {
-            assert_eq!(bench.try_fenced(A, holds), Reply::Int(-3), "WRONG_KIND: {fields:?}");
+            assert_eq!(
+                bench.try_fenced(A, holds),
+                Reply::Int(-3),
+                "WRONG_KIND: {fields:?}"
+            );
         }
         bench.set_up(&["DEL", LOCK]);
     }
     bench.set_up(&["SET", LOCK, "data"]);
-    assert!(bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, "30000", "1"]).starts_with("WRONGTYPE"));
+    assert!(
+        bench
+            .refused(ACQUIRE, &[LOCK, TOKEN], &[A, "30000", "1"])
+            .starts_with("WRONGTYPE")
+    );
     bench.set_up(&["DEL", LOCK]);
-    assert_eq!(bench.token(A, "1"), token + 1, "nothing was counted in between");
+    assert_eq!(
+        bench.token(A, "1"),
+        token + 1,
+        "nothing was counted in between"
+    );
 }
 
-/// H3: Redisson's script answers "acquired, with the token -1" here.
+/// H3: Redisson's script replies "acquired, with the token -1" here.
 #[test]
 fn h3_a_fenced_lock_without_ttl_is_busy_and_never_acquired() {
     let bench = Bench::new();
@@ -232,13 +332,21 @@ fn without_memory_no_token_is_counted_and_nothing_is_held() {
             bench.set_up(&["SET", TOKEN, "5"]);
         }
         bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
-        // Redis 6 writes more before it
-        assert!(bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, "30000", "1"]).contains("OOM "));
+        // Redis 6 puts more text before it
+        assert!(
+            bench
+                .refused(ACQUIRE, &[LOCK, TOKEN], &[A, "30000", "1"])
+                .contains("OOM ")
+        );
         bench.set_up(&["CONFIG", "SET", "maxmemory", "0"]);
     }
     assert_eq!(bench.token(A, "1"), 6);
     bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
-    assert_eq!(bench.fenced(A, "1000", "1").list()[1], Reply::Int(6), "a second send of what was done already");
+    assert_eq!(
+        bench.fenced(A, "1000", "1").list()[1],
+        Reply::Int(6),
+        "a second send of what was done already"
+    );
     assert!(busy_ttl(&bench.try_fenced(B, "1")) > 0);
     bench.free(A);
 }
@@ -253,12 +361,16 @@ fn stale_at(seen: i64) -> Reply {
     Reply::List(vec![Reply::Int(0), Reply::Int(seen)])
 }
 
+/// A guarded write replies 1, and keeps the highest token next to the value.
 #[test]
-fn a_guarded_write_answers_1_and_keeps_the_highest_token_beside_the_value() {
+fn a_guarded_write_returns_1_and_keeps_the_highest_token() {
     let bench = Bench::new();
     for (token, value) in [("1", "a"), ("1", "b"), ("7", "c"), (MAX, "")] {
         for _ in 0..2 {
-            assert_eq!(bench.run(SET, &[DATA, FENCE], &[token, value]), Reply::Int(1));
+            assert_eq!(
+                bench.run(SET, &[DATA, FENCE], &[token, value]),
+                Reply::Int(1)
+            );
             assert_eq!(bench.call(&["GET", DATA]), Reply::Text(value.into()));
             assert_eq!(bench.call(&["GET", FENCE]), Reply::Text(token.into()));
         }
@@ -267,16 +379,28 @@ fn a_guarded_write_answers_1_and_keeps_the_highest_token_beside_the_value() {
     assert_eq!(bench.snapshot().len(), 2);
 }
 
+/// A guarded write with a lower token replies with the highest token seen, and touches nothing.
 #[test]
-fn a_guarded_write_with_a_lower_token_answers_the_highest_seen_and_touches_nothing() {
+fn a_stale_guarded_write_returns_the_highest_and_writes_nothing() {
     let bench = Bench::new();
     for seen in [7, 10, 100, 9_007_199_254_740_991_i64] {
-        assert_eq!(bench.run(SET, &[DATA, FENCE], &[&seen.to_string(), "value"]), Reply::Int(1));
-        // as numbers, not as texts: 9 is below 10
+        assert_eq!(
+            bench.run(SET, &[DATA, FENCE], &[&seen.to_string(), "value"]),
+            Reply::Int(1)
+        );
+        // compared as numbers, not as text: 9 is below 10
         for stale in [1, 6, seen - 1] {
             let stale = stale.to_string();
-            assert_eq!(bench.untouched(SET, &[DATA, FENCE], &[&stale, "late"]), stale_at(seen), "{stale}");
-            assert_eq!(bench.untouched(GET, &[DATA, FENCE], &[&stale]), stale_at(seen), "{stale}");
+            assert_eq!(
+                bench.untouched(SET, &[DATA, FENCE], &[&stale, "late"]),
+                stale_at(seen),
+                "{stale}"
+            );
+            assert_eq!(
+                bench.untouched(GET, &[DATA, FENCE], &[&stale]),
+                stale_at(seen),
+                "{stale}"
+            );
         }
     }
     bench.set_up(&["DEL", DATA]);
@@ -290,14 +414,31 @@ fn a_guarded_write_with_a_lower_token_answers_the_highest_seen_and_touches_nothi
 #[test]
 fn a_guarded_read_answers_the_value_and_turns_lower_tokens_away() {
     let bench = Bench::new();
-    assert_eq!(bench.run(GET, &[DATA, FENCE], &["5"]), read(Reply::Nil), "there is none");
+    assert_eq!(
+        bench.run(GET, &[DATA, FENCE], &["5"]),
+        read(Reply::Nil),
+        "there is none"
+    );
     assert_eq!(bench.call(&["GET", FENCE]), Reply::Text("5".into()));
-    assert_eq!(bench.untouched(GET, &[DATA, FENCE], &["5"]), read(Reply::Nil), "sent twice");
-    assert_eq!(bench.untouched(SET, &[DATA, FENCE], &["4", "late"]), stale_at(5));
+    assert_eq!(
+        bench.untouched(GET, &[DATA, FENCE], &["5"]),
+        read(Reply::Nil),
+        "sent twice"
+    );
+    assert_eq!(
+        bench.untouched(SET, &[DATA, FENCE], &["4", "late"]),
+        stale_at(5)
+    );
     assert_eq!(bench.run(SET, &[DATA, FENCE], &["5", "a"]), Reply::Int(1));
-    assert_eq!(bench.run(GET, &[DATA, FENCE], &["6"]), read(Reply::Text("a".into())));
-    assert_eq!(bench.untouched(SET, &[DATA, FENCE], &["5", "late"]), stale_at(6));
-    // a value that was there before anybody guarded it
+    assert_eq!(
+        bench.run(GET, &[DATA, FENCE], &["6"]),
+        read(Reply::Text("a".into()))
+    );
+    assert_eq!(
+        bench.untouched(SET, &[DATA, FENCE], &["5", "late"]),
+        stale_at(6)
+    );
+    // a value that was written before the key was guarded
     bench.set_up(&["SET", "old", "1815"]);
     let answer = bench.run(GET, &["old", "nestlock_fence:{old}"], &["1"]);
     assert_eq!(answer, read(Reply::Text("1815".into())));
@@ -314,7 +455,10 @@ fn guarded_reads_and_writes_refuse_bad_tokens_and_bad_keys() {
     };
     for fenced in [false, true] {
         if fenced {
-            assert_eq!(bench.run(SET, &[DATA, FENCE], &["3", "value"]), Reply::Int(1));
+            assert_eq!(
+                bench.run(SET, &[DATA, FENCE], &["3", "value"]),
+                Reply::Int(1)
+            );
         }
         for bad in NO_TOKENS.iter().copied().chain(["0", "007"]) {
             refused(bad, bad, "ERR nestlock: a token");
@@ -325,9 +469,19 @@ fn guarded_reads_and_writes_refuse_bad_tokens_and_bad_keys() {
         refused(bad, "9", "ERR nestlock: the fence");
     }
     for key in [DATA, FENCE] {
-        for (command, value) in [("RPUSH", &["a"] as &[&str]), ("HSET", &["a", "b"]), ("SADD", &["a"])] {
+        for (command, value) in [
+            ("RPUSH", &["a"] as &[&str]),
+            ("HSET", &["a", "b"]),
+            ("SADD", &["a"]),
+        ] {
             bench.set_up(&["DEL", DATA, FENCE]);
-            bench.set_up(&[command, key].iter().chain(value).copied().collect::<Vec<_>>());
+            bench.set_up(
+                &[command, key]
+                    .iter()
+                    .chain(value)
+                    .copied()
+                    .collect::<Vec<_>>(),
+            );
             refused(command, "9", "WRONGTYPE");
         }
     }
@@ -336,20 +490,47 @@ fn guarded_reads_and_writes_refuse_bad_tokens_and_bad_keys() {
 #[test]
 fn a_guarded_write_that_is_refused_raises_no_fence() {
     let bench = Bench::real();
-    assert_eq!(bench.run(SET, &[DATA, FENCE], &["3", "value"]), Reply::Int(1));
+    assert_eq!(
+        bench.run(SET, &[DATA, FENCE], &["3", "value"]),
+        Reply::Int(1)
+    );
     bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
-    assert!(bench.refused(SET, &[DATA, FENCE], &["4", "more"]).starts_with("OOM"));
-    assert!(bench.refused(GET, &[DATA, FENCE], &["4"]).starts_with("OOM"));
-    assert_eq!(bench.untouched(GET, &[DATA, FENCE], &["3"]), read(Reply::Text("value".into())));
-    assert_eq!(bench.untouched(SET, &[DATA, FENCE], &["2", "late"]), stale_at(3));
+    assert!(
+        bench
+            .refused(SET, &[DATA, FENCE], &["4", "more"])
+            .starts_with("OOM")
+    );
+    assert!(
+        bench
+            .refused(GET, &[DATA, FENCE], &["4"])
+            .starts_with("OOM")
+    );
+    assert_eq!(
+        bench.untouched(GET, &[DATA, FENCE], &["3"]),
+        read(Reply::Text("value".into()))
+    );
+    assert_eq!(
+        bench.untouched(SET, &[DATA, FENCE], &["2", "late"]),
+        stale_at(3)
+    );
     bench.set_up(&["CONFIG", "SET", "maxmemory", "0"]);
     let before = bench.snapshot();
     for denied in ["mset", "strlen", "get"] {
-        assert!(bench.without(denied, SET, &[DATA, FENCE], &["4", "more"]).is_error(), "{denied}");
+        assert!(
+            bench
+                .without(denied, SET, &[DATA, FENCE], &["4", "more"])
+                .is_error(),
+            "{denied}"
+        );
         assert_eq!(bench.snapshot(), before, "{denied}");
     }
     for denied in ["set", "get"] {
-        assert!(bench.without(denied, GET, &[DATA, FENCE], &["4"]).is_error(), "{denied}");
+        assert!(
+            bench
+                .without(denied, GET, &[DATA, FENCE], &["4"])
+                .is_error(),
+            "{denied}"
+        );
         assert_eq!(bench.snapshot(), before, "{denied}");
     }
 }

@@ -25,7 +25,8 @@ const FORCE: &str = "reentrant/force_release";
 const INSPECT: &str = "reentrant/inspect";
 const ALL: &str = "reentrant/acquire_together";
 const RELEASE_ALL: &str = "reentrant/release_together";
-/// Several locks, and where their waiters listen: of one nobody does.
+/// Several locks, and the owner and channel of each for a release; an empty channel means no
+/// waiters.
 const LOCKS: [&str; 3] = ["a", "b", "c"];
 const CHANNELS: [&str; 6] = [A, "heard:a", A, "", A, "heard:c"];
 
@@ -51,24 +52,38 @@ impl Bench {
 
     fn assert_ttl_about(&self, lease: i64) {
         let ttl = self.server.pttl(LOCK);
-        assert!(ttl > lease - 5_000 && ttl <= lease, "TTL {ttl} for a lease of {lease}");
+        assert!(
+            ttl > lease - 5_000 && ttl <= lease,
+            "TTL {ttl} for a lease of {lease}"
+        );
     }
 
-    /// Puts something else at the lock's name.
+    /// Replaces the record by other data.
     fn put(&self, command: &[&str]) {
         self.set_up(&["DEL", LOCK]);
         self.set_up(command);
     }
 
-    /// Puts a hash that is no record of a reentrant lock.
+    /// Replaces the record by a hash that is not a record of a reentrant lock.
     fn put_hash(&self, what: usize) -> &'static str {
         self.set_up(&["DEL", LOCK]);
         let (name, fields): (_, &[&str]) = [
             ("one field of data", &["name", "Ada"] as &[&str]),
             ("several fields of data", &["name", "Ada", "born", "1815"]),
             ("a Redisson read lock", &["mode", "read", R, "1"]),
-            ("a Redisson write lock", &["mode", "write", "ffffffff-1111-4222-8333-444455556666:1:write", "1"]),
-            ("two owners", &[R, "1", "eeeeeeee-1111-4222-8333-444455556666:1", "1"]),
+            (
+                "a Redisson write lock",
+                &[
+                    "mode",
+                    "write",
+                    "ffffffff-1111-4222-8333-444455556666:1:write",
+                    "1",
+                ],
+            ),
+            (
+                "two owners",
+                &[R, "1", "eeeeeeee-1111-4222-8333-444455556666:1", "1"],
+            ),
         ][what];
         let command: Vec<&str> = ["HSET", LOCK].iter().chain(fields).copied().collect();
         self.set_up(&command);
@@ -96,7 +111,11 @@ fn acquire_sent_twice_changes_nothing_and_answers_the_same() {
     bench.held_by(A, "60000", "1");
     let first = bench.snapshot();
     assert_eq!(bench.acquire(A, "30000", "1"), ACQUIRED);
-    assert_eq!(bench.snapshot(), first, "the count stays 1, the longer TTL stays");
+    assert_eq!(
+        bench.snapshot(),
+        first,
+        "the count stays 1, the longer TTL stays"
+    );
     assert_eq!(bench.acquire(A, "90000", "1"), ACQUIRED);
     bench.assert_record(A, 1);
     bench.assert_ttl_about(90_000);
@@ -112,11 +131,23 @@ fn acquire_raises_the_count_on_re_entry_and_takes_no_hold_away() {
     }
 }
 
-/// Lua reads more as a number than a count can be: NaN is below nothing.
+/// Lua parses more as numbers than valid counts; NaN, for one, is never less than another number.
 #[test]
 fn acquire_overwrites_what_is_no_count() {
     let bench = Bench::new();
-    for damaged in ["nan", "-nan", "inf", "1e18", "0x10", " 3", "-1", "1.5", "text", "", "9999999999"] {
+    for damaged in [
+        "nan",
+        "-nan",
+        "inf",
+        "1e18",
+        "0x10",
+        " 3",
+        "-1",
+        "1.5",
+        "text",
+        "",
+        "9999999999",
+    ] {
         bench.set_up(&["HSET", LOCK, A, damaged]);
         bench.set_up(&["PEXPIRE", LOCK, "30000"]);
         assert_eq!(bench.acquire(A, "30000", "2"), ACQUIRED);
@@ -145,15 +176,21 @@ fn acquire_of_a_held_lock_answers_its_ttl() {
     }
 }
 
-/// H3: a record without a TTL is busy, and never acquired, whoever asks.
+/// H3: a record without a TTL is busy for every other owner, and never acquired.
 #[test]
 fn h3_acquire_of_a_record_without_ttl_is_busy() {
     let bench = Bench::new();
     bench.held_by(A, "30000", "1");
     bench.set_up(&["PERSIST", LOCK]);
-    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[B, "30000", "1"]), busy(-1));
-    // its own owner has it, and leaves it as it is
-    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000", "1"]), ACQUIRED);
+    assert_eq!(
+        bench.untouched(ACQUIRE, &[LOCK], &[B, "30000", "1"]),
+        busy(-1)
+    );
+    // its own owner holds it, and leaves it without a TTL
+    assert_eq!(
+        bench.untouched(ACQUIRE, &[LOCK], &[A, "30000", "1"]),
+        ACQUIRED
+    );
     assert_eq!(bench.acquire(A, "30000", "2"), ACQUIRED);
     bench.assert_record(A, 2);
     assert_eq!(bench.expires(LOCK), -1, "no short TTL in place of none");
@@ -162,10 +199,17 @@ fn h3_acquire_of_a_record_without_ttl_is_busy() {
 #[test]
 fn acquire_of_a_second_hold_without_a_first_answers_lost() {
     let bench = Bench::new();
-    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000", "2"]), Reply::Int(-2));
+    assert_eq!(
+        bench.untouched(ACQUIRE, &[LOCK], &[A, "30000", "2"]),
+        Reply::Int(-2)
+    );
     bench.held_by(B, "30000", "1");
     for _ in 0..2 {
-        assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000", "2"]), Reply::Int(-2), "taken over");
+        assert_eq!(
+            bench.untouched(ACQUIRE, &[LOCK], &[A, "30000", "2"]),
+            Reply::Int(-2),
+            "taken over"
+        );
     }
 }
 
@@ -175,7 +219,11 @@ fn f30_acquire_of_another_hash_answers_wrong_kind() {
     for what in 0..5 {
         let name = bench.put_hash(what);
         for holds in ["1", "2"] {
-            assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000", holds]), Reply::Int(-3), "{name}");
+            assert_eq!(
+                bench.untouched(ACQUIRE, &[LOCK], &[A, "30000", holds]),
+                Reply::Int(-3),
+                "{name}"
+            );
         }
     }
 }
@@ -191,7 +239,10 @@ fn f29_scripts_refuse_a_key_of_another_type() {
         ("stream", &["XADD", LOCK, "*", "a", "b"]),
         ("string with TTL", &["SET", LOCK, "data", "PX", "60000"]),
     ];
-    for (name, command) in commands.into_iter().filter(|(name, _)| bench.server.has_type(name)) {
+    for (name, command) in commands
+        .into_iter()
+        .filter(|(name, _)| bench.server.has_type(name))
+    {
         bench.put(command);
         for (script, args) in [
             (ACQUIRE, &[A, "30000", "1"] as &[&str]),
@@ -202,13 +253,21 @@ fn f29_scripts_refuse_a_key_of_another_type() {
             (INSPECT, &[]),
         ] {
             let error = bench.refused(script, &[LOCK], args);
-            assert!(error.starts_with("WRONGTYPE"), "{script} on a {name}: {error}");
+            assert!(
+                error.starts_with("WRONGTYPE"),
+                "{script} on a {name}: {error}"
+            );
         }
-        assert_eq!(bench.untouched(RENEW, &[LOCK], &[A, "30000"]), Reply::List(vec![Reply::Int(-1)]), "{name}");
+        assert_eq!(
+            bench.untouched(RENEW, &[LOCK], &[A, "30000"]),
+            Reply::List(vec![Reply::Int(-1)]),
+            "{name}"
+        );
     }
 }
 
-/// H1, H2, F39, L14: a lease that is no lease is refused, and no record is left, least of all one that never ends.
+/// H1, H2, F39, L14: an invalid lease is refused, and leaves no record, in particular none without
+/// a TTL.
 #[test]
 fn h1_h2_f39_acquire_refuses_leases_that_are_none() {
     let bench = Bench::new();
@@ -218,7 +277,10 @@ fn h1_h2_f39_acquire_refuses_leases_that_are_none() {
     bench.held_by(A, "30000", "1");
     for lease in NO_LEASES {
         let renewed = bench.untouched(RENEW, &[LOCK], &[A, lease]);
-        assert!(renewed.is_error() || renewed.list() == [Reply::Int(-2)], "{lease:?}: {renewed:?}");
+        assert!(
+            renewed.is_error() || renewed.list() == [Reply::Int(-2)],
+            "{lease:?}: {renewed:?}"
+        );
         bench.refused(ACQUIRE, &[LOCK], &[A, lease, "2"]);
         bench.refused(ACQUIRE, &[LOCK], &[A, lease, "1"]);
         bench.untouched(ACQUIRE, &[LOCK], &[B, lease, "1"]);
@@ -226,7 +288,7 @@ fn h1_h2_f39_acquire_refuses_leases_that_are_none() {
     bench.assert_every_key_expires();
 }
 
-/// R111: the count is a whole number in decimal digits.
+/// R111: a count is a whole number in decimal digits.
 #[test]
 fn r111_scripts_refuse_counts_that_are_none() {
     let bench = Bench::new();
@@ -243,38 +305,53 @@ fn r111_scripts_refuse_counts_that_are_none() {
     }
 }
 
-/// F39: the server may refuse the TTL after the record was written: then the write is taken back.
+/// F39: the server may refuse the TTL after the record was written: the script then undoes the
+/// write.
 #[test]
 fn f39_acquire_takes_its_write_back_when_the_ttl_is_refused() {
-    // what passes the checks, and the server cannot add to its clock
+    // a lease that passes the checks, but that the server cannot add to its clock
     let error = Bench::new().refused(ACQUIRE, &[LOCK], &[A, "9223372036854775807", "1"]);
-    assert!(error.contains("lease") || error.contains("expire"), "{error}");
+    assert!(
+        error.contains("lease") || error.contains("expire"),
+        "{error}"
+    );
 }
 
-/// As the servers say it inside a script: Redis up to 7.0, and later.
+/// Returns whether the error is an ACL denial inside a script, as Redis up to 7.0 or later words
+/// it.
 fn is_denial(error: &str) -> bool {
-    ["The user executing the script can't", "ACL failure in script: "].iter().any(|words| error.contains(words))
+    [
+        "The user executing the script can't",
+        "ACL failure in script: ",
+    ]
+    .iter()
+    .any(|words| error.contains(words))
         || error.starts_with("NOPERM")
 }
 
-/// F39: the same for a user who may do everything but PEXPIRE.
+/// F39: the same for a user who may run every command but PEXPIRE.
 #[test]
 fn f39_acquire_takes_its_write_back_when_pexpire_is_denied() {
     let bench = Bench::real();
-    bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-pexpire"]);
+    bench.set_up(&[
+        "ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-pexpire",
+    ]);
     let mut limited = bench.server.wire();
     limited.call(&["AUTH", "limited", "pw"]).unwrap();
     let before = bench.snapshot();
     let command = eval(&source(ACQUIRE), &[LOCK], &[A, "30000", "1"]);
-    let reply = limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+    let reply = limited
+        .call(&command.iter().map(String::as_str).collect::<Vec<_>>())
+        .unwrap();
     assert!(is_denial(reply.text()), "{reply:?}");
     assert_eq!(bench.snapshot(), before);
 }
 
 // --- release ---
 
+/// A release to zero replies 1, deletes the record, and says so once.
 #[test]
-fn release_to_zero_answers_1_deletes_the_record_and_says_so_once() {
+fn release_to_zero_deletes_the_record_and_says_so_only_once() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for holds in ["1", "5"] {
@@ -282,8 +359,11 @@ fn release_to_zero_answers_1_deletes_the_record_and_says_so_once() {
         assert_eq!(bench.release(A, "0"), Reply::Int(1));
         assert_eq!(bench.snapshot(), []);
         assert_eq!(ears.heard(&bench), ["0"]);
-        // a second send finds nothing, which after the first means that it worked
-        assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A, "0", CHANNEL]), Reply::Nil);
+        // a second send finds no hold, which after the first means success
+        assert_eq!(
+            bench.untouched(RELEASE, &[LOCK], &[A, "0", CHANNEL]),
+            Reply::Nil
+        );
         assert_eq!(ears.heard(&bench), [] as [&str; 0], "said once only");
     }
 }
@@ -297,44 +377,108 @@ fn release_of_some_holds_answers_0_and_leaves_the_ttl() {
     for holds in [2, 2, 1, 1] {
         assert_eq!(bench.release(A, &holds.to_string()), Reply::Int(0));
         bench.assert_record(A, holds);
-        assert_eq!(bench.expires(LOCK), expires, "Redisson resets the TTL here; we do not");
+        assert_eq!(
+            bench.expires(LOCK),
+            expires,
+            "Redisson resets the TTL here; we do not"
+        );
     }
-    assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A, "1", CHANNEL]), Reply::Int(0), "a second send changes nothing");
-    assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A, "9", CHANNEL]), Reply::Int(0), "a release never adds holds");
+    assert_eq!(
+        bench.untouched(RELEASE, &[LOCK], &[A, "1", CHANNEL]),
+        Reply::Int(0),
+        "a second send changes nothing"
+    );
+    assert_eq!(
+        bench.untouched(RELEASE, &[LOCK], &[A, "9", CHANNEL]),
+        Reply::Int(0),
+        "a release never adds holds"
+    );
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
 }
 
-/// R43, F38, P9: a release by somebody else, or of nothing, answers nil.
+/// R43, F38, P9: a release by another owner, or of a free lock, returns nil.
 #[test]
 fn r43_f38_release_by_somebody_else_answers_nil() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for holds in ["0", "1"] {
-        assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A, holds, CHANNEL]), Reply::Nil, "of nothing");
+        assert_eq!(
+            bench.untouched(RELEASE, &[LOCK], &[A, holds, CHANNEL]),
+            Reply::Nil,
+            "of nothing"
+        );
     }
     bench.held_by(A, "30000", "2");
     for holds in ["0", "1"] {
-        assert_eq!(bench.untouched(RELEASE, &[LOCK], &[B, holds, CHANNEL]), Reply::Nil);
-        // neither a part of the name nor more than the name is the name
-        assert_eq!(bench.untouched(RELEASE, &[LOCK], &[&A[..36], holds, CHANNEL]), Reply::Nil);
-        assert_eq!(bench.untouched(RELEASE, &[LOCK], &[&format!("{A}.1"), holds, CHANNEL]), Reply::Nil);
+        assert_eq!(
+            bench.untouched(RELEASE, &[LOCK], &[B, holds, CHANNEL]),
+            Reply::Nil
+        );
+        // neither a part of the owner nor a longer name matches
+        assert_eq!(
+            bench.untouched(RELEASE, &[LOCK], &[&A[..36], holds, CHANNEL]),
+            Reply::Nil
+        );
+        assert_eq!(
+            bench.untouched(RELEASE, &[LOCK], &[&format!("{A}.1"), holds, CHANNEL]),
+            Reply::Nil
+        );
     }
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
 }
 
-/// `n>m`: whoever does not keep the count alone. The same for each record that counts.
+/// `n>m`: a release by a client that may not be the only one to count. Holds for each kind whose
+/// record has a count.
 #[test]
 #[allow(clippy::type_complexity, reason = "a table")]
-fn release_of_a_count_that_the_record_does_not_say_answers_it_and_changes_nothing() {
-    let (fair, rw) = (["redisson_lock_queue:{l}", "redisson_lock_timeout:{l}", "nestlock_fair_seen:{l}"], "{l}:");
+fn release_of_a_wrong_count_returns_the_real_one_and_no_change() {
+    let (fair, rw) = (
+        [
+            "redisson_lock_queue:{l}",
+            "redisson_lock_timeout:{l}",
+            "nestlock_fair_seen:{l}",
+        ],
+        "{l}:",
+    );
     let writer = format!("{A}:write");
-    let of = |field: &str| ["HSET".to_owned(), "l".to_owned(), field.to_owned(), "2".to_owned()];
+    let of = |field: &str| {
+        [
+            "HSET".to_owned(),
+            "l".to_owned(),
+            field.to_owned(),
+            "2".to_owned(),
+        ]
+    };
     let kinds: [(&str, Vec<&str>, Vec<&str>, &str, Option<&str>); 5] = [
         (RELEASE, vec!["l"], vec!["c"], A, None),
-        ("fair/release", [&["l"][..], &fair].concat(), vec!["c", "0"], A, None),
-        ("read_write/read_release", vec!["l", "readers"], vec!["c", rw], A, Some("read")),
-        ("read_write/write_release", vec!["l", "intent"], vec!["c", rw], &writer, Some("write")),
-        ("read_write/write_release_record", vec!["l"], vec!["c"], &writer, Some("write")),
+        (
+            "fair/release",
+            [&["l"][..], &fair].concat(),
+            vec!["c", "0"],
+            A,
+            None,
+        ),
+        (
+            "read_write/read_release",
+            vec!["l", "readers"],
+            vec!["c", rw],
+            A,
+            Some("read"),
+        ),
+        (
+            "read_write/write_release",
+            vec!["l", "intent"],
+            vec!["c", rw],
+            &writer,
+            Some("write"),
+        ),
+        (
+            "read_write/write_release_record",
+            vec!["l"],
+            vec!["c"],
+            &writer,
+            Some("write"),
+        ),
     ];
     for (script, keys, rest, field, mode) in kinds {
         let bench = Bench::new();
@@ -345,21 +489,50 @@ fn release_of_a_count_that_the_record_does_not_say_answers_it_and_changes_nothin
         }
         if mode == Some("read") {
             for hold in ["1", "2"] {
-                bench.set_up(&["SET", &format!("{rw}{A}:rwlock_timeout:{hold}"), "1", "PX", "60000"]);
+                bench.set_up(&[
+                    "SET",
+                    &format!("{rw}{A}:rwlock_timeout:{hold}"),
+                    "1",
+                    "PX",
+                    "60000",
+                ]);
             }
         }
         bench.set_up(&["PEXPIRE", "l", "60000"]);
         for other in ["1>0", "3>2", "3>0"] {
             let answer = bench.untouched(script, &keys, &args(other));
-            assert_eq!(answer.list(), [Reply::Int(0), Reply::Int(2)], "{script} {other}");
+            assert_eq!(
+                answer.list(),
+                [Reply::Int(0), Reply::Int(2)],
+                "{script} {other}"
+            );
         }
         for wrong in ["0>0", ">1", "2>", "2>-1", "2>1>0", "a>b"] {
-            assert!(bench.refused(script, &keys, &args(wrong)).contains("holds"), "{script} {wrong}");
+            assert!(
+                bench.refused(script, &keys, &args(wrong)).contains("holds"),
+                "{script} {wrong}"
+            );
         }
-        assert_eq!(bench.run(script, &keys, &args("2>1")), Reply::Int(0), "{script}");
-        assert_eq!(bench.untouched(script, &keys, &args("2>1")).list(), [Reply::Int(0), Reply::Int(1)], "{script}");
-        assert_eq!(bench.run(script, &keys, &args("1>0")), Reply::Int(1), "{script}");
-        assert_eq!(bench.run(script, &keys, &args("1>0")), Reply::Nil, "{script}");
+        assert_eq!(
+            bench.run(script, &keys, &args("2>1")),
+            Reply::Int(0),
+            "{script}"
+        );
+        assert_eq!(
+            bench.untouched(script, &keys, &args("2>1")).list(),
+            [Reply::Int(0), Reply::Int(1)],
+            "{script}"
+        );
+        assert_eq!(
+            bench.run(script, &keys, &args("1>0")),
+            Reply::Int(1),
+            "{script}"
+        );
+        assert_eq!(
+            bench.run(script, &keys, &args("1>0")),
+            Reply::Nil,
+            "{script}"
+        );
         assert_eq!(bench.snapshot(), [], "{script}");
     }
 }
@@ -371,14 +544,18 @@ fn release_deletes_its_own_field_only() {
     bench.set_up(&["HSET", LOCK, "name", "Ada"]);
     let expires = bench.expires(LOCK);
     assert_eq!(bench.release(A, "0"), Reply::Int(1));
-    assert_eq!(bench.call(&["HGETALL", LOCK]).list(), [Reply::Text("name".into()), Reply::Text("Ada".into())]);
+    assert_eq!(
+        bench.call(&["HGETALL", LOCK]).list(),
+        [Reply::Text("name".into()), Reply::Text("Ada".into())]
+    );
     assert_eq!(bench.expires(LOCK), expires);
 }
 
 // --- renew ---
 
+/// A renewal replies for each lock, and one bad key costs the others nothing.
 #[test]
-fn renew_answers_for_each_lock_and_one_bad_key_costs_the_others_nothing() {
+fn renew_replies_for_each_lock_and_a_bad_key_harms_no_other() {
     let bench = Bench::new();
     for lock in ["held", "long", "taken", "persisted"] {
         let owner = if lock == "taken" { B } else { A };
@@ -390,12 +567,34 @@ fn renew_answers_for_each_lock_and_one_bad_key_costs_the_others_nothing() {
     bench.set_up(&["HSET", "hash", "name", "Ada"]);
     bench.set_up(&["HSET", "rw", "mode", "read", R, "1"]);
     assert_eq!(bench.run(ACQUIRE, &["last"], &[A, "10000", "1"]), ACQUIRED);
-    let keys = ["string", "held", "gone", "taken", "hash", "long", "rw", "persisted", "last"];
+    let keys = [
+        "string",
+        "held",
+        "gone",
+        "taken",
+        "hash",
+        "long",
+        "rw",
+        "persisted",
+        "last",
+    ];
     let args = leases(&[A; 9], "30000");
-    let values = || -> Vec<_> { bench.server.dump().into_iter().map(|(key, value, _)| (key, value)).collect() };
+    let values = || -> Vec<_> {
+        bench
+            .server
+            .dump()
+            .into_iter()
+            .map(|(key, value, _)| (key, value))
+            .collect()
+    };
     let (others, long) = (values(), (Instant::now(), bench.expires("long")));
     for _ in 0..2 {
-        let answers: Vec<i64> = bench.run(RENEW, &keys, &args).list().iter().map(Reply::int).collect();
+        let answers: Vec<i64> = bench
+            .run(RENEW, &keys, &args)
+            .list()
+            .iter()
+            .map(Reply::int)
+            .collect();
         assert_eq!(answers, [-1, 1, 0, -1, -1, 1, -1, 1, 1]);
     }
     assert_eq!(values(), others, "renewing writes no value");
@@ -404,7 +603,10 @@ fn renew_answers_for_each_lock_and_one_bad_key_costs_the_others_nothing() {
         assert!((25_000..=30_000).contains(&ttl), "{lock}: {ttl}");
     }
     bench.assert_left("long", long, 2);
-    assert!(bench.server.pttl("taken") <= 10_000, "somebody else's lock is not renewed");
+    assert!(
+        bench.server.pttl("taken") <= 10_000,
+        "somebody else's lock is not renewed"
+    );
     assert_eq!(bench.server.pttl("persisted"), -1);
     for data in ["string", "hash", "rw"] {
         assert_eq!(bench.server.pttl(data), -1, "{data}");
@@ -416,14 +618,25 @@ fn renew_answers_minus_2_where_the_server_refuses() {
     let bench = Bench::real();
     bench.held_by(A, "10000", "1");
     assert_eq!(bench.run(ACQUIRE, &["long"], &[A, "90000", "1"]), ACQUIRED);
-    bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-pexpire"]);
+    bench.set_up(&[
+        "ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-pexpire",
+    ]);
     let mut limited = bench.server.wire();
     limited.call(&["AUTH", "limited", "pw"]).unwrap();
     let before = bench.snapshot();
-    let command = eval(&source(RENEW), &[LOCK, "gone", "long"], &leases(&[A; 3], "30000"));
-    let reply = limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
-    // a longer TTL is set again, for WAIT
-    assert_eq!(reply.list(), [Reply::Int(-2), Reply::Int(0), Reply::Int(-2)]);
+    let command = eval(
+        &source(RENEW),
+        &[LOCK, "gone", "long"],
+        &leases(&[A; 3], "30000"),
+    );
+    let reply = limited
+        .call(&command.iter().map(String::as_str).collect::<Vec<_>>())
+        .unwrap();
+    // a longer TTL is set again as well, so that WAIT has a write to confirm
+    assert_eq!(
+        reply.list(),
+        [Reply::Int(-2), Reply::Int(0), Reply::Int(-2)]
+    );
     assert_eq!(bench.snapshot(), before);
 }
 
@@ -432,16 +645,32 @@ fn renew_of_a_single_lock_answers_the_servers_refusal() {
     let bench = Bench::real();
     bench.held_by(A, "10000", "1");
     for denied in ["pexpire", "pttl", "hmget"] {
-        bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", &format!("-{denied}")]);
+        bench.set_up(&[
+            "ACL",
+            "SETUSER",
+            "limited",
+            "on",
+            ">pw",
+            "~*",
+            "&*",
+            "+@all",
+            &format!("-{denied}"),
+        ]);
         let mut limited = bench.server.wire();
         limited.call(&["AUTH", "limited", "pw"]).unwrap();
         let before = bench.snapshot();
         for keys in [&[LOCK] as &[&str], &[LOCK, LOCK]] {
             let command = eval(&source(RENEW), keys, &leases(&vec![A; keys.len()], "30000"));
-            let reply = limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+            let reply = limited
+                .call(&command.iter().map(String::as_str).collect::<Vec<_>>())
+                .unwrap();
             match reply {
-                Reply::Error(error) if keys.len() == 1 => assert!(is_denial(&error), "without {denied}: {error}"),
-                Reply::List(answers) if keys.len() == 2 => assert_eq!(answers, [Reply::Int(-2), Reply::Int(-2)]),
+                Reply::Error(error) if keys.len() == 1 => {
+                    assert!(is_denial(&error), "without {denied}: {error}");
+                }
+                Reply::List(answers) if keys.len() == 2 => {
+                    assert_eq!(answers, [Reply::Int(-2), Reply::Int(-2)]);
+                }
                 reply => panic!("without {denied}: {reply:?}"),
             }
         }
@@ -468,9 +697,15 @@ fn renew_gives_each_lock_its_own_lease() {
         assert_eq!(bench.run(ACQUIRE, &[lock], &[A, "10000", "1"]), ACQUIRED);
     }
     let args = [A, "30000", A, "600000", B, "60000"];
-    assert_eq!(bench.run(RENEW, &["a", "b", "c"], &args).list(), [1, 1, -1].map(Reply::Int));
+    assert_eq!(
+        bench.run(RENEW, &["a", "b", "c"], &args).list(),
+        [1, 1, -1].map(Reply::Int)
+    );
     let ttls = ["a", "b", "c"].map(|lock| bench.server.pttl(lock) / 5_000);
-    assert!((5..=6).contains(&ttls[0]) && (119..=120).contains(&ttls[1]) && (1..=2).contains(&ttls[2]), "{ttls:?}");
+    assert!(
+        (5..=6).contains(&ttls[0]) && (119..=120).contains(&ttls[1]) && (1..=2).contains(&ttls[2]),
+        "{ttls:?}"
+    );
 }
 
 #[test]
@@ -481,7 +716,10 @@ fn renew_takes_500_locks_at_once() {
         assert_eq!(bench.run(ACQUIRE, &[lock], &[A, "10000", "1"]), ACQUIRED);
     }
     let keys: Vec<&str> = locks.iter().map(String::as_str).collect();
-    assert_eq!(bench.run(RENEW, &keys, &leases(&[A; 500], "30000")).list(), vec![Reply::Int(1); 500]);
+    assert_eq!(
+        bench.run(RENEW, &keys, &leases(&[A; 500], "30000")).list(),
+        vec![Reply::Int(1); 500]
+    );
     assert!(locks.iter().all(|lock| bench.server.pttl(lock) > 20_000));
 }
 
@@ -493,31 +731,41 @@ fn acquire_together_answers_1_and_writes_every_record() {
     assert_eq!(bench.run(ALL, &LOCKS, &[A, "30000"]), ACQUIRED);
     for lock in LOCKS {
         assert_eq!(bench.server.record(lock), [(A.to_owned(), 1)]);
-        assert!((25_000..=30_000).contains(&bench.server.pttl(lock)), "{lock}");
+        assert!(
+            (25_000..=30_000).contains(&bench.server.pttl(lock)),
+            "{lock}"
+        );
     }
     assert_eq!(bench.snapshot().len(), 3, "nothing but the records");
 }
 
+/// An acquire of locks together that is sent twice changes nothing but a shorter TTL.
 #[test]
-fn acquire_together_sent_twice_changes_nothing_but_a_shorter_ttl() {
+fn acquire_together_sent_twice_changes_only_a_shorter_ttl() {
     let bench = Bench::new();
     for lease in ["60000", "60000", "30000"] {
         assert_eq!(bench.run(ALL, &LOCKS, &[A, lease]), ACQUIRED);
-        assert!(LOCKS.iter().all(|lock| bench.server.pttl(lock) > 50_000), "the longer TTL stays");
+        assert!(
+            LOCKS.iter().all(|lock| bench.server.pttl(lock) > 50_000),
+            "the longer TTL stays"
+        );
     }
-    // a part of them is held, and a hold is nested in one of those
+    // some of them are held, and one of those has a nested hold
     bench.set_up(&["DEL", "b"]);
     bench.set_up(&["HSET", "c", A, "2"]);
     let kept = bench.expires("a");
     assert_eq!(bench.run(ALL, &LOCKS, &[A, "1000"]), ACQUIRED);
     for lock in LOCKS {
-        assert_eq!(bench.server.record(lock), [(A.to_owned(), if lock == "c" { 2 } else { 1 })]);
+        assert_eq!(
+            bench.server.record(lock),
+            [(A.to_owned(), if lock == "c" { 2 } else { 1 })]
+        );
     }
     assert_eq!(bench.expires("a"), kept);
     assert!(bench.server.pttl("b") <= 1000);
 }
 
-/// H3: nor does a record without a TTL count as free.
+/// H3: a record without a TTL does not count as free either.
 #[test]
 fn h3_acquire_together_answers_which_one_is_busy_and_takes_none() {
     for (at, lock) in LOCKS.into_iter().enumerate() {
@@ -526,14 +774,21 @@ fn h3_acquire_together_answers_which_one_is_busy_and_takes_none() {
         let number = at as i64 + 1;
         let answer = bench.untouched(ALL, &LOCKS, &[A, "60000"]);
         assert_eq!(answer.list()[0], Reply::Int(number));
-        assert!((25_000..=30_000).contains(&answer.list()[1].int()), "{answer:?}");
+        assert!(
+            (25_000..=30_000).contains(&answer.list()[1].int()),
+            "{answer:?}"
+        );
         bench.set_up(&["PERSIST", lock]);
-        assert_eq!(bench.untouched(ALL, &LOCKS, &[A, "60000"]).list(), [Reply::Int(number), Reply::Int(-1)]);
+        assert_eq!(
+            bench.untouched(ALL, &LOCKS, &[A, "60000"]).list(),
+            [Reply::Int(number), Reply::Int(-1)]
+        );
     }
 }
 
+/// An acquire of locks together refuses what is no record, and takes none of them.
 #[test]
-fn f29_f30_acquire_together_refuses_what_is_no_record_and_takes_none() {
+fn f29_f30_acquire_together_refuses_a_non_record_and_takes_none() {
     let bench = Bench::new();
     let locks = ["a", LOCK, "c"];
     for what in 0..5 {
@@ -542,27 +797,35 @@ fn f29_f30_acquire_together_refuses_what_is_no_record_and_takes_none() {
         assert_eq!(answer.list(), [Reply::Int(2), Reply::Int(-3)], "{name}");
     }
     bench.put(&["SET", LOCK, "data"]);
-    assert!(bench.refused(ALL, &locks, &[A, "30000"]).starts_with("WRONGTYPE"));
+    assert!(
+        bench
+            .refused(ALL, &locks, &[A, "30000"])
+            .starts_with("WRONGTYPE")
+    );
 }
 
-/// H1, H2, F39: where the server refuses the TTL, nothing is left of what was written before.
+/// H1, H2, F39: if the server refuses a TTL, the script undoes all earlier writes.
 #[test]
 fn h1_h2_f39_acquire_together_takes_every_write_back() {
     let bench = Bench::new();
     for lease in NO_LEASES {
         bench.refused(ALL, &LOCKS, &[A, lease]);
     }
-    // what was held before stays
+    // an earlier hold stays
     assert_eq!(bench.run(ACQUIRE, &["a"], &[A, "30000", "1"]), ACQUIRED);
     bench.refused(ALL, &LOCKS, &[A, "9223372036854775807"]);
 
     let bench = Bench::real();
     for denied in ["-pexpire", "-hset"] {
-        bench.set_up(&["ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", denied]);
+        bench.set_up(&[
+            "ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", denied,
+        ]);
         let mut limited = bench.server.wire();
         limited.call(&["AUTH", "limited", "pw"]).unwrap();
         let command = eval(&source(ALL), &LOCKS, &[A, "30000"]);
-        let reply = limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+        let reply = limited
+            .call(&command.iter().map(String::as_str).collect::<Vec<_>>())
+            .unwrap();
         assert!(reply.is_error(), "{denied}: {reply:?}");
         assert_eq!(bench.snapshot(), [], "{denied}: {reply:?}");
     }
@@ -573,23 +836,38 @@ fn release_together_answers_for_each_and_says_so_once() {
     let bench = Bench::new();
     let mut ears = [bench.listen("heard:a"), bench.listen("heard:c")];
     assert_eq!(bench.run(ALL, &LOCKS, &[A, "30000"]), ACQUIRED);
-    assert_eq!(bench.run(RELEASE_ALL, &LOCKS, &CHANNELS).list(), vec![Reply::Int(1); 3]);
+    assert_eq!(
+        bench.run(RELEASE_ALL, &LOCKS, &CHANNELS).list(),
+        vec![Reply::Int(1); 3]
+    );
     assert_eq!(bench.snapshot(), []);
     assert!(ears.iter_mut().all(|ears| ears.heard(&bench) == ["0"]));
     // sent twice
-    assert_eq!(bench.untouched(RELEASE_ALL, &LOCKS, &CHANNELS).list(), vec![Reply::Nil; 3]);
-    // each of its own owner
+    assert_eq!(
+        bench.untouched(RELEASE_ALL, &LOCKS, &CHANNELS).list(),
+        vec![Reply::Nil; 3]
+    );
+    // each with its own owner
     assert_eq!(bench.run(ACQUIRE, &["a"], &[A, "30000", "1"]), ACQUIRED);
     assert_eq!(bench.run(ACQUIRE, &["b"], &[B, "30000", "1"]), ACQUIRED);
-    assert_eq!(bench.run(RELEASE_ALL, &LOCKS[..2], &[A, "", B, ""]).list(), vec![Reply::Int(1); 2]);
+    assert_eq!(
+        bench.run(RELEASE_ALL, &LOCKS[..2], &[A, "", B, ""]).list(),
+        vec![Reply::Int(1); 2]
+    );
     assert_eq!(bench.snapshot(), []);
-    // held by others, or together with data; however often
+    // held by another owner, or next to other data; any hold count
     assert_eq!(bench.run(ACQUIRE, &["a"], &[B, "30000", "1"]), ACQUIRED);
     bench.set_up(&["HSET", "b", A, "3", "name", "Ada"]);
     bench.set_up(&["HSET", "c", A, "1", "mode", "read"]);
-    assert_eq!(bench.run(RELEASE_ALL, &LOCKS, &CHANNELS).list(), [Reply::Nil, Reply::Int(1), Reply::Nil]);
+    assert_eq!(
+        bench.run(RELEASE_ALL, &LOCKS, &CHANNELS).list(),
+        [Reply::Nil, Reply::Int(1), Reply::Nil]
+    );
     assert_eq!(bench.server.record("a"), [(B.to_owned(), 1)]);
-    assert_eq!(bench.call(&["HGETALL", "b"]).list(), [Reply::Text("name".into()), Reply::Text("Ada".into())]);
+    assert_eq!(
+        bench.call(&["HGETALL", "b"]).list(),
+        [Reply::Text("name".into()), Reply::Text("Ada".into())]
+    );
     assert_eq!(bench.call(&["HLEN", "c"]), Reply::Int(2));
     assert!(ears.iter_mut().all(|ears| ears.heard(&bench).is_empty()));
 }
@@ -605,25 +883,43 @@ fn release_together_writes_nothing_where_it_is_refused() {
     assert!(error.starts_with("WRONGTYPE"), "{error}");
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
 
-    bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "resetchannels", "&heard:a", "+@all"]);
+    bench.set_up(&[
+        "ACL",
+        "SETUSER",
+        "limited",
+        "on",
+        ">pw",
+        "~*",
+        "resetchannels",
+        "&heard:a",
+        "+@all",
+    ]);
     let mut limited = bench.server.wire();
     limited.call(&["AUTH", "limited", "pw"]).unwrap();
     let before = bench.snapshot();
     let command = eval(&source(RELEASE_ALL), &LOCKS, &CHANNELS);
-    assert!(limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap().is_error());
+    assert!(
+        limited
+            .call(&command.iter().map(String::as_str).collect::<Vec<_>>())
+            .unwrap()
+            .is_error()
+    );
     assert_eq!(bench.snapshot(), before);
 }
 
-/// R25, H12, F25: as one lock.
+/// R25, H12, F25: the same as for one lock.
 #[test]
-fn h12_f25_without_memory_nothing_is_taken_together_and_everything_given_back() {
+fn h12_f25_a_full_server_takes_no_locks_together_and_frees_all() {
     let bench = Bench::real();
     assert_eq!(bench.run(ALL, &LOCKS[..2], &[A, "30000"]), ACQUIRED);
     bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
     for locks in [&LOCKS[..], &LOCKS[2..]] {
         assert!(bench.refused(ALL, locks, &[A, "60000"]).starts_with("OOM"));
     }
-    assert_eq!(bench.run(RELEASE_ALL, &LOCKS[..2], &CHANNELS[..4]).list(), vec![Reply::Int(1); 2]);
+    assert_eq!(
+        bench.run(RELEASE_ALL, &LOCKS[..2], &CHANNELS[..4]).list(),
+        vec![Reply::Int(1); 2]
+    );
     assert_eq!(bench.snapshot(), []);
 }
 
@@ -635,19 +931,26 @@ fn five_hundred_locks_are_taken_and_given_back_together() {
     assert_eq!(bench.run(ALL, &keys, &[A, "30000"]), ACQUIRED);
     assert!(keys.iter().all(|lock| bench.server.pttl(lock) > 20_000));
     let args: Vec<&str> = std::iter::repeat_n([A, CHANNEL], 500).flatten().collect();
-    assert_eq!(bench.run(RELEASE_ALL, &keys, &args).list(), vec![Reply::Int(1); 500]);
+    assert_eq!(
+        bench.run(RELEASE_ALL, &keys, &args).list(),
+        vec![Reply::Int(1); 500]
+    );
     assert_eq!(bench.snapshot(), []);
 }
 
 // --- force_release and inspect ---
 
-/// P8: whoever waits is told.
+/// P8: waiters get one message.
 #[test]
 fn p8_force_release_frees_anybodys_lock_and_says_so_once() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for _ in 0..2 {
-        assert_eq!(bench.untouched(FORCE, &[LOCK], &[CHANNEL]), Reply::Int(0), "nobody holds it");
+        assert_eq!(
+            bench.untouched(FORCE, &[LOCK], &[CHANNEL]),
+            Reply::Int(0),
+            "nobody holds it"
+        );
     }
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
     for persisted in [false, true] {
@@ -657,7 +960,11 @@ fn p8_force_release_frees_anybodys_lock_and_says_so_once() {
         }
         assert_eq!(bench.run(FORCE, &[LOCK], &[CHANNEL]), Reply::Int(1));
         assert_eq!(bench.snapshot(), []);
-        assert_eq!(bench.untouched(FORCE, &[LOCK], &[CHANNEL]), Reply::Int(0), "sent twice");
+        assert_eq!(
+            bench.untouched(FORCE, &[LOCK], &[CHANNEL]),
+            Reply::Int(0),
+            "sent twice"
+        );
         assert_eq!(ears.heard(&bench), ["0"]);
     }
 }
@@ -668,10 +975,26 @@ fn f30_force_release_and_inspect_leave_other_hashes_alone() {
     let mut ears = bench.listen(CHANNEL);
     for what in 0..5 {
         let name = bench.put_hash(what);
-        assert_eq!(bench.untouched(FORCE, &[LOCK], &[CHANNEL]), Reply::Int(-3), "{name}");
-        assert_eq!(bench.untouched(INSPECT, &[LOCK], &[]), Reply::Int(-3), "{name}");
-        assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A, "0", CHANNEL]), Reply::Nil, "{name}");
-        assert_eq!(bench.untouched(RENEW, &[LOCK], &[A, "30000"]), Reply::List(vec![Reply::Int(-1)]), "{name}");
+        assert_eq!(
+            bench.untouched(FORCE, &[LOCK], &[CHANNEL]),
+            Reply::Int(-3),
+            "{name}"
+        );
+        assert_eq!(
+            bench.untouched(INSPECT, &[LOCK], &[]),
+            Reply::Int(-3),
+            "{name}"
+        );
+        assert_eq!(
+            bench.untouched(RELEASE, &[LOCK], &[A, "0", CHANNEL]),
+            Reply::Nil,
+            "{name}"
+        );
+        assert_eq!(
+            bench.untouched(RENEW, &[LOCK], &[A, "30000"]),
+            Reply::List(vec![Reply::Int(-1)]),
+            "{name}"
+        );
     }
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
 }
@@ -686,12 +1009,15 @@ fn inspect_answers_nil_or_who_holds_it_and_writes_nothing() {
     assert_eq!(answer.list()[1..], [Reply::Text(A.into()), Reply::Int(4)]);
     bench.set_up(&["PERSIST", LOCK]);
     let answer = bench.untouched(INSPECT, &[LOCK], &[]);
-    assert_eq!(answer.list(), [Reply::Int(-1), Reply::Text(A.into()), Reply::Int(4)]);
+    assert_eq!(
+        answer.list(),
+        [Reply::Int(-1), Reply::Text(A.into()), Reply::Int(4)]
+    );
 }
 
 // --- a full server, and a Redisson peer ---
 
-/// R25, H12, F25: without memory nothing is acquired, and everything can be released and renewed.
+/// R25, H12, F25: without memory, acquires are refused, but releases and renewals work.
 #[test]
 fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
     let bench = Bench::real();
@@ -700,12 +1026,27 @@ fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
     for maxmemory in ["0", "1"] {
         bench.set_up(&["CONFIG", "SET", "maxmemory", maxmemory]);
     }
-    assert!(bench.refused(ACQUIRE, &["other"], &[A, "30000", "1"]).starts_with("OOM"));
-    assert!(busy_ttl(&bench.untouched(ACQUIRE, &[LOCK], &[B, "30000", "1"])) > 0, "busy as ever");
-    assert!(bench.refused(ACQUIRE, &[LOCK], &[A, "1", "3"]).starts_with("OOM"), "a re-entry is one more number");
+    assert!(
+        bench
+            .refused(ACQUIRE, &["other"], &[A, "30000", "1"])
+            .starts_with("OOM")
+    );
+    assert!(
+        busy_ttl(&bench.untouched(ACQUIRE, &[LOCK], &[B, "30000", "1"])) > 0,
+        "busy as ever"
+    );
+    assert!(
+        bench
+            .refused(ACQUIRE, &[LOCK], &[A, "1", "3"])
+            .starts_with("OOM"),
+        "a re-entry is one more number"
+    );
     assert_eq!(bench.release(A, "1"), Reply::Int(0), "one number less");
     bench.assert_record(A, 1);
-    assert_eq!(bench.run(RENEW, &[LOCK], &[A, "30000"]).list(), [Reply::Int(1)]);
+    assert_eq!(
+        bench.run(RENEW, &[LOCK], &[A, "30000"]).list(),
+        [Reply::Int(1)]
+    );
     bench.assert_ttl_about(30_000);
     assert!(bench.untouched(INSPECT, &[LOCK], &[]).list()[0].int() > 0);
     assert_eq!(bench.release(A, "0"), Reply::Int(1));
@@ -726,14 +1067,20 @@ fn a_record_that_redisson_wrote_is_respected() {
     bench.set_up(&["HINCRBY", LOCK, R, "1"]);
     bench.set_up(&["PEXPIRE", LOCK, "30000"]);
     assert!(busy_ttl(&bench.untouched(ACQUIRE, &[LOCK], &[A, "60000", "1"])) > 25_000);
-    assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A, "0", CHANNEL]), Reply::Nil);
-    assert_eq!(bench.untouched(RENEW, &[LOCK], &[A, "60000"]), Reply::List(vec![Reply::Int(-1)]));
+    assert_eq!(
+        bench.untouched(RELEASE, &[LOCK], &[A, "0", CHANNEL]),
+        Reply::Nil
+    );
+    assert_eq!(
+        bench.untouched(RENEW, &[LOCK], &[A, "60000"]),
+        Reply::List(vec![Reply::Int(-1)])
+    );
     bench.set_up(&["HINCRBY", LOCK, R, "1"]);
     let answer = bench.untouched(INSPECT, &[LOCK], &[]);
     assert_eq!(answer.list()[1..], [Reply::Text(R.into()), Reply::Int(2)]);
     assert_eq!(bench.run(FORCE, &[LOCK], &[CHANNEL]), Reply::Int(1));
     assert_eq!(ears.heard(&bench), ["0"]);
-    // and what we write, Redisson can count on
+    // Redisson can do arithmetic on nestlock's count
     bench.held_by(A, "30000", "2");
     assert_eq!(bench.call(&["HINCRBY", LOCK, A, "-1"]), Reply::Int(1));
 }
@@ -751,7 +1098,10 @@ fn nothing_is_published_anywhere_else() {
     bench.release(A, "0");
     bench.set_up(&["PUBLISH", "end", "end"]);
     let first = wire.read().unwrap();
-    assert_eq!(first.list()[2..], [Reply::Text(CHANNEL.into()), Reply::Text("0".into())]);
+    assert_eq!(
+        first.list()[2..],
+        [Reply::Text(CHANNEL.into()), Reply::Text("0".into())]
+    );
     assert_eq!(wire.read().unwrap().list()[2], Reply::Text("end".into()));
 }
 
@@ -783,21 +1133,21 @@ enum Op {
 struct Held {
     owner: usize,
     holds: i64,
-    /// `None`: no TTL.
+    /// `None` means no TTL.
     ttl: Option<i64>,
 }
 
-/// What a script should answer: a number, or one that counts down from here.
+/// The expected reply: an exact number, or one that counts down from here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Nil,
     Exactly(i64),
     About(i64),
-    /// Of a lock that is held by another owner.
+    /// The lock is held by another owner.
     Busy(Option<i64>),
 }
 
-/// What the scripts should do, in a few lines.
+/// A model of the scripts in a few lines.
 #[derive(Debug, Default)]
 struct Model {
     held: Option<Held>,
@@ -809,13 +1159,35 @@ impl Model {
         let ttl_or = |ttl: Option<i64>| ttl.map_or(Answer::Exactly(-1), Answer::About);
         match (op, self.held) {
             (Op::Acquire { holds, .. }, None) if holds > 1 => Answer::Exactly(-2),
-            (Op::Acquire { owner, lease, holds }, None) => {
-                self.held = Some(Held { owner, holds, ttl: Some(lease) });
+            (
+                Op::Acquire {
+                    owner,
+                    lease,
+                    holds,
+                },
+                None,
+            ) => {
+                self.held = Some(Held {
+                    owner,
+                    holds,
+                    ttl: Some(lease),
+                });
                 Answer::Exactly(1)
             }
-            (Op::Acquire { owner, lease, holds }, Some(held)) if held.owner == owner => {
+            (
+                Op::Acquire {
+                    owner,
+                    lease,
+                    holds,
+                },
+                Some(held),
+            ) if held.owner == owner => {
                 let ttl = held.ttl.map(|ttl| ttl.max(lease));
-                self.held = Some(Held { owner, holds: holds.max(held.holds), ttl });
+                self.held = Some(Held {
+                    owner,
+                    holds: holds.max(held.holds),
+                    ttl,
+                });
                 Answer::Exactly(1)
             }
             (Op::Acquire { holds, .. }, Some(_)) if holds > 1 => Answer::Exactly(-2),
@@ -826,13 +1198,21 @@ impl Model {
                 Answer::Exactly(1)
             }
             (Op::Release { owner, holds }, Some(held)) if held.owner == owner => {
-                self.held = Some(Held { holds: holds.min(held.holds), ..held });
+                self.held = Some(Held {
+                    holds: holds.min(held.holds),
+                    ..held
+                });
                 Answer::Exactly(0)
             }
             (Op::Release { .. }, _) | (Op::Inspect, None) => Answer::Nil,
-            (Op::Renew { .. } | Op::ForceRelease | Op::Expire | Op::Persist, None) => Answer::Exactly(0),
+            (Op::Renew { .. } | Op::ForceRelease | Op::Expire | Op::Persist, None) => {
+                Answer::Exactly(0)
+            }
             (Op::Renew { owner, lease }, Some(held)) if held.owner == owner => {
-                self.held = Some(Held { ttl: held.ttl.map(|ttl| ttl.max(lease)), ..held });
+                self.held = Some(Held {
+                    ttl: held.ttl.map(|ttl| ttl.max(lease)),
+                    ..held
+                });
                 Answer::Exactly(1)
             }
             (Op::Renew { .. }, Some(_)) => Answer::Exactly(-1),
@@ -871,26 +1251,48 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     vec(op, 1..25)
 }
 
-/// The scripts by their digests, so that a case is fast.
+/// The scripts by their digests, which makes each case fast.
 struct Digests([String; 5]);
 
 impl Digests {
     fn load(wire: &mut Wire) -> Self {
-        let mut load = |script| wire.call(&["SCRIPT", "LOAD", &source(script)]).unwrap().text().to_owned();
+        let mut load = |script| {
+            wire.call(&["SCRIPT", "LOAD", &source(script)])
+                .unwrap()
+                .text()
+                .to_owned()
+        };
         Self([ACQUIRE, RELEASE, RENEW, FORCE, INSPECT].map(&mut load))
     }
 
     fn run(&self, wire: &mut Wire, op: Op) -> Reply {
         let [acquire, release, renew, force, inspect] = &self.0;
         match op {
-            Op::Acquire { owner, lease, holds } => {
+            Op::Acquire {
+                owner,
+                lease,
+                holds,
+            } => {
                 let (lease, holds) = (lease.to_string(), holds.to_string());
                 wire.call(&["EVALSHA", acquire, "1", LOCK, OWNERS[owner], &lease, &holds])
             }
-            Op::Release { owner, holds } => {
-                wire.call(&["EVALSHA", release, "1", LOCK, OWNERS[owner], &holds.to_string(), CHANNEL])
-            }
-            Op::Renew { owner, lease } => wire.call(&["EVALSHA", renew, "1", LOCK, OWNERS[owner], &lease.to_string()]),
+            Op::Release { owner, holds } => wire.call(&[
+                "EVALSHA",
+                release,
+                "1",
+                LOCK,
+                OWNERS[owner],
+                &holds.to_string(),
+                CHANNEL,
+            ]),
+            Op::Renew { owner, lease } => wire.call(&[
+                "EVALSHA",
+                renew,
+                "1",
+                LOCK,
+                OWNERS[owner],
+                &lease.to_string(),
+            ]),
             Op::ForceRelease => wire.call(&["EVALSHA", force, "1", LOCK, CHANNEL]),
             Op::Inspect => wire.call(&["EVALSHA", inspect, "1", LOCK]),
             Op::Expire => wire.call(&["PEXPIRE", LOCK, "0"]),
@@ -909,7 +1311,12 @@ fn any_sequence_of_calls_agrees_with_the_model() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     let digests = Digests::load(&mut bench.wire.borrow_mut());
-    let config = Config { cases: 300, failure_persistence: None, rng_seed: RngSeed::Fixed(7), ..Config::default() };
+    let config = Config {
+        cases: 300,
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(7),
+        ..Config::default()
+    };
     let ears = std::cell::RefCell::new(&mut ears);
     let outcome = TestRunner::new(config).run(&ops(), |ops| {
         bench.set_up(&["DEL", LOCK]);
@@ -922,7 +1329,13 @@ fn any_sequence_of_calls_agrees_with_the_model() {
                 (Op::Renew { .. }, Reply::List(answers)) => answers[0].clone(),
                 (Op::Inspect, Reply::List(answer)) => {
                     let held = model.held.expect("held");
-                    prop_assert_eq!(&answer[1..], [Reply::Text(OWNERS[held.owner].into()), Reply::Int(held.holds)]);
+                    prop_assert_eq!(
+                        &answer[1..],
+                        [
+                            Reply::Text(OWNERS[held.owner].into()),
+                            Reply::Int(held.holds)
+                        ]
+                    );
                     answer[0].clone()
                 }
                 _ => reply,
@@ -931,7 +1344,9 @@ fn any_sequence_of_calls_agrees_with_the_model() {
                 (Answer::Nil, Reply::Nil) => true,
                 (Answer::Exactly(wanted), Reply::Int(number)) => wanted == *number,
                 (Answer::About(wanted), Reply::Int(number)) => about(*number, wanted),
-                (Answer::Busy(wanted), reply) => wanted.map_or(*reply == busy(-1), |ttl| about(busy_ttl(reply), ttl)),
+                (Answer::Busy(wanted), reply) => {
+                    wanted.map_or(*reply == busy(-1), |ttl| about(busy_ttl(reply), ttl))
+                }
                 _ => false,
             };
             prop_assert!(agrees, "{:?}: wanted {:?}, got {:?}", op, wanted, reply);
@@ -940,9 +1355,17 @@ fn any_sequence_of_calls_agrees_with_the_model() {
             match model.held {
                 None => prop_assert_eq!((record.list().len(), ttl), (0, -2)),
                 Some(held) => {
-                    let wanted = [Reply::Text(OWNERS[held.owner].into()), Reply::Text(held.holds.to_string())];
+                    let wanted = [
+                        Reply::Text(OWNERS[held.owner].into()),
+                        Reply::Text(held.holds.to_string()),
+                    ];
                     prop_assert_eq!(record.list(), wanted);
-                    prop_assert!(held.ttl.map_or(ttl == -1, |lease| about(ttl, lease)), "{:?}: TTL {}", held, ttl);
+                    prop_assert!(
+                        held.ttl.map_or(ttl == -1, |lease| about(ttl, lease)),
+                        "{:?}: TTL {}",
+                        held,
+                        ttl
+                    );
                 }
             }
         }

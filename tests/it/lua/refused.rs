@@ -1,5 +1,5 @@
-//! All scripts: one that is refused has changed nothing, whichever of its commands the server refuses, and whenever a TTL
-//! ends.
+//! All scripts: a refused script has changed nothing, whichever of its commands the server refuses,
+//! and whenever a TTL ends.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -11,14 +11,19 @@ const B: &str = "0a1b2c3d-1111-4222-8333-444455556666:43";
 const L: &str = "l";
 const CHANNEL: &str = "redisson_lock__channel:{l}";
 const TOKEN: &str = "redisson_lock_token:{l}";
-const FAIR: [&str; 4] = [L, "redisson_lock_queue:{l}", "redisson_lock_timeout:{l}", "nestlock_fair_seen:{l}"];
+const FAIR: [&str; 4] = [
+    L,
+    "redisson_lock_queue:{l}",
+    "redisson_lock_timeout:{l}",
+    "nestlock_fair_seen:{l}",
+];
 const INTENT: &str = "nestlock_rwlock_intent:{l}";
 const READERS: &str = "nestlock_rwlock_readers:{l}";
 const HOLDS: &str = "{l}:";
 const SIGNAL: [&str; 2] = ["lock:l", "lock-signal:l"];
 const GUARDED: [&str; 2] = ["k", "nestlock_fence:{k}"];
 
-/// A state, the commands that make it separated by semicolons, and a script that finds it.
+/// A script and a state that it finds; `state` is a list of commands, separated by semicolons.
 struct Case {
     script: &'static str,
     state: String,
@@ -26,29 +31,54 @@ struct Case {
     args: Vec<String>,
 }
 
-/// States of every script, one for each way through it that writes.
+/// Returns states for every script, at least one for each path through it that writes.
 #[allow(clippy::too_many_lines, reason = "a table")]
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut of = |script, keys: &[&'static str], args: &[&str], states: &[&str]| {
         for state in states {
             let args = args.iter().map(ToString::to_string).collect();
-            cases.push(Case { script, state: (*state).to_owned(), keys: keys.to_vec(), args });
+            cases.push(Case {
+                script,
+                state: (*state).to_owned(),
+                keys: keys.to_vec(),
+                args,
+            });
         }
     };
     let held = &*format!("HSET l {A} 1;PEXPIRE l 20000");
     let twice = &*format!("HSET l {A} 2;PEXPIRE l 20000");
     let others = &*format!("HSET l {B} 1;PEXPIRE l 20000");
 
-    of("reentrant/acquire", &[L], &[A, "30000", "1"], &["", held, twice, others]);
+    of(
+        "reentrant/acquire",
+        &[L],
+        &[A, "30000", "1"],
+        &["", held, twice, others],
+    );
     of("reentrant/acquire", &[L], &[A, "10000", "2"], &[held]);
     of("reentrant/acquire", &[L], &[A, "30000", "2"], &[held]);
-    of("reentrant/release", &[L], &[A, "0", CHANNEL], &[held, twice, others, &format!("{held};HSET l data x")]);
+    of(
+        "reentrant/release",
+        &[L],
+        &[A, "0", CHANNEL],
+        &[held, twice, others, &format!("{held};HSET l data x")],
+    );
     of("reentrant/release", &[L], &[A, "1", CHANNEL], &[twice]);
-    of("reentrant/release", &[L], &[A, "2>1", CHANNEL], &[held, twice]);
+    of(
+        "reentrant/release",
+        &[L],
+        &[A, "2>1", CHANNEL],
+        &[held, twice],
+    );
     of("reentrant/renew", &[L], &[A, "30000"], &[held, others]);
     let two = &*format!("{held};HSET m {A} 1;PEXPIRE m 20000");
-    of("reentrant/renew", &[L, "m"], &leases(&[A, A], "30000"), &[held, two]);
+    of(
+        "reentrant/renew",
+        &[L, "m"],
+        &leases(&[A, A], "30000"),
+        &[held, two],
+    );
     let (moves, moved) = ([A, B, "30000"], [B, A, "30000"]);
     of("reentrant/transfer", &[L], &moves, &["", held, twice]);
     of("reentrant/transfer", &[L], &moved, &[held]);
@@ -61,33 +91,75 @@ fn cases() -> Vec<Case> {
         &[A, "30000"],
         &["", held, twice, second, &format!("{twice};{second}")],
     );
-    of("reentrant/release_together", &[L, "m"], &[A, CHANNEL, A, ""], &["", held, two]);
+    of(
+        "reentrant/release_together",
+        &[L, "m"],
+        &[A, CHANNEL, A, ""],
+        &["", held, two],
+    );
 
-    let (token, foreign) = (&*format!("SET {TOKEN} 41"), &*format!("{others};SET {TOKEN} 41"));
+    let (token, foreign) = (
+        &*format!("SET {TOKEN} 41"),
+        &*format!("{others};SET {TOKEN} 41"),
+    );
     let again = &*format!("{held};{token}");
-    of("fenced/acquire", &[L, TOKEN], &[A, "30000", "1"], &["", token, held, again, foreign]);
-    of("fenced/acquire", &[L, TOKEN], &[A, "30000", "2"], &[held, again]);
+    of(
+        "fenced/acquire",
+        &[L, TOKEN],
+        &[A, "30000", "1"],
+        &["", token, held, again, foreign],
+    );
+    of(
+        "fenced/acquire",
+        &[L, TOKEN],
+        &[A, "30000", "2"],
+        &[held, again],
+    );
     of("fenced/transfer", &[L, TOKEN], &moves, &["", held, again]);
     of("fenced/transfer", &[L, TOKEN], &moved, &[held, again]);
     let guarded = "SET k old;SET nestlock_fence:{k} 5";
-    of("fenced/set", &GUARDED, &["7", "new"], &["", "SET k old", guarded, "SET nestlock_fence:{k} 7"]);
+    of(
+        "fenced/set",
+        &GUARDED,
+        &["7", "new"],
+        &["", "SET k old", guarded, "SET nestlock_fence:{k} 7"],
+    );
     of("fenced/get", &GUARDED, &["7"], &["", "SET k old", guarded]);
 
     let queue = |waiters: &[&str], record: &str| {
         let mut state = record.to_owned();
         for (at, waiter) in waiters.iter().enumerate() {
-            let score = if waiter.ends_with('0') { "1".to_owned() } else { format!("900000000000{at}") };
-            let _ = write!(state, ";RPUSH {} {waiter};ZADD {} {score} {waiter}", FAIR[1], FAIR[2]);
+            let score = if waiter.ends_with('0') {
+                "1".to_owned()
+            } else {
+                format!("900000000000{at}")
+            };
+            let _ = write!(
+                state,
+                ";RPUSH {} {waiter};ZADD {} {score} {waiter}",
+                FAIR[1], FAIR[2]
+            );
         }
         state
     };
-    // one that is gone, and one that is next
-    let (gone, next) = ("0a1b2c3d-2222-4222-8333-444455556666:40", "0a1b2c3d-3333-4222-8333-444455556666:44");
-    let waits =
-        [queue(&[], ""), queue(&[A], ""), queue(&[gone, A], ""), queue(&[gone, next], ""), queue(&[next, A], others)];
+    // a waiter that is gone, and the next one
+    let (gone, next) = (
+        "0a1b2c3d-2222-4222-8333-444455556666:40",
+        "0a1b2c3d-3333-4222-8333-444455556666:44",
+    );
+    let waits = [
+        queue(&[], ""),
+        queue(&[A], ""),
+        queue(&[gone, A], ""),
+        queue(&[gone, next], ""),
+        queue(&[next, A], others),
+    ];
     let acquire = [A, "30000", "1", "5000", "1", CHANNEL];
-    // of ours: gone behind a holder, here in a queue that is nobody's turn, and left behind where no queue is any more
-    let seen = |waiter: &str, until: &str, state: &str| format!("{state};ZADD {} {until} {waiter}", FAIR[3]);
+    // nestlock waiters: gone behind a holder, alive behind another head, and left over without a
+    // queue
+    let seen = |waiter: &str, until: &str, state: &str| {
+        format!("{state};ZADD {} {until} {waiter}", FAIR[3])
+    };
     let ours = [
         seen(gone, "1", &queue(&[gone], others)),
         seen(gone, "1", &queue(&[gone, next], others)),
@@ -96,52 +168,134 @@ fn cases() -> Vec<Case> {
         seen(gone, "1", others),
         seen(gone, "1", &queue(&[next], others)),
         // the clock went back
-        seen("clock", "9000000000000", &seen(gone, "9000000000000", &queue(&[gone, A], others))),
+        seen(
+            "clock",
+            "9000000000000",
+            &seen(gone, "9000000000000", &queue(&[gone, A], others)),
+        ),
     ];
-    for state in waits.iter().chain(&ours).map(String::as_str).chain([held, twice, others]) {
+    for state in waits
+        .iter()
+        .chain(&ours)
+        .map(String::as_str)
+        .chain([held, twice, others])
+    {
         of("fair/acquire", &FAIR, &acquire, &[state]);
     }
-    of("fair/acquire", &FAIR, &[A, "30000", "2", "5000", "1", CHANNEL], &[held]);
-    let queues = [queue(&[gone, next], held), queue(&[next, A], others), queue(&[A, next], ""), held.to_owned()];
+    of(
+        "fair/acquire",
+        &FAIR,
+        &[A, "30000", "2", "5000", "1", CHANNEL],
+        &[held],
+    );
+    let queues = [
+        queue(&[gone, next], held),
+        queue(&[next, A], others),
+        queue(&[A, next], ""),
+        held.to_owned(),
+    ];
     for state in &queues {
         of("fair/release", &FAIR, &[A, "0", CHANNEL, "0"], &[state]);
     }
-    // one with a turn, which is granted the lock
+    // a waiter with a wait id, which the release makes the holder
     let turn = seen(next, "9000000000000.5", &queue(&[gone, next], held));
-    of("fair/release", &FAIR, &[A, "0", CHANNEL, "1"], &[&turn, &format!("{turn};PERSIST l")]);
-    of("fair/acquire", &FAIR, &[A, "30000", "1", "5000", "2", CHANNEL], &[others, &waits[4]]);
+    of(
+        "fair/release",
+        &FAIR,
+        &[A, "0", CHANNEL, "1"],
+        &[&turn, &format!("{turn};PERSIST l")],
+    );
+    of(
+        "fair/acquire",
+        &FAIR,
+        &[A, "30000", "1", "5000", "2", CHANNEL],
+        &[others, &waits[4]],
+    );
     of("fair/release", &FAIR, &[A, "1", CHANNEL, "1"], &[twice]);
     of("fair/force_release", &FAIR[..2], &[CHANNEL], &[&queues[0]]);
 
     let text = &*format!("SET l {A} PX 20000");
-    of("string/acquire", &[L], &[A, "30000"], &["", text, &format!("SET l {B} PX 20000")]);
+    of(
+        "string/acquire",
+        &[L],
+        &[A, "30000"],
+        &["", text, &format!("SET l {B} PX 20000")],
+    );
     of("string/release", &[L], &[A], &["", text]);
     of("string/transfer", &[L], &moves, &["", text]);
     of("string/transfer", &[L], &[A, B, "0"], &[text]);
     of("string/renew", &[L], &[A, "30000"], &[text]);
-    of("string/renew", &[L, "m"], &leases(&[A, A], "30000"), &[text]);
-    of("string/force_release", &[L, "nestlock_fence:{l}"], &[], &[text]);
+    of(
+        "string/renew",
+        &[L, "m"],
+        &leases(&[A, A], "30000"),
+        &[text],
+    );
+    of(
+        "string/force_release",
+        &[L, "nestlock_fence:{l}"],
+        &[],
+        &[text],
+    );
     of("string/inspect", &[L], &[], &[text]);
 
     let taken = &*format!("SET lock:l {A} EX 20");
     let told = &*format!("{taken};RPUSH lock-signal:l 1;PEXPIRE lock-signal:l 700");
-    of("signal/acquire", &SIGNAL[..1], &[A, "30000"], &["", taken, &format!("SET lock:l {B} EX 20")]);
+    of(
+        "signal/acquire",
+        &SIGNAL[..1],
+        &[A, "30000"],
+        &["", taken, &format!("SET lock:l {B} EX 20")],
+    );
     of("signal/acquire", &SIGNAL[..1], &[A, "0"], &["", taken]);
-    of("signal/release", &SIGNAL, &[A, "0", "1000"], &["", taken, told, &format!("{told};RPUSH lock-signal:l 2")]);
+    of(
+        "signal/release",
+        &SIGNAL,
+        &[A, "0", "1000"],
+        &["", taken, told, &format!("{told};RPUSH lock-signal:l 2")],
+    );
     of("signal/renew", &SIGNAL[..1], &[A, "30000"], &[taken]);
-    of("signal/renew", &["lock:l", "lock:m"], &leases(&[A, A], "30000"), &[taken]);
-    of("signal/force_release", &SIGNAL, &["1000"], &["", taken, told]);
-    of("signal/signal", &SIGNAL, &["1000"], &["", taken, "RPUSH lock-signal:l 1;PEXPIRE lock-signal:l 700"]);
+    of(
+        "signal/renew",
+        &["lock:l", "lock:m"],
+        &leases(&[A, A], "30000"),
+        &[taken],
+    );
+    of(
+        "signal/force_release",
+        &SIGNAL,
+        &["1000"],
+        &["", taken, told],
+    );
+    of(
+        "signal/signal",
+        &SIGNAL,
+        &["1000"],
+        &["", taken, "RPUSH lock-signal:l 1;PEXPIRE lock-signal:l 700"],
+    );
     of("signal/inspect", &SIGNAL[..1], &[], &[taken]);
 
     let key = |owner: &str, n: u32| format!("{HOLDS}{owner}:rwlock_timeout:{n}");
     let hold = |owner: &str, n: u32, ttl: u32| format!("SET {} 1 PX {ttl}", key(owner, n));
-    let reads = &*format!("HSET l mode read {A} 1;PEXPIRE l 20000;{}", hold(A, 1, 20_000));
-    let reads_twice = &*format!("HSET l mode read {A} 2;PEXPIRE l 40000;{};{}", hold(A, 1, 20_000), hold(A, 2, 40_000));
-    let both = &*format!("{reads};HSET l {B} 1;PEXPIRE l 40000;{}", hold(B, 1, 40_000));
+    let reads = &*format!(
+        "HSET l mode read {A} 1;PEXPIRE l 20000;{}",
+        hold(A, 1, 20_000)
+    );
+    let reads_twice = &*format!(
+        "HSET l mode read {A} 2;PEXPIRE l 40000;{};{}",
+        hold(A, 1, 20_000),
+        hold(A, 2, 40_000)
+    );
+    let both = &*format!(
+        "{reads};HSET l {B} 1;PEXPIRE l 40000;{}",
+        hold(B, 1, 40_000)
+    );
     let writes = &*format!("HSET l mode write {A}:write 1;PEXPIRE l 20000");
     let writes_and_reads = &*format!("{writes};HSET l {A} 1;{}", hold(A, 1, 15_000));
-    let (mine, intent) = (format!("{HOLDS}{A}:rwlock_timeout:"), &*format!("SET {INTENT} {A} PX 20000"));
+    let (mine, intent) = (
+        format!("{HOLDS}{A}:rwlock_timeout:"),
+        &*format!("SET {INTENT} {A} PX 20000"),
+    );
     let marks = [L, INTENT, READERS];
     let other_writes = &*writes.replace(A, B);
     let (first, after) = (
@@ -155,31 +309,124 @@ fn cases() -> Vec<Case> {
         &[A, "30000", "1", &mine, "1"],
         &["", reads, writes, intent, other_writes, first],
     );
-    let held_back = [&*format!("{other_intent};{after}"), &*format!("{other_intent};{first}")];
-    of("read_write/read_acquire", &marks, &[A, "30000", "1", &mine, "1"], &held_back);
-    of("read_write/read_acquire", &marks, &[A, "30000", "2", &mine, "1"], &[reads, writes_and_reads]);
+    let held_back = [
+        &*format!("{other_intent};{after}"),
+        &*format!("{other_intent};{first}"),
+    ];
+    of(
+        "read_write/read_acquire",
+        &marks,
+        &[A, "30000", "1", &mine, "1"],
+        &held_back,
+    );
+    of(
+        "read_write/read_acquire",
+        &marks,
+        &[A, "30000", "2", &mine, "1"],
+        &[reads, writes_and_reads],
+    );
     let release = [A, "0", "c", HOLDS];
-    of("read_write/read_release", &[L, READERS], &release, &["", reads, reads_twice, both, writes_and_reads, first]);
-    of("read_write/read_release", &[L, READERS], &[A, "1", "c", HOLDS], &[reads_twice]);
-    of("read_write/read_release_record", &[L], &[A, "0", "c"], &["", reads, both, writes_and_reads]);
-    of("read_write/read_renew", &[L], &[A, "30000"], &[reads, reads_twice, writes_and_reads]);
+    of(
+        "read_write/read_release",
+        &[L, READERS],
+        &release,
+        &["", reads, reads_twice, both, writes_and_reads, first],
+    );
+    of(
+        "read_write/read_release",
+        &[L, READERS],
+        &[A, "1", "c", HOLDS],
+        &[reads_twice],
+    );
+    of(
+        "read_write/read_release_record",
+        &[L],
+        &[A, "0", "c"],
+        &["", reads, both, writes_and_reads],
+    );
+    of(
+        "read_write/read_renew",
+        &[L],
+        &[A, "30000"],
+        &[reads, reads_twice, writes_and_reads],
+    );
     let no_key = &*format!("HSET l mode read {A} 1;PEXPIRE l 20000");
-    of("read_write/read_renew", &[L, "m"], &leases(&[A, A], "30000"), &[reads, no_key]);
+    of(
+        "read_write/read_renew",
+        &[L, "m"],
+        &leases(&[A, A], "30000"),
+        &[reads, no_key],
+    );
     let reader_moves = [A, B, "30000", HOLDS];
-    of("read_write/read_transfer", &[L], &reader_moves, &["", reads, reads_twice]);
-    of("read_write/read_transfer", &[L], &[A, "c:1", "30000", HOLDS], &[both]);
+    of(
+        "read_write/read_transfer",
+        &[L],
+        &reader_moves,
+        &["", reads, reads_twice],
+    );
+    of(
+        "read_write/read_transfer",
+        &[L],
+        &[A, "c:1", "30000", HOLDS],
+        &[both],
+    );
     of("read_write/write_transfer", &[L], &moves, &["", writes]);
-    of("read_write/force_release", &[L], &["c", HOLDS, "read"], &[both]);
+    of(
+        "read_write/force_release",
+        &[L],
+        &["c", HOLDS, "read"],
+        &[both],
+    );
     of("read_write/read_inspect", &[L], &[], &[both]);
-    of("read_write/write_acquire", &marks, &[A, "30000", "1", "1"], &["", intent, both, writes, first, &after]);
-    of("read_write/write_acquire", &marks, &[A, "30000", "2", "1"], &[writes]);
-    of("read_write/write_release", &[L, INTENT], &release, &[writes, writes_and_reads, &format!("{both};{intent}")]);
-    of("read_write/write_release", &[L, INTENT], &[A, "1", "c", HOLDS], &[&writes.replace(":write 1", ":write 2")]);
-    of("read_write/write_release_record", &[L], &[A, "0", "c"], &[writes, writes_and_reads]);
-    of("read_write/write_release_record", &[L], &[A, "1", "c"], &[&writes.replace(":write 1", ":write 2")]);
+    of(
+        "read_write/write_acquire",
+        &marks,
+        &[A, "30000", "1", "1"],
+        &["", intent, both, writes, first, &after],
+    );
+    of(
+        "read_write/write_acquire",
+        &marks,
+        &[A, "30000", "2", "1"],
+        &[writes],
+    );
+    of(
+        "read_write/write_release",
+        &[L, INTENT],
+        &release,
+        &[writes, writes_and_reads, &format!("{both};{intent}")],
+    );
+    of(
+        "read_write/write_release",
+        &[L, INTENT],
+        &[A, "1", "c", HOLDS],
+        &[&writes.replace(":write 1", ":write 2")],
+    );
+    of(
+        "read_write/write_release_record",
+        &[L],
+        &[A, "0", "c"],
+        &[writes, writes_and_reads],
+    );
+    of(
+        "read_write/write_release_record",
+        &[L],
+        &[A, "1", "c"],
+        &[&writes.replace(":write 1", ":write 2")],
+    );
     of("read_write/write_renew", &[L], &[A, "30000"], &[writes]);
-    of("read_write/write_renew", &[L, "m"], &leases(&[A, A], "30000"), &[writes]);
-    of("read_write/force_release", &[L], &["c", HOLDS, "write"], &[writes_and_reads]);
+    of(
+        "read_write/write_renew",
+        &[L, "m"],
+        &leases(&[A, A], "30000"),
+        &[writes],
+    );
+    of(
+        "read_write/force_release",
+        &[L],
+        &["c", HOLDS, "write"],
+        &[writes_and_reads],
+    );
     of("read_write/write_inspect", &[L], &[], &[writes]);
     cases
 }
@@ -210,20 +457,23 @@ fn texts(parts: &[String]) -> Vec<&str> {
     parts.iter().map(String::as_str).collect()
 }
 
-/// The commands that a script calls.
+/// Returns the commands that a script calls.
 fn commands_of(script: &str) -> BTreeSet<String> {
     let source = source(script);
     let calls = source.split("call('").skip(1);
-    calls.map(|rest| rest.split('\'').next().unwrap().to_owned()).collect()
+    calls
+        .map(|rest| rest.split('\'').next().unwrap().to_owned())
+        .collect()
 }
 
-/// Refused as a whole, or of several locks one.
+/// Returns whether the script, or the renewal of one of several locks, was refused.
 fn is_refused(script: &str, reply: &Reply) -> bool {
     let one = |answers: &[Reply]| script.ends_with("renew") && answers.contains(&Reply::Int(-2));
     reply.is_error() || matches!(reply, Reply::List(answers) if one(answers))
 }
 
-/// A TTL that was set and taken back may be a millisecond off: `PTTL` and `PX` each ask the clock.
+/// Compares snapshots. A TTL that was set and restored may be a few milliseconds off, as `PTTL` and
+/// `PX` read the clock separately.
 fn same(before: &[(String, Reply, i64)], after: &[(String, Reply, i64)]) -> bool {
     before.len() == after.len()
         && before.iter().zip(after).all(|(before, after)| {
@@ -239,10 +489,11 @@ fn every_script_has_cases() {
     assert_eq!(tested, scripts::names());
 }
 
-/// Scripts that fail where a TTL ends.
+/// Scripts that fail if a TTL ends.
 const KNOWN_LATE: [&str; 0] = [];
 
-/// Nothing fails after the first write: each script, in each state, without each of its commands.
+/// No script fails after its first write: runs each script, in each state, without each of its
+/// commands.
 #[test]
 fn a_script_that_is_refused_a_command_has_changed_nothing() {
     let bench = Bench::real();
@@ -281,23 +532,35 @@ fn a_script_that_is_refused_a_command_has_changed_nothing() {
                     _ => vec![],
                 };
                 let refused = |(key, ..): &(String, Reply, i64)| {
-                    !renewed.iter().any(|lock| key == lock || key.starts_with(&format!("{{{lock}}}")))
+                    !renewed
+                        .iter()
+                        .any(|lock| key == lock || key.starts_with(&format!("{{{lock}}}")))
                 };
                 let before: Vec<_> = before.into_iter().filter(refused).collect();
                 let after: Vec<_> = bench.snapshot().into_iter().filter(refused).collect();
                 if !same(&before, &after) && changed.insert((case.script, denied.clone())) {
-                    println!("{} without {denied}, {}: {before:?} -> {after:?}", case.script, case.state);
+                    println!(
+                        "{} without {denied}, {}: {before:?} -> {after:?}",
+                        case.script, case.state
+                    );
                 }
             }
         }
     }
-    assert!(refusals > 200, "{refusals} refusals only: the check is broken");
-    assert!(changed.is_empty(), "refused, and changed something all the same: {changed:?}");
+    assert!(
+        refusals > 200,
+        "{refusals} refusals only: the check is broken"
+    );
+    assert!(
+        changed.is_empty(),
+        "refused, and changed something all the same: {changed:?}"
+    );
 }
 
-/// The same on a server that is out of memory, which refuses some commands, and only until a script has written.
+/// The same on a server that is out of memory, which refuses some commands, but only until a script
+/// has written.
 #[test]
-fn a_script_that_is_refused_for_want_of_memory_has_changed_nothing() {
+fn a_script_refused_for_want_of_memory_has_changed_nothing() {
     let bench = Bench::real();
     let mut refusals = 0;
     for case in cases() {
@@ -308,34 +571,51 @@ fn a_script_that_is_refused_for_want_of_memory_has_changed_nothing() {
         let reply = bench.call(&texts(&case.eval()));
         if is_refused(case.script, &reply) {
             refusals += 1;
-            assert_eq!(bench.snapshot(), before, "{}, {}: {reply:?}", case.script, case.state);
+            assert_eq!(
+                bench.snapshot(),
+                before,
+                "{}, {}: {reply:?}",
+                case.script,
+                case.state
+            );
         }
     }
-    assert!(refusals > 10, "{refusals} refusals only: the check is broken");
+    assert!(
+        refusals > 10,
+        "{refusals} refusals only: the check is broken"
+    );
 }
 
-/// A key with a TTL while a script runs.
+/// The remaining TTL of a key while a script runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Left {
     Time,
-    /// Less than a millisecond: it is there, and `PTTL` says 0.
+    /// Less than a millisecond: the key exists, and `PTTL` returns 0.
     AMoment,
     Nothing,
 }
 
-/// Whatever has a TTL ends just before a script runs, or just after. A moment is too short to be made, so that the
-/// script is told of it.
+/// Each key with a TTL has ended just before a script runs, or is about to end. A moment is too
+/// short to be timed, so the test makes `PTTL` return 0.
 #[test]
 fn a_ttl_that_ends_makes_no_script_fail() {
     let bench = Bench::real();
     let mut failures = BTreeSet::new();
     for case in cases() {
         case.set_up(&bench);
-        let ending: Vec<String> =
-            bench.snapshot().into_iter().filter(|(_, _, expires)| *expires > 0).map(|(key, ..)| key).collect();
+        let ending: Vec<String> = bench
+            .snapshot()
+            .into_iter()
+            .filter(|(_, _, expires)| *expires > 0)
+            .map(|(key, ..)| key)
+            .collect();
         for choice in 0..3_usize.pow(ending.len() as u32) {
-            let left = |at: u32| [Left::Time, Left::AMoment, Left::Nothing][choice / 3_usize.pow(at) % 3];
-            let keys: Vec<_> = (0..).zip(&ending).map(|(at, key)| (key.as_str(), left(at))).collect();
+            let left =
+                |at: u32| [Left::Time, Left::AMoment, Left::Nothing][choice / 3_usize.pow(at) % 3];
+            let keys: Vec<_> = (0..)
+                .zip(&ending)
+                .map(|(at, key)| (key.as_str(), left(at)))
+                .collect();
             case.set_up(&bench);
             let mut moments = String::new();
             for (key, left) in &keys {
@@ -357,10 +637,19 @@ fn a_ttl_that_ends_makes_no_script_fail() {
             if is_refused(case.script, &reply) && failures.insert(case.script) {
                 println!("{}, {}, {keys:?}: {reply:?}", case.script, case.state);
             }
-            // a lease of 0 is none
-            let endless = matches!((case.script, args.as_slice()), ("signal/acquire" | "string/transfer", [.., "0"]));
+            // a lease of 0 means no TTL
+            let endless = matches!(
+                (case.script, args.as_slice()),
+                ("signal/acquire" | "string/transfer", [.., "0"])
+            );
             for (key, _) in keys.iter().filter(|_| !endless) {
-                assert_ne!(bench.expires(key), -1, "{}, {}: {key} lives for ever", case.script, case.state);
+                assert_ne!(
+                    bench.expires(key),
+                    -1,
+                    "{}, {}: {key} lives for ever",
+                    case.script,
+                    case.state
+                );
             }
         }
     }

@@ -9,7 +9,7 @@ const LOCK: &str = "lock:orders:7";
 const SIGNAL: &str = "lock-signal:orders:7";
 const BOTH: [&str; 2] = [LOCK, SIGNAL];
 const A: &str = "0a1b2c3d-1111-4222-8333-444455556666:42";
-/// As python-redis-lock makes them.
+/// An owner id in the format of python-redis-lock.
 const P: &str = "47VYnQ+suoczi1BX8Zd/3LhO";
 const LIFE: &str = "1000";
 
@@ -20,7 +20,7 @@ const FORCE: &str = "signal/force_release";
 const AGAIN: &str = "signal/signal";
 const INSPECT: &str = "signal/inspect";
 
-/// Leases that are none, but for 0, which here means no TTL.
+/// Returns the invalid leases, without 0, which means no TTL here.
 fn no_leases() -> impl Iterator<Item = &'static str> {
     NO_LEASES.into_iter().filter(|lease| *lease != "0")
 }
@@ -34,23 +34,39 @@ impl Bench {
         assert_eq!(self.take(owner, lease), ACQUIRED);
     }
 
-    /// That one waiter is told, for as long as was said.
+    /// Asserts that there is one signal, with a TTL of about `life` milliseconds.
     fn assert_told(&self, life: i64) {
-        assert_eq!(self.call(&["LRANGE", SIGNAL, "0", "-1"]).list(), [Reply::Text("1".into())]);
+        assert_eq!(
+            self.call(&["LRANGE", SIGNAL, "0", "-1"]).list(),
+            [Reply::Text("1".into())]
+        );
         let left = self.call(&["PTTL", SIGNAL]).int();
-        assert!(left > 0 && left <= life && left > life - 900, "{left} of {life}");
+        assert!(
+            left > 0 && left <= life && left > life - 900,
+            "{left} of {life}"
+        );
     }
 
     fn values(&self) -> Vec<(String, Reply)> {
-        self.snapshot().into_iter().map(|(key, value, _)| (key, value)).collect()
+        self.snapshot()
+            .into_iter()
+            .map(|(key, value, _)| (key, value))
+            .collect()
     }
 }
 
 // --- acquire ---
 
+/// An acquire of a free signal lock replies 1, and writes its TTL in whole seconds.
 #[test]
-fn acquire_of_a_free_signal_lock_answers_1_and_writes_whole_seconds() {
-    for (lease, ttl) in [("1", 1_000), ("999", 1_000), ("1000", 1_000), ("1001", 2_000), ("30000", 30_000)] {
+fn acquire_of_a_free_signal_lock_writes_whole_seconds() {
+    for (lease, ttl) in [
+        ("1", 1_000),
+        ("999", 1_000),
+        ("1000", 1_000),
+        ("1001", 2_000),
+        ("30000", 30_000),
+    ] {
         let bench = Bench::new();
         bench.taken_by(A, lease);
         assert_eq!(bench.call(&["GET", LOCK]).text(), A);
@@ -67,7 +83,11 @@ fn acquire_with_a_lease_of_zero_writes_a_record_without_a_ttl() {
     assert_eq!(bench.call(&["GET", LOCK]).text(), A);
     assert_eq!(bench.expires(LOCK), -1);
     assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "0"]), ACQUIRED);
-    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "5000"]), ACQUIRED, "what has no TTL keeps none");
+    assert_eq!(
+        bench.untouched(ACQUIRE, &[LOCK], &[A, "5000"]),
+        ACQUIRED,
+        "what has no TTL keeps none"
+    );
 }
 
 #[test]
@@ -77,7 +97,7 @@ fn acquire_of_a_signal_lock_sent_twice_changes_nothing() {
     for shorter in ["60000", "30000", "0"] {
         let before = bench.expires(LOCK);
         assert_eq!(bench.take(A, shorter), ACQUIRED);
-        // a second later the same lease reaches further; nothing is ever shortened
+        // a second later, the same lease may reach further; it is never shortened
         assert!(bench.expires(LOCK) >= before && bench.expires(LOCK) < before + 1_000);
     }
     assert_eq!(bench.take(A, "90000"), ACQUIRED);
@@ -96,7 +116,7 @@ fn acquire_of_a_held_signal_lock_answers_its_ttl() {
     assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]), busy(-1));
 }
 
-/// H1, H2, F39, P1: no lease that is none leaves anything, least of all a record that never ends.
+/// H1, H2, F39, P1: an invalid lease leaves nothing, in particular no record without a TTL.
 #[test]
 fn h1_h2_f39_p1_signal_scripts_refuse_leases_that_are_none() {
     let bench = Bench::new();
@@ -117,36 +137,56 @@ fn h1_h2_f39_p1_signal_scripts_refuse_leases_that_are_none() {
 
 // --- release ---
 
+/// A release of a signal lock replies 1, deletes it, and notifies one waiter.
 #[test]
-fn release_of_a_signal_lock_answers_1_deletes_it_and_tells_one_waiter() {
+fn release_of_a_signal_lock_deletes_it_and_signals_one_waiter() {
     let bench = Bench::new();
     for owner in [A, P] {
         bench.taken_by(owner, "30000");
         bench.set_up(&["RPUSH", SIGNAL, "old", "older"]);
-        assert_eq!(bench.run(RELEASE, &BOTH, &[owner, "0", LIFE]), Reply::Int(1));
+        assert_eq!(
+            bench.run(RELEASE, &BOTH, &[owner, "0", LIFE]),
+            Reply::Int(1)
+        );
         assert_eq!(bench.snapshot().len(), 1);
         bench.assert_told(1_000);
-        assert_eq!(bench.untouched(RELEASE, &BOTH, &[owner, "0", LIFE]), Reply::Nil, "sent again");
+        assert_eq!(
+            bench.untouched(RELEASE, &BOTH, &[owner, "0", LIFE]),
+            Reply::Nil,
+            "sent again"
+        );
         bench.set_up(&["DEL", SIGNAL]);
     }
 }
 
+/// A release of a signal lock to one replies 0, and changes nothing.
 #[test]
-fn release_of_a_signal_lock_to_one_answers_0_and_changes_nothing() {
+fn release_of_a_signal_lock_to_one_gets_0_and_changes_nothing() {
     let bench = Bench::new();
     bench.taken_by(A, "30000");
-    assert_eq!(bench.untouched(RELEASE, &BOTH, &[A, "1", LIFE]), Reply::Int(0));
+    assert_eq!(
+        bench.untouched(RELEASE, &BOTH, &[A, "1", LIFE]),
+        Reply::Int(0)
+    );
     assert_eq!(bench.untouched(RELEASE, &BOTH, &[P, "1", LIFE]), Reply::Nil);
 }
 
-/// P9, R43: by somebody else, or of nothing.
+/// P9, R43: a release by another owner, or of a free lock.
 #[test]
 fn p9_r43_release_of_a_signal_lock_by_somebody_else_answers_nil() {
     let bench = Bench::new();
-    assert_eq!(bench.untouched(RELEASE, &BOTH, &[A, "0", LIFE]), Reply::Nil, "of nothing");
+    assert_eq!(
+        bench.untouched(RELEASE, &BOTH, &[A, "0", LIFE]),
+        Reply::Nil,
+        "of nothing"
+    );
     bench.taken_by(P, "30000");
     for other in [A, "", &P[..20], &format!("{P}=")] {
-        assert_eq!(bench.untouched(RELEASE, &BOTH, &[other, "0", LIFE]), Reply::Nil, "{other:?}");
+        assert_eq!(
+            bench.untouched(RELEASE, &BOTH, &[other, "0", LIFE]),
+            Reply::Nil,
+            "{other:?}"
+        );
     }
 }
 
@@ -164,9 +204,9 @@ fn signal_scripts_refuse_counts_and_lives_that_are_none() {
     }
 }
 
-/// H12, F25: a server without memory can still be given locks back, and told who is next.
+/// H12, F25: without memory, locks can still be released, and waiters get their signals.
 #[test]
-fn h12_f25_without_memory_signal_locks_can_be_released_and_renewed() {
+fn h12_f25_a_full_server_still_releases_and_renews_signal_locks() {
     let bench = Bench::real();
     for with_signal in [false, true] {
         bench.set_up(&["CONFIG", "SET", "maxmemory", "0"]);
@@ -178,10 +218,16 @@ fn h12_f25_without_memory_signal_locks_can_be_released_and_renewed() {
         }
         bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
         bench.refused(ACQUIRE, &["lock:free"], &[A, "30000"]);
-        assert_eq!(bench.run(RENEW, &["lock:renewed"], &[A, "90000"]).list(), [Reply::Int(1)]);
+        assert_eq!(
+            bench.run(RENEW, &["lock:renewed"], &[A, "90000"]).list(),
+            [Reply::Int(1)]
+        );
         assert_eq!(bench.run(RELEASE, &BOTH, &[A, "0", LIFE]), Reply::Int(1));
         bench.assert_told(1_000);
-        assert_eq!(bench.run(FORCE, &["lock:forced", "lock-signal:forced"], &[LIFE]), Reply::Int(1));
+        assert_eq!(
+            bench.run(FORCE, &["lock:forced", "lock-signal:forced"], &[LIFE]),
+            Reply::Int(1)
+        );
         assert_eq!(bench.run(AGAIN, &BOTH, &[LIFE]), Reply::Int(1));
         bench.set_up(&["FLUSHALL"]);
     }
@@ -189,9 +235,10 @@ fn h12_f25_without_memory_signal_locks_can_be_released_and_renewed() {
 
 // --- force_release, signal, inspect ---
 
-/// P8: whoever holds it; a waiter is told, also where nobody did, and no signal stays for ever.
+/// P8: works for any owner; a waiter gets a signal even if the lock was free, and each signal
+/// expires.
 #[test]
-fn p8_signal_force_release_frees_anybodys_lock_and_tells_one_waiter() {
+fn p8_signal_force_release_frees_any_lock_and_signals_a_waiter() {
     let bench = Bench::new();
     for (owner, lease) in [(A, "30000"), (P, "0"), ("", "1000")] {
         bench.taken_by(owner, lease);
@@ -199,7 +246,7 @@ fn p8_signal_force_release_frees_anybodys_lock_and_tells_one_waiter() {
         for _ in 0..2 {
             bench.assert_told(5_000);
             assert_eq!(bench.snapshot().len(), 1);
-            // nobody holds it, and somebody may wait all the same
+            // the lock is free, but there may be waiters
             bench.set_up(&["DEL", SIGNAL]);
             assert_eq!(bench.run(FORCE, &BOTH, &["5000"]), Reply::Int(0));
         }
@@ -231,19 +278,36 @@ fn signal_inspect_answers_who_holds_it_and_for_how_long() {
         bench.set_up(&["DEL", LOCK]);
         bench.taken_by(owner, lease);
         let held = bench.untouched(INSPECT, &[LOCK], &[]);
-        let [ttl, holder, holds] = held.list() else { panic!("{held:?}") };
+        let [ttl, holder, holds] = held.list() else {
+            panic!("{held:?}")
+        };
         assert_eq!((holder.text(), holds.int()), (owner, 1));
         let ttl = ttl.int();
-        assert!(if lease == "0" { ttl == -1 } else { ttl > 25_000 }, "{ttl}");
+        assert!(
+            if lease == "0" {
+                ttl == -1
+            } else {
+                ttl > 25_000
+            },
+            "{ttl}"
+        );
     }
 }
 
+/// Signal scripts refuse a record of another type, and touch nothing.
 #[test]
-fn f29_signal_scripts_refuse_a_record_of_another_type_and_touch_nothing() {
+fn f29_signal_scripts_refuse_a_record_of_another_type_untouched() {
     let bench = Bench::new();
-    let commands: [&[&str]; 4] =
-        [&["HSET", LOCK, A, "1"], &["RPUSH", LOCK, A], &["SADD", LOCK, A], &["ZADD", LOCK, "1", A]];
-    for command in commands.into_iter().filter(|command| command[0] != "SADD" || bench.server.has_type("set")) {
+    let commands: [&[&str]; 4] = [
+        &["HSET", LOCK, A, "1"],
+        &["RPUSH", LOCK, A],
+        &["SADD", LOCK, A],
+        &["ZADD", LOCK, "1", A],
+    ];
+    for command in commands
+        .into_iter()
+        .filter(|command| command[0] != "SADD" || bench.server.has_type("set"))
+    {
         bench.set_up(&["DEL", LOCK]);
         bench.set_up(command);
         for (script, keys, args) in [
@@ -256,18 +320,26 @@ fn f29_signal_scripts_refuse_a_record_of_another_type_and_touch_nothing() {
             let error = bench.refused(script, keys, args);
             assert!(error.starts_with("WRONGTYPE"), "{script}: {error}");
         }
-        assert_eq!(bench.untouched(RENEW, &[LOCK], &[A, "30000"]).list(), [Reply::Int(-1)]);
+        assert_eq!(
+            bench.untouched(RENEW, &[LOCK], &[A, "30000"]).list(),
+            [Reply::Int(-1)]
+        );
     }
 }
 
 // --- renew ---
 
+/// A renewal of signal locks replies for each lock, and one bad key costs the others nothing.
 #[test]
-fn signal_renew_answers_for_each_lock_and_one_bad_key_costs_the_others_nothing() {
+fn signal_renew_replies_per_lock_and_a_bad_key_harms_no_other() {
     let bench = Bench::new();
-    for (lock, owner, lease) in
-        [("held", A, "10000"), ("long", A, "90000"), ("taken", P, "10000"), ("endless", A, "0"), ("theirs", P, "0")]
-    {
+    for (lock, owner, lease) in [
+        ("held", A, "10000"),
+        ("long", A, "90000"),
+        ("taken", P, "10000"),
+        ("endless", A, "0"),
+        ("theirs", P, "0"),
+    ] {
         assert_eq!(bench.run(ACQUIRE, &[lock], &[owner, lease]), ACQUIRED);
     }
     bench.set_up(&["HSET", "hash", A, "1"]);
@@ -275,33 +347,49 @@ fn signal_renew_answers_for_each_lock_and_one_bad_key_costs_the_others_nothing()
     let args = leases(&[A; 7], "29001");
     let (before, long) = (bench.values(), (Instant::now(), bench.expires("long")));
     for renewals in 1..=2 {
-        let answers: Vec<i64> = bench.run(RENEW, &keys, &args).list().iter().map(Reply::int).collect();
+        let answers: Vec<i64> = bench
+            .run(RENEW, &keys, &args)
+            .list()
+            .iter()
+            .map(Reply::int)
+            .collect();
         assert_eq!(answers, [-1, 1, 0, -1, 1, -4, -1]);
         assert_eq!(bench.values(), before);
         bench.assert_left("long", long, renewals);
         let ttl = bench.call(&["PTTL", "held"]).int();
         assert!((29_100..=30_000).contains(&ttl), "{ttl}");
         assert!(bench.call(&["PTTL", "taken"]).int() <= 10_000);
-        assert_eq!((bench.expires("endless"), bench.expires("theirs")), (-1, -1));
+        assert_eq!(
+            (bench.expires("endless"), bench.expires("theirs")),
+            (-1, -1)
+        );
     }
 }
 
-/// What the server refuses of several is UNKNOWN; of one alone, its error.
+/// If the server refuses the renewal of one of several locks, its reply is UNKNOWN; for a single
+/// lock, the error itself.
 #[test]
 fn signal_renew_answers_unknown_for_what_the_server_refuses() {
     let bench = Bench::real();
     for lock in ["mine", "not-mine"] {
         assert_eq!(bench.run(ACQUIRE, &[lock], &[A, "10000"]), ACQUIRED);
     }
-    bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-expire"]);
+    bench.set_up(&[
+        "ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-expire",
+    ]);
     let mut limited = bench.server.wire();
     limited.call(&["AUTH", "limited", "pw"]).unwrap();
     let mut renew = |keys: &[&str], args: &[&str]| {
         let command = super::eval(&super::source(RENEW), keys, args);
-        limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap()
+        limited
+            .call(&command.iter().map(String::as_str).collect::<Vec<_>>())
+            .unwrap()
     };
     let before = bench.snapshot();
-    assert_eq!(renew(&["mine", "gone"], &leases(&[A; 2], "30000")).list(), [Reply::Int(-2), Reply::Int(0)]);
+    assert_eq!(
+        renew(&["mine", "gone"], &leases(&[A; 2], "30000")).list(),
+        [Reply::Int(-2), Reply::Int(0)]
+    );
     assert!(renew(&["mine"], &[A, "30000"]).is_error());
     assert_eq!(bench.snapshot(), before);
 }

@@ -5,7 +5,7 @@ use crate::support::wire::Reply;
 
 const LOCK: &str = "orders:7";
 const FENCE: &str = "nestlock_fence:{orders:7}";
-/// Any text may be an owner.
+/// Any text is a valid owner.
 const A: &str = "b3duZXIgQQ==";
 const B: &str = "0a1b2c3d-1111-4222-8333-444455556666:43";
 
@@ -26,7 +26,10 @@ impl Bench {
 
     fn ttl_is_about(&self, lease: i64) {
         let ttl = self.server.pttl(LOCK);
-        assert!(ttl > lease - 5_000 && ttl <= lease, "TTL {ttl} for a lease of {lease}");
+        assert!(
+            ttl > lease - 5_000 && ttl <= lease,
+            "TTL {ttl} for a lease of {lease}"
+        );
     }
 }
 
@@ -34,8 +37,9 @@ fn text(text: &str) -> Reply {
     Reply::Text(text.into())
 }
 
+/// A string acquire of a free lock replies 1, and writes the owner and the TTL.
 #[test]
-fn string_acquire_of_a_free_lock_answers_1_and_writes_owner_and_ttl() {
+fn string_acquire_of_a_free_lock_writes_the_owner_and_the_ttl() {
     let bench = Bench::new();
     for _ in 0..2 {
         assert_eq!(bench.acquire_string(A, "30000"), ACQUIRED);
@@ -54,7 +58,11 @@ fn n13_string_acquire_of_ones_own_lock_never_shortens() {
     assert_eq!(bench.acquire_string(A, "90000"), ACQUIRED);
     bench.ttl_is_about(90_000);
     bench.set_up(&["PERSIST", LOCK]);
-    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]), ACQUIRED, "no short TTL in place of none");
+    assert_eq!(
+        bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]),
+        ACQUIRED,
+        "no short TTL in place of none"
+    );
 }
 
 #[test]
@@ -67,7 +75,7 @@ fn string_acquire_of_a_held_lock_answers_its_ttl_or_minus_one() {
     assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]), busy(-1));
 }
 
-/// H1, L2, N2.
+/// H1, L2, N2: invalid leases.
 #[test]
 fn string_leases_that_are_none_are_refused_untouched() {
     let bench = Bench::new();
@@ -76,7 +84,8 @@ fn string_leases_that_are_none_are_refused_untouched() {
             assert_eq!(bench.acquire_string(A, "60000"), ACQUIRED);
         }
         for lease in NO_LEASES {
-            // the longest numbers are the server's to refuse; it does, where it has to set a TTL
+            // the longest numbers pass the script's check, and the server refuses them only if it
+            // must set a TTL
             let counts = lease.starts_with("99") || lease.starts_with("92");
             if !counts || !held {
                 bench.refused(ACQUIRE, &[LOCK], &[A, lease]);
@@ -109,17 +118,29 @@ fn string_renew_answers_for_each_lock() {
     let keys = ["mine", "gone", "theirs", "hash", "endless"];
     let ints = |ints: &[i64]| Reply::List(ints.iter().copied().map(Reply::Int).collect());
     for _ in 0..2 {
-        assert_eq!(bench.run(RENEW, &keys, &leases(&[A; 5], "30000")), ints(&[1, 0, -1, -1, 1]));
+        assert_eq!(
+            bench.run(RENEW, &keys, &leases(&[A; 5], "30000")),
+            ints(&[1, 0, -1, -1, 1])
+        );
     }
     let ttl = bench.server.pttl("mine");
     assert!(ttl > 25_000 && ttl <= 30_000, "{ttl}");
-    assert_eq!((bench.server.pttl("theirs") <= 10_000, bench.server.pttl("endless")), (true, -1));
+    assert_eq!(
+        (
+            bench.server.pttl("theirs") <= 10_000,
+            bench.server.pttl("endless")
+        ),
+        (true, -1)
+    );
     // never shorter
     assert_eq!(bench.run(RENEW, &["mine"], &[A, "1000"]), ints(&[1]));
     assert!(bench.server.pttl("mine") > 20_000);
     // the server refuses one of two
     let huge = "9223372036854775807";
-    assert_eq!(bench.untouched(RENEW, &["mine", "gone"], &leases(&[A; 2], huge)), ints(&[-2, 0]));
+    assert_eq!(
+        bench.untouched(RENEW, &["mine", "gone"], &leases(&[A; 2], huge)),
+        ints(&[-2, 0])
+    );
     bench.refused(RENEW, &["mine"], &[A, huge]);
     bench.refused(RENEW, &["mine", "gone"], &[A, "30000"]);
 }
@@ -138,24 +159,41 @@ fn string_inspect_answers_owner_and_ttl() {
     let bench = Bench::new();
     assert_eq!(bench.untouched(INSPECT, &[LOCK], &[]), Reply::Nil);
     bench.set_up(&["SET", LOCK, A]);
-    assert_eq!(bench.untouched(INSPECT, &[LOCK], &[]), Reply::List(vec![Reply::Int(-1), text(A), Reply::Int(1)]));
+    assert_eq!(
+        bench.untouched(INSPECT, &[LOCK], &[]),
+        Reply::List(vec![Reply::Int(-1), text(A), Reply::Int(1)])
+    );
     bench.set_up(&["PEXPIRE", LOCK, "30000"]);
     let reply = bench.untouched(INSPECT, &[LOCK], &[]);
-    assert!(reply.list()[0].int() > 25_000 && reply.list()[1..] == [text(A), Reply::Int(1)], "{reply:?}");
+    assert!(
+        reply.list()[0].int() > 25_000 && reply.list()[1..] == [text(A), Reply::Int(1)],
+        "{reply:?}"
+    );
 }
 
-/// N12, R52: data at the lock's name is refused and left alone.
+/// N12, R52: other data at the lock's name is refused and left alone.
 #[test]
 fn n12_r52_string_scripts_refuse_other_types_untouched() {
     let bench = Bench::new();
-    for (kind, command) in [("hash", ["HSET", LOCK, A, "1"].as_slice()), ("list", &["RPUSH", LOCK, A])] {
+    for (kind, command) in [
+        ("hash", ["HSET", LOCK, A, "1"].as_slice()),
+        ("list", &["RPUSH", LOCK, A]),
+    ] {
         bench.set_up(&["DEL", LOCK]);
         bench.set_up(command);
-        let calls: [(&str, &[&str]); 4] = [(ACQUIRE, &[A, "30000"]), (RELEASE, &[A]), (FORCE, &[]), (INSPECT, &[])];
+        let calls: [(&str, &[&str]); 4] = [
+            (ACQUIRE, &[A, "30000"]),
+            (RELEASE, &[A]),
+            (FORCE, &[]),
+            (INSPECT, &[]),
+        ];
         for (script, args) in calls {
             let error = bench.refused(script, &[LOCK], args);
             assert!(error.contains("WRONGTYPE"), "{script} of a {kind}: {error}");
         }
-        assert_eq!(bench.untouched(RENEW, &[LOCK], &[A, "30000"]), Reply::List(vec![Reply::Int(-1)]));
+        assert_eq!(
+            bench.untouched(RENEW, &[LOCK], &[A, "30000"]),
+            Reply::List(vec![Reply::Int(-1)])
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! What a worker process answers.
+//! Reads the replies of a worker process.
 
 use std::{
     io::{BufRead, BufReader},
@@ -7,7 +7,8 @@ use std::{
     thread,
 };
 
-/// What stands behind `mark` in the lines of a worker, as they come: libtest may have begun a line, and has its own.
+/// Returns the text after `mark` in each line of a worker, as it arrives. libtest may have started
+/// the line, and prints lines of its own.
 pub fn marked(output: ChildStdout, mark: &'static str) -> Receiver<String> {
     let (sender, answers) = mpsc::channel();
     thread::spawn(move || {

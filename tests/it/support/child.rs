@@ -1,8 +1,9 @@
 //! Child processes of tests, and signals to them.
 //!
-//! A worker is this test binary, started again with [`PEER`] set and with one test selected, which then becomes the
-//! worker instead of a test: `crash::a_worker_process_does_as_it_is_told`. It reads one request per line and answers
-//! with lines that begin with [`MARK`], so that libtest's own output is not taken for an answer.
+//! A worker is this test binary, started again with [`PEER`] set and with one test selected, which
+//! then becomes the worker: `crash::a_worker_process_does_as_it_is_told`. It reads one request per
+//! line and replies with lines that begin with [`MARK`], which separates them from libtest's own
+//! output.
 
 use std::{
     collections::HashMap,
@@ -15,26 +16,32 @@ use std::{
 };
 
 use futures::executor::block_on;
-use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, RedLockOptions, StoreErrorKind};
+use nestlock::{
+    AcquireOptions, Error, Lock, LockClient, LockGuard, RedLockOptions, StoreErrorKind,
+};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 pub use super::clock::monotonic_ns;
 use super::{Server, answers::marked, history::GUARDED, wire::Wire};
 
-/// Set in worker processes.
+/// The environment variable that is set in worker processes.
 const PEER: &str = "NESTLOCK_TEST_WORKER";
-/// What every answer begins with.
+/// The prefix of every reply.
 const MARK: &str = "@worker ";
-/// How long an answer may take before the test fails.
+/// Longest wait for a reply before the test fails.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Sends a signal to a process that the test started.
 pub fn signal(pid: u32, signal: i32) {
-    let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().expect("kill(1)");
+    let status = Command::new("kill")
+        .arg(format!("-{signal}"))
+        .arg(pid.to_string())
+        .status()
+        .expect("kill(1)");
     assert!(status.success(), "kill -{signal} {pid}");
 }
 
-/// A worker process; killed when dropped.
+/// A worker process, which is killed on drop.
 #[derive(Debug)]
 pub struct Worker {
     process: Process,
@@ -48,19 +55,32 @@ impl Worker {
         Self::start_with_patience(server, watchdog, poll_cap, Duration::from_secs(300))
     }
 
-    /// As [`Worker::start`], with the patience of fair locks.
-    pub fn start_with_patience(server: &Server, watchdog: Duration, poll_cap: Duration, patience: Duration) -> Self {
+    /// Like [`Worker::start`], with a `fair_patience`.
+    pub fn start_with_patience(
+        server: &Server,
+        watchdog: Duration,
+        poll_cap: Duration,
+        patience: Duration,
+    ) -> Self {
         let mut worker = Self::spawn();
-        let [watchdog, poll_cap, patience] = [watchdog, poll_cap, patience].map(|time| time.as_millis());
-        worker.ask(&format!("connect {} {watchdog} {poll_cap} {patience}", server.url()));
+        let [watchdog, poll_cap, patience] =
+            [watchdog, poll_cap, patience].map(|time| time.as_millis());
+        worker.ask(&format!(
+            "connect {} {watchdog} {poll_cap} {patience}",
+            server.url()
+        ));
         assert_eq!(worker.answer(), "connected");
         worker
     }
 
-    /// As [`Worker::start`], with more in its environment.
+    /// Like [`Worker::start`], with additional environment variables.
     pub fn start_in(server: &Server, watchdog: Duration, environment: &[(&str, &Path)]) -> Self {
         let mut worker = Self::spawn_in(environment);
-        worker.ask(&format!("connect {} {} 1000 30000", server.url(), watchdog.as_millis()));
+        worker.ask(&format!(
+            "connect {} {} 1000 30000",
+            server.url(),
+            watchdog.as_millis()
+        ));
         assert_eq!(worker.answer(), "connected");
         worker
     }
@@ -71,7 +91,12 @@ impl Worker {
 
     fn spawn_in(environment: &[(&str, &Path)]) -> Self {
         let mut process = Command::new(std::env::current_exe().expect("this binary"))
-            .args(["--exact", "crash::a_worker_process_does_as_it_is_told", "--nocapture", "--test-threads=1"])
+            .args([
+                "--exact",
+                "crash::a_worker_process_does_as_it_is_told",
+                "--nocapture",
+                "--test-threads=1",
+            ])
             .env(PEER, "1")
             .envs(environment.iter().copied())
             .stdin(Stdio::piped())
@@ -81,24 +106,30 @@ impl Worker {
             .expect("this binary, again");
         let requests = process.stdin.take().expect("its stdin");
         let answers = marked(process.stdout.take().expect("its stdout"), MARK);
-        Self { process, requests, answers }
+        Self {
+            process,
+            requests,
+            answers,
+        }
     }
 
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Sends a request; see [`serve`] for what there is.
+    /// Sends a request; [`serve`] lists them.
     pub fn ask(&mut self, request: &str) {
         writeln!(self.requests, "{request}").expect("a worker that listens");
     }
 
-    /// The next answer.
+    /// Returns the next reply.
     pub fn answer(&self) -> String {
-        self.answers.recv_timeout(PATIENCE).expect("an answer of the worker")
+        self.answers
+            .recv_timeout(PATIENCE)
+            .expect("an answer of the worker")
     }
 
-    /// The next answer that begins with `wanted`; its last word.
+    /// Returns the last word of the next reply that begins with `wanted`.
     pub fn answer_to(&self, wanted: &str) -> String {
         loop {
             let answer = self.answer();
@@ -108,7 +139,7 @@ impl Worker {
         }
     }
 
-    /// SIGKILL, and waits for the end.
+    /// Sends SIGKILL, and waits for the end of the process.
     pub fn kill(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -123,32 +154,48 @@ impl Worker {
         }
     }
 
-    /// SIGSTOP, and waits until every thread has stopped: `kill` returns earlier, and one may still run for a while.
+    /// Sends SIGSTOP, and waits until every thread has stopped: `kill` returns earlier, and a
+    /// thread may still run for a while.
     pub fn stop(&self) {
         signal(self.pid(), libc::SIGSTOP);
         let (tasks, start) = (format!("/proc/{}/task", self.pid()), Instant::now());
         let runs = |task: &Path| {
-            // a thread that has ended meanwhile does not run
+            // a thread that has ended in between does not run
             let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
-            stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['T', 't']))
+            stat.rsplit_once(") ")
+                .is_some_and(|(_, rest)| !rest.starts_with(['T', 't']))
         };
-        while std::fs::read_dir(&tasks).expect("its threads").flatten().any(|task| runs(&task.path())) {
+        while std::fs::read_dir(&tasks)
+            .expect("its threads")
+            .flatten()
+            .any(|task| runs(&task.path()))
+        {
             assert!(start.elapsed() < PATIENCE, "it does not stop");
             std::thread::yield_now();
         }
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn cont(&self) {
         signal(self.pid(), libc::SIGCONT);
     }
 
-    /// The processor time used so far.
+    /// Returns the processor time used so far.
     pub fn cpu(&self) -> Duration {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("a running worker");
-        // after the name, which may hold anything: state is the first field, utime and stime the 12th and 13th
-        let fields: Vec<&str> = stat.rsplit_once(") ").expect("a name").1.split(' ').collect();
-        let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("ticks")).sum();
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()))
+            .expect("a running worker");
+        // the name may contain any characters; behind it, state is the first field, utime and stime
+        // the 12th and 13th
+        let fields: Vec<&str> = stat
+            .rsplit_once(") ")
+            .expect("a name")
+            .1
+            .split(' ')
+            .collect();
+        let ticks: u64 = fields[11..13]
+            .iter()
+            .map(|ticks| ticks.parse::<u64>().expect("ticks"))
+            .sum();
         Duration::from_millis(ticks * 10)
     }
 }
@@ -159,7 +206,7 @@ impl Drop for Worker {
     }
 }
 
-/// Whether this process is a worker: then the test calls [`serve`] and nothing else.
+/// Returns whether this process is a worker: then the test calls [`serve`] and nothing else.
 pub fn is_worker() -> bool {
     std::env::var_os(PEER).is_some()
 }
@@ -170,50 +217,77 @@ fn say(what: impl std::fmt::Display) {
 
 fn why(error: Option<Error>) -> String {
     match error {
-        Some(Error::Store { source, .. } | Error::Connect { source, .. }) => format!("{:?}", source.kind()),
+        Some(Error::Store { source, .. } | Error::Connect { source, .. }) => {
+            format!("{:?}", source.kind())
+        }
         other => other.map_or("nothing".to_owned(), |error| format!("{error:?}")),
     }
 }
 
-/// A current-thread runtime, which the child ends: its client's connections are bound to it.
+/// Forks a process with a current-thread runtime, and drops that runtime in the child. The client's
+/// connections are bound to it.
 fn fork_runtime(url: &str, name: &str) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let client = runtime.block_on(LockClient::connect(url)).unwrap();
     let pairs = |name: &str| {
         let lock = client.reentrant_lock(name).unwrap();
         runtime.block_on(async { lock.lock().await.unwrap().unlock().await.unwrap() });
     };
-    let guard = runtime.block_on(client.reentrant_lock(name).unwrap().lock()).unwrap();
+    let guard = runtime
+        .block_on(client.reentrant_lock(name).unwrap().lock())
+        .unwrap();
     let mut before = Box::pin(guard.lost());
     assert!(futures::FutureExt::now_or_never(&mut before).is_none());
     let (mut alive, child) = std::io::pipe().unwrap();
     let out = std::io::stdout().lock();
-    // the test has loaded what makes a fork of it
+    // the test preloads a `getppid` that forks
     if std::os::unix::process::parent_id() == 0 {
         let lost = [block_on(before), block_on(guard.lost())].map(|error| why(Some(error)));
         let run = block_on(guard.run_until_lost(std::future::pending::<()>()));
-        say(format_args!("forked {}/{}/{}/{}", lost[0], lost[1], why(run.err()), guard.is_lost()));
+        say(format_args!(
+            "forked {}/{}/{}/{}",
+            lost[0],
+            lost[1],
+            why(run.err()),
+            guard.is_lost()
+        ));
         drop(runtime);
         std::process::exit(0);
     }
     drop((out, child));
-    // until it has ended
+    // waits until the child has ended
     std::io::Read::read_to_end(&mut alive, &mut Vec::new()).unwrap();
     (0..100).for_each(|_| pairs("other"));
-    let is_locked = runtime.block_on(client.reentrant_lock(name).unwrap().is_locked()).unwrap();
+    let is_locked = runtime
+        .block_on(client.reentrant_lock(name).unwrap().is_locked())
+        .unwrap();
     say(format_args!("went on {}/{is_locked}", guard.is_lost()));
 }
 
-/// Forks again and again while other threads of this process are in calls of the client: what each child hears of all that can be
-/// asked, and whether it ends.
+/// Forks `rounds` times while other threads of this process are inside calls of the client. Returns
+/// `Forked/<lost guards>` if each child gets the error `Forked` from every call and ends; else what
+/// differed.
 fn fork_beside(client: &LockClient, rounds: u64) -> String {
     let held = |name: &str| block_on(client.reentrant_lock(name).unwrap().lock()).unwrap();
     let mut guards: Vec<LockGuard> = ["one", "two", "three", "four", "five"].map(held).into();
-    let both = client.multi_lock(["six", "seven"].map(|name| client.reentrant_lock(name).unwrap())).unwrap();
+    let both = client
+        .multi_lock(["six", "seven"].map(|name| client.reentrant_lock(name).unwrap()))
+        .unwrap();
     let mut both = Some(block_on(both.lock()).unwrap());
-    let red = LockClient::red_lock([client], "eight", RedLockOptions::new().expiry(Duration::from_secs(60))).unwrap();
+    let red = LockClient::red_lock(
+        [client],
+        "eight",
+        RedLockOptions::new().expiry(Duration::from_secs(60)),
+    )
+    .unwrap();
     let red = block_on(red.lock()).unwrap();
-    let (lock, fair) = (client.reentrant_lock("asked").unwrap(), client.fair_lock("asked-fair").unwrap());
+    let (lock, fair) = (
+        client.reentrant_lock("asked").unwrap(),
+        client.fair_lock("asked-fair").unwrap(),
+    );
     let busy = |number: u64| {
         let lock = client.reentrant_lock(format!("busy-{number}")).unwrap();
         std::thread::spawn(move || {
@@ -228,7 +302,7 @@ fn fork_beside(client: &LockClient, rounds: u64) -> String {
     for round in 0..rounds {
         let (mut alive, mut child) = std::io::pipe().unwrap();
         let pid = std::os::unix::process::parent_id();
-        // the test has loaded what makes a fork of it
+        // the test preloads a `getppid` that forks
         if pid == 0 {
             let all = async {
                 let owner = guards[0].owner();
@@ -252,10 +326,18 @@ fn fork_beside(client: &LockClient, rounds: u64) -> String {
                 ];
                 heard.push(Some(guards[0].lost().await));
                 client.idle().await;
-                let _ = (client.stats(), guards.pop().unwrap().forget(), guards.clear());
+                let _ = (
+                    client.stats(),
+                    guards.pop().unwrap().forget(),
+                    guards.clear(),
+                );
                 heard
             };
-            let heard: Vec<String> = block_on(all).into_iter().map(why).filter(|why| why != "Forked").collect();
+            let heard: Vec<String> = block_on(all)
+                .into_iter()
+                .map(why)
+                .filter(|why| why != "Forked")
+                .collect();
             write!(child, "{}", heard.join("/") + "end").unwrap();
             std::process::exit(0);
         }
@@ -263,7 +345,7 @@ fn fork_beside(client: &LockClient, rounds: u64) -> String {
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || tell.send(std::io::read_to_string(&mut alive)));
         match told.recv_timeout(Duration::from_secs(20)) {
-            // nothing else was heard, and it has not died before
+            // every call failed with `Forked`, and the child reached its end
             Ok(Ok(heard)) if heard == "end" => {}
             Ok(heard) => return format!("{heard:?}").replace(' ', ""),
             Err(_) => {
@@ -272,40 +354,51 @@ fn fork_beside(client: &LockClient, rounds: u64) -> String {
             }
         }
     }
-    // and this process has what it had
-    let lost = guards.iter().chain(&both).filter(|guard| block_on(guard.extend(Duration::from_secs(9))).is_err());
+    // the guards of this process are unaffected
+    let lost = guards
+        .iter()
+        .chain(&both)
+        .filter(|guard| block_on(guard.extend(Duration::from_secs(9))).is_err());
     format!("Forked/{}", lost.count())
 }
 
-/// The life of a worker process: one request per line, until its stdin ends. Names that begin with `fair:` are fair
-/// locks.
+/// Runs a worker process: reads one request per line until its stdin ends. Names that begin with
+/// `fair:` are fair locks.
 ///
 /// ```text
 /// connect URL WATCHDOG_MS POLL_CAP_MS PATIENCE_MS    connected
-/// lazy URL                                made: a client that connects when it is used
-/// lock NAME [LEASE_MS]                    locked NAME <ns>; later, if it happens: lost NAME <ns>
-/// read NAME, write NAME [LEASE_MS]        the same, with a read-write lock
-/// wait NAME TASKS                         waiting: many tasks lock, each gets it and unlocks
-/// unlock NAME                             the last one: unlocked NAME <ok or the error>
-/// fence NAME                              fenced NAME <token>: holds NAME as a fenced lock
-/// put KEY VALUE TOKEN                     put KEY <ok, Stale or the error>: a guarded write
-/// set KEY VALUE                           set KEY <the server's answer>: a plain write
-/// tokens FILE NAME KEY TASKS ROUNDS       counting; later: done. Guarded writes, see [`count`]; ROUNDS 0: for ever
+/// lazy URL                       made: a client that connects at its first use
+/// lock NAME [LEASE_MS]           locked NAME <ns>; later, on a loss: lost NAME <ns>
+/// read NAME, write NAME [LEASE_MS]    the same, with a read-write lock
+/// wait NAME TASKS                waiting: TASKS tasks each lock and unlock
+/// unlock NAME                    the last guard: unlocked NAME <ok or the error>
+/// fence NAME                     fenced NAME <token>: holds NAME as a fenced lock
+/// put KEY VALUE TOKEN            put KEY <ok, Stale or the error>: a guarded write
+/// set KEY VALUE                  set KEY <the server's reply>: a plain write
+/// tokens FILE NAME KEY TASKS ROUNDS
+///                                counting; later: done. Guarded writes, see [`count`];
+///                                ROUNDS 0: endless
 /// work KIND SEED FILE TASKS LOCKS ROUNDS LEASES
-///                                         working; later: done. Writes what it held, see [`work`]; ROUNDS 0: for ever
-/// panic NAME                              panics in a task that holds NAME: panicked
-/// is_lost NAME                            is_lost NAME <true or false>: the last guard of NAME
-/// deaf                                    deaf: whoever logs from here on blocks for ever
-/// fork NAME                               forked <kinds>: what its fork hears of NAME, and of a shutdown
-/// fork_beside ROUNDS                      forked beside <what its forks hear>: they fork while others are in calls
-/// fork_runtime URL NAME                   forked <what it hears of a guard>: a fork that ends a runtime whose client holds NAME;
-///                                         then went on <whether NAME is lost>/<locked>, after 100 locks of that client
-/// exit                                    ends without unlocking
-/// leave                                   drops guards and client, and ends at once
+///                                working; later: done. Writes its holds, see [`work`];
+///                                ROUNDS 0: endless
+/// panic NAME                     panics in a task that holds NAME: panicked
+/// is_lost NAME                   is_lost NAME <true or false>: the last guard of NAME
+/// deaf                           deaf: every later write to the log blocks forever
+/// fork NAME                      forked <errors>: of calls with NAME and of a shutdown, in a fork
+/// fork_beside ROUNDS             forked beside <result>: see [`fork_beside`]
+/// fork_runtime URL NAME          forked <errors>: of a guard of NAME, in a fork that drops the
+///                                runtime of its client; then, after 100 locks of the parent:
+///                                went on <whether NAME is lost>/<whether NAME is locked>
+/// exit                           ends without unlocking
+/// leave                          drops guards and client, and ends at once
 /// ```
 #[allow(clippy::too_many_lines, reason = "one arm for each request")]
 pub fn serve() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
     let mut client: Option<LockClient> = None;
     let mut server: Option<SocketAddr> = None;
     let held: Arc<Mutex<HashMap<String, Vec<Arc<LockGuard>>>>> = Arc::default();
@@ -313,8 +406,13 @@ pub fn serve() {
         let words: Vec<&str> = line.split(' ').collect();
         let get = || client.clone().expect("connect first");
         let number = |n: usize| words[n].parse::<u64>().expect("a number");
-        let open =
-            |name: &str| if name.starts_with("fair:") { get().fair_lock(name) } else { get().reentrant_lock(name) };
+        let open = |name: &str| {
+            if name.starts_with("fair:") {
+                get().fair_lock(name)
+            } else {
+                get().reentrant_lock(name)
+            }
+        };
         match words[0] {
             "connect" => {
                 let connecting = LockClient::builder()
@@ -323,7 +421,9 @@ pub fn serve() {
                     .fair_patience(Duration::from_millis(number(4)))
                     .connect(words[1]);
                 client = Some(runtime.block_on(connecting).expect("a connection"));
-                let addr = words[1].strip_prefix("redis://").and_then(|url| url.split('?').next());
+                let addr = words[1]
+                    .strip_prefix("redis://")
+                    .and_then(|url| url.split('?').next());
                 server = addr.and_then(|addr| addr.parse().ok());
                 say("connected");
             }
@@ -346,18 +446,26 @@ pub fn serve() {
                 runtime.spawn(async move {
                     let guard = Arc::new(lock.lock_with(options).await.unwrap());
                     drop(lock);
-                    held.lock().unwrap().entry(name.clone()).or_default().push(Arc::clone(&guard));
+                    held.lock()
+                        .unwrap()
+                        .entry(name.clone())
+                        .or_default()
+                        .push(Arc::clone(&guard));
                     say(format_args!("locked {name} {}", monotonic_ns()));
                     let weak = Arc::downgrade(&guard);
                     drop(guard);
-                    // polls rather than borrows the guard, so that `unlock` can take it
+                    // a weak reference, so that `unlock` can take the guard out of its `Arc`
                     while let Some(guard) = weak.upgrade() {
-                        if tokio::time::timeout(Duration::from_millis(5), guard.lost()).await.is_ok() {
+                        if tokio::time::timeout(Duration::from_millis(5), guard.lost())
+                            .await
+                            .is_ok()
+                        {
                             say(format_args!("lost {name} {}", monotonic_ns()));
                             return;
                         }
                         drop(guard);
-                        // whoever takes it out needs a moment in which it is only there
+                        // leaves a moment without a strong reference, in which `unlock` can take
+                        // the guard
                         tokio::time::sleep(Duration::from_millis(1)).await;
                     }
                 });
@@ -365,12 +473,18 @@ pub fn serve() {
             "wait" => {
                 for _ in 0..number(2) {
                     let lock = open(words[1]).unwrap();
-                    runtime.spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() });
+                    runtime
+                        .spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() });
                 }
                 say("waiting");
             }
             "unlock" => {
-                let mut guard = held.lock().unwrap().get_mut(words[1]).and_then(Vec::pop).expect("held");
+                let mut guard = held
+                    .lock()
+                    .unwrap()
+                    .get_mut(words[1])
+                    .and_then(Vec::pop)
+                    .expect("held");
                 let guard = loop {
                     match Arc::try_unwrap(guard) {
                         Ok(guard) => break guard,
@@ -386,9 +500,20 @@ pub fn serve() {
             }
             "work" => serve_work(&words, &runtime, get()),
             "fence" | "put" | "set" | "tokens" => {
-                let lock =
-                    |name: &str, guard| held.lock().unwrap().entry(name.to_owned()).or_default().push(Arc::new(guard));
-                serve_fenced(&words, &runtime, &get(), server.expect("connect first"), lock);
+                let lock = |name: &str, guard| {
+                    held.lock()
+                        .unwrap()
+                        .entry(name.to_owned())
+                        .or_default()
+                        .push(Arc::new(guard));
+                };
+                serve_fenced(
+                    &words,
+                    &runtime,
+                    &get(),
+                    server.expect("connect first"),
+                    lock,
+                );
             }
             "panic" => {
                 let lock = get().reentrant_lock(words[1]).unwrap();
@@ -400,7 +525,10 @@ pub fn serve() {
                 say("panicked");
             }
             "is_lost" => {
-                let lost = held.lock().unwrap()[words[1]].last().expect("held").is_lost();
+                let lost = held.lock().unwrap()[words[1]]
+                    .last()
+                    .expect("held")
+                    .is_lost();
                 say(format_args!("is_lost {} {lost}", words[1]));
             }
             "deaf" => {
@@ -409,24 +537,39 @@ pub fn serve() {
                         std::thread::park();
                     }
                 });
-                subscriber.with_max_level(tracing_subscriber::filter::LevelFilter::WARN).init();
+                subscriber
+                    .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+                    .init();
                 say("deaf");
             }
-            "fork_beside" => say(format_args!("forked beside {}", fork_beside(&get(), number(1)))),
+            "fork_beside" => say(format_args!(
+                "forked beside {}",
+                fork_beside(&get(), number(1))
+            )),
             "fork_runtime" => fork_runtime(words[1], words[2]),
             "fork" => {
                 let lock = get().reentrant_lock(words[1]).unwrap();
-                // a fork has none of the other threads: what one of them has locked just then, stays locked in it
+                // a fork has no other threads: a mutex that one of them holds at the fork stays
+                // locked in it
                 let (out, mut guards) = (std::io::stdout().lock(), held.lock().unwrap());
-                // the test has loaded what makes a fork of it
+                // the test preloads a `getppid` that forks
                 if std::os::unix::process::parent_id() == 0 {
                     let (tried, asked, ended) = block_on(async {
-                        (lock.try_lock().await.err(), lock.is_locked().await.err(), get().shutdown().await.err())
+                        (
+                            lock.try_lock().await.err(),
+                            lock.is_locked().await.err(),
+                            get().shutdown().await.err(),
+                        )
                     });
-                    // what a guard here stands for is the parent's
+                    // the holds belong to the parent
                     guards.clear();
                     drop((lock, client.take()));
-                    say(format_args!("forked {} {} {}", why(tried), why(asked), why(ended)));
+                    say(format_args!(
+                        "forked {} {} {}",
+                        why(tried),
+                        why(asked),
+                        why(ended)
+                    ));
                     std::process::exit(0);
                 }
                 drop((out, guards));
@@ -434,7 +577,7 @@ pub fn serve() {
             "exit" => std::process::exit(3),
             "leave" => {
                 for mut guard in held.lock().unwrap().drain().flat_map(|(_, guards)| guards) {
-                    // a task that looks for its loss has it now and then
+                    // the task that waits for the loss also holds a reference for short moments
                     loop {
                         match Arc::try_unwrap(guard) {
                             Ok(guard) => break drop(guard),
@@ -449,17 +592,33 @@ pub fn serve() {
             other => panic!("unknown request {other}"),
         }
     }
-    // the test that started this process has let go of it: no verdict of libtest's, no clean-up
+    // the test process no longer needs this one: no verdict from libtest, no clean-up
     std::process::exit(0);
 }
 
-/// The request for a part of a history.
+/// Serves a `work` request.
 fn serve_work(words: &[&str], runtime: &tokio::runtime::Runtime, client: LockClient) {
     let number = |n: usize| words[n].parse::<u64>().expect("a number");
-    let file = std::fs::OpenOptions::new().append(true).create(true).open(words[3]).expect("a file");
-    let plan = Plan { kind: words[1].into(), locks: number(5) as usize, rounds: number(6), leases: words[7] == "true" };
+    let file = std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(words[3])
+        .expect("a file");
+    let plan = Plan {
+        kind: words[1].into(),
+        locks: number(5) as usize,
+        rounds: number(6),
+        leases: words[7] == "true",
+    };
     let (file, plan) = (Arc::new(file), Arc::new(plan));
-    let task = |task| runtime.spawn(work(client.clone(), Arc::clone(&plan), number(2) + task, Arc::clone(&file)));
+    let task = |task| {
+        runtime.spawn(work(
+            client.clone(),
+            Arc::clone(&plan),
+            number(2) + task,
+            Arc::clone(&file),
+        ))
+    };
     let tasks: Vec<_> = (0..number(4)).map(task).collect();
     say("working");
     runtime.spawn(async move {
@@ -471,7 +630,7 @@ fn serve_work(words: &[&str], runtime: &tokio::runtime::Runtime, client: LockCli
     });
 }
 
-/// The requests about fenced locks and guarded keys.
+/// Serves the requests about fenced locks and guarded keys.
 fn serve_fenced<T>(
     words: &[&str],
     runtime: &tokio::runtime::Runtime,
@@ -484,10 +643,18 @@ fn serve_fenced<T>(
         "fence" => {
             let lock = client.fenced_lock(words[1]).unwrap();
             let guard = runtime.block_on(async { lock.lock().await.unwrap() });
-            say(format_args!("fenced {} {}", words[1], guard.fencing_token().expect("a token")));
+            say(format_args!(
+                "fenced {} {}",
+                words[1],
+                guard.fencing_token().expect("a token")
+            ));
             keep(words[1], guard);
         }
-        "put" => match runtime.block_on(client.fenced_set(words[1], words[2], number(3).try_into().unwrap())) {
+        "put" => match runtime.block_on(client.fenced_set(
+            words[1],
+            words[2],
+            number(3).try_into().unwrap(),
+        )) {
             Ok(()) => say(format_args!("put {} ok", words[1])),
             Err(Error::StaleToken { .. }) => say(format_args!("put {} Stale", words[1])),
             Err(error) => say(format_args!("put {} {error}", words[1])),
@@ -498,12 +665,22 @@ fn serve_fenced<T>(
             say(format_args!("set {} {}", words[1], reply.text()));
         }
         "tokens" => {
-            let file = std::fs::OpenOptions::new().append(true).create(true).open(words[1]).expect("a file");
+            let file = std::fs::OpenOptions::new()
+                .append(true)
+                .create(true)
+                .open(words[1])
+                .expect("a file");
             let file = Arc::new(file);
             let tasks: Vec<_> = (0..number(4))
                 .map(|_| {
                     let (name, key) = (words[2].to_owned(), words[3].to_owned());
-                    runtime.spawn(count(client.clone(), Arc::clone(&file), name, key, number(5)))
+                    runtime.spawn(count(
+                        client.clone(),
+                        Arc::clone(&file),
+                        name,
+                        key,
+                        number(5),
+                    ))
                 })
                 .collect();
             say("counting");
@@ -518,20 +695,29 @@ fn serve_fenced<T>(
     }
 }
 
-/// What the tasks of a history do.
+/// The work of the tasks of a history.
 struct Plan {
     kind: String,
     locks: usize,
     rounds: u64,
-    /// Whether some holds have leases, and some outlive them.
+    /// Whether some holds have leases, of which some are held beyond their lease.
     leases: bool,
 }
 
-/// A lock of this kind, the names that it locks, and whether others may hold it as well.
-fn pick(client: &LockClient, kind: &str, locks: usize, rng: &mut StdRng) -> (Lock, Vec<String>, bool) {
+/// Returns a lock of this kind, the names that it locks, and whether it is shared.
+fn pick(
+    client: &LockClient,
+    kind: &str,
+    locks: usize,
+    rng: &mut StdRng,
+) -> (Lock, Vec<String>, bool) {
     let mut names: Vec<String> = (0..locks).map(|number| format!("l{number}")).collect();
     names.shuffle(rng);
-    names.truncate(if kind == "multi" { rng.random_range(1..=locks) } else { 1 });
+    names.truncate(if kind == "multi" {
+        rng.random_range(1..=locks)
+    } else {
+        1
+    });
     let (name, reads) = (&*names[0], kind == "read-write" && rng.random_ratio(3, 4));
     let lock: Lock = match kind {
         "reentrant" => client.reentrant_lock(name).unwrap(),
@@ -550,17 +736,32 @@ fn pick(client: &LockClient, kind: &str, locks: usize, rng: &mut StdRng) -> (Loc
     (lock, names, reads)
 }
 
-/// Locks, holds and lets go, as the seed says; some acquires are dropped, or end in time.
-/// Two lines for each hold, so that a kill in the middle leaves the first: `+ ID LOCK alone|shared START LEASE_END TOKEN`
-/// and `- ID END`, where END is when the hold was last known to be valid. `missed` for an acquire without a hold.
+/// Acquires, holds and releases locks at random from the seed; some acquires are cancelled, or time
+/// out. Writes two lines per hold, so that a kill in between leaves the first: `+ ID LOCK
+/// alone|shared START LEASE_END TOKEN` and `- ID END`, where END is when the hold was last known to
+/// be valid. Writes `missed` for an acquire without a hold.
 async fn work(client: LockClient, plan: Arc<Plan>, seed: u64, file: Arc<std::fs::File>) {
-    let (mut rng, mut round, Plan { kind, locks, rounds, leases }) = (StdRng::seed_from_u64(seed), 0, &*plan);
-    let write = |lines: &str| (&*file).write_all(lines.as_bytes()).expect("history is written");
+    let (
+        mut rng,
+        mut round,
+        Plan {
+            kind,
+            locks,
+            rounds,
+            leases,
+        },
+    ) = (StdRng::seed_from_u64(seed), 0, &*plan);
+    let write = |lines: &str| {
+        (&*file)
+            .write_all(lines.as_bytes())
+            .expect("history is written");
+    };
     while *rounds == 0 || round < *rounds {
         round += 1;
         let (lock, names, shared) = pick(&client, kind, *locks, &mut rng);
         let patience = Duration::from_micros(rng.random_range(1..5000));
-        let lease = (*leases && rng.random_ratio(1, 4)).then(|| Duration::from_millis(rng.random_range(20..60)));
+        let lease = (*leases && rng.random_ratio(1, 4))
+            .then(|| Duration::from_millis(rng.random_range(20..60)));
         let hold_for = match lease {
             Some(lease) if rng.random_ratio(1, 4) => 2 * lease,
             _ => Duration::from_micros(rng.random_range(0..1500)),
@@ -587,7 +788,7 @@ async fn work(client: LockClient, plan: Arc<Plan>, seed: u64, file: Arc<std::fs:
                 write("missed\n");
                 continue;
             }
-            // what a drop a moment ago left behind is settled first, which may take longer than so short a wait
+            // an earlier drop must be settled first, which may take longer than such a short wait
             Err(Error::Store { source, .. }) if source.kind() == StoreErrorKind::Overloaded => {
                 write("missed\n");
                 continue;
@@ -595,9 +796,19 @@ async fn work(client: LockClient, plan: Arc<Plan>, seed: u64, file: Arc<std::fs:
             Err(error) => panic!("{error}"),
         };
         let id = |name: &str| format!("{}:{seed}:{round}:{name}", std::process::id());
-        let (class, lease_end) = (if shared { "shared" } else { "alone" }, start + remaining.as_nanos() as u64);
-        let token = guard.fencing_token().map_or("-".to_owned(), |token| token.to_string());
-        let line = |name: &String| format!("+ {} {name} {class} {start} {lease_end} {token}\n", id(name));
+        let (class, lease_end) = (
+            if shared { "shared" } else { "alone" },
+            start + remaining.as_nanos() as u64,
+        );
+        let token = guard
+            .fencing_token()
+            .map_or("-".to_owned(), |token| token.to_string());
+        let line = |name: &String| {
+            format!(
+                "+ {} {name} {class} {start} {lease_end} {token}\n",
+                id(name)
+            )
+        };
         write(&names.iter().map(line).collect::<Vec<_>>().concat());
         if let Some(token) = guard.fencing_token() {
             let _ = client.fenced_set(GUARDED, token.to_string(), token).await; // refused, if it is late
@@ -614,15 +825,36 @@ async fn work(client: LockClient, plan: Arc<Plan>, seed: u64, file: Arc<std::fs:
             }
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
-        write(&names.iter().map(|name| format!("- {} {end}\n", id(name))).collect::<Vec<_>>().concat());
-        if drops { drop(guard) } else { _ = guard.unlock().await }
+        write(
+            &names
+                .iter()
+                .map(|name| format!("- {} {end}\n", id(name)))
+                .collect::<Vec<_>>()
+                .concat(),
+        );
+        if drops {
+            drop(guard);
+        } else {
+            _ = guard.unlock().await;
+        }
     }
 }
 
-/// Takes a fenced lock and writes its token under `key`, whether it still holds the lock or not. Writes the history:
-/// `token TOKEN INVOKED RETURNED` for each acquire, and `accepted TOKEN` or `stale TOKEN` for each write.
-async fn count(client: LockClient, file: Arc<std::fs::File>, name: String, key: String, rounds: u64) {
-    let write = |line: String| (&*file).write_all(line.as_bytes()).expect("history is written");
+/// Acquires a fenced lock and writes its token under `key`, even if the lock may be lost by then.
+/// Writes the history: `token TOKEN INVOKED RETURNED` for each acquire, and `accepted TOKEN` or
+/// `stale TOKEN` for each write.
+async fn count(
+    client: LockClient,
+    file: Arc<std::fs::File>,
+    name: String,
+    key: String,
+    rounds: u64,
+) {
+    let write = |line: String| {
+        (&*file)
+            .write_all(line.as_bytes())
+            .expect("history is written");
+    };
     let lock = client.fenced_lock(&name).unwrap();
     let mut round = 0;
     while rounds == 0 || round < rounds {
@@ -656,22 +888,25 @@ pub struct ByHand<'a> {
 }
 
 impl<'a> ByHand<'a> {
-    /// Takes the lock for `ttl`, whoever has it.
+    /// Takes the lock for `ttl`, and overwrites any other hold.
     pub fn hold(server: &'a Server, lock: &str, ttl: Duration) -> Self {
         server.call(&["DEL", lock]);
         server.call(&["HSET", lock, "00000000-0000-4000-8000-000000000000:1", "1"]);
         server.call(&["PEXPIRE", lock, &ttl.as_millis().to_string()]);
-        Self { server, lock: lock.into() }
+        Self {
+            server,
+            lock: lock.into(),
+        }
     }
 
-    /// Frees the lock and announces it, as Redisson does.
+    /// Frees the lock and publishes the message, as Redisson does.
     pub fn release(&self) {
         self.server.call(&["DEL", &self.lock]);
         self.server.call(&["PUBLISH", &channel(&self.lock), "0"]);
     }
 }
 
-/// Where the release of a lock is announced.
+/// Returns the channel to which the release of a lock is published.
 pub fn channel(lock: &str) -> String {
     format!("redisson_lock__channel:{{{lock}}}")
 }

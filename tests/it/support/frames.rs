@@ -1,12 +1,12 @@
-//! Where RESP's frames end.
+//! Finds the end of RESP frames.
 
-/// The first line, without its sign, and where it ends.
+/// Returns the first line without its type byte, and its length with the line end.
 pub fn line(bytes: &[u8]) -> Option<(&str, usize)> {
     let end = bytes.windows(2).position(|pair| pair == b"\r\n")?;
     Some((std::str::from_utf8(&bytes[1..end]).unwrap_or(""), end + 2))
 }
 
-/// How long the first frame is (RESP2 and RESP3), if all of it is there.
+/// Returns the length of the first frame (RESP2 or RESP3). Returns `None` if it is incomplete.
 pub fn frame_len(bytes: &[u8]) -> Option<usize> {
     let (first, mut at) = line(bytes)?;
     let count = first.parse::<i64>().unwrap_or(0);

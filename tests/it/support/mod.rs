@@ -1,4 +1,4 @@
-//! What tests are made of: servers, a proxy that misbehaves on order, child processes.
+//! Shared parts of the tests: servers, a proxy that injects faults, child processes.
 
 pub mod answers;
 pub mod child;
@@ -24,7 +24,8 @@ use nestlock::{Error, StoreErrorKind};
 
 pub use self::server::Server;
 
-/// Whether a short wait ended before an answer came, or before this owner's earlier call was over: so it is on a busy machine.
+/// Returns whether a short wait ended before its reply arrived, or before an earlier call of the
+/// same owner ended, which happens on a busy machine.
 pub fn came_too_late(error: &Error) -> bool {
     match error {
         Error::Unconfirmed { .. } => true,
@@ -33,13 +34,18 @@ pub fn came_too_late(error: &Error) -> bool {
     }
 }
 
-/// Waits for a state, with a deadline far beyond what a loaded machine needs. Panics with `what` when it passes.
+/// Waits for a state, up to a deadline far beyond the needs of a loaded machine. Panics with `what`
+/// at the deadline.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut state: impl FnMut() -> F) {
     within(Duration::from_secs(20), what, &mut state).await;
 }
 
-/// As [`eventually`], with a deadline of one's own.
-pub async fn within<F: Future<Output = bool>>(limit: Duration, what: &str, mut state: impl FnMut() -> F) {
+/// Like [`eventually`], with a deadline of `limit`.
+pub async fn within<F: Future<Output = bool>>(
+    limit: Duration,
+    what: &str,
+    mut state: impl FnMut() -> F,
+) {
     let start = Instant::now();
     while !state().await {
         assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
@@ -47,11 +53,12 @@ pub async fn within<F: Future<Output = bool>>(limit: Duration, what: &str, mut s
     }
 }
 
-/// How long tasks of this runtime were held up at most, since that was asked to be forgotten: a busy machine, or a stopped process.
+/// Measures the longest delay of tasks on this runtime since the last `forget`, caused by a busy
+/// machine or a stopped process.
 pub struct Pauses(Arc<AtomicU64>);
 
 impl Pauses {
-    /// On the runtime of the test.
+    /// Starts the measurement on the runtime of the test.
     pub fn watch() -> Self {
         let longest = Arc::new(AtomicU64::new(0));
         let seen = Arc::clone(&longest);
@@ -69,7 +76,7 @@ impl Pauses {
         self.0.store(0, Ordering::Release);
     }
 
-    /// Whether one was long enough for an answer to come too late.
+    /// Returns whether a delay was long enough to make a reply late.
     pub fn was_held_up(&self) -> bool {
         self.0.load(Ordering::Acquire) > 10
     }

@@ -1,12 +1,13 @@
-//! A TCP proxy between a client and a real server that misbehaves on order.
+//! A TCP proxy between a client and a server, which injects faults.
 //!
-//! A *rule* looks at each request and says what becomes of it and of its answer: see [`Action`]. Switches act on the
-//! wire as a whole: [`Proxy::cut`], [`Proxy::black_hole`], [`Proxy::refuse`], [`Proxy::drop_messages`].
+//! A *rule* decides the fate of each request and its reply: see [`Action`]. Switches act on the
+//! connections as a whole: [`Proxy::cut`], [`Proxy::black_hole`], [`Proxy::refuse`],
+//! [`Proxy::drop_messages`].
 //!
-//! A network with TCP delivers the bytes of one connection in order, so a reply that is late holds up those behind it, and one
-//! that is lost takes its connection with it, or nothing comes ever after. A middlebox that lies can do more: a reply is
-//! swallowed, doubled or swapped, and the connection goes on.
-//! Requests sent into a black hole arrive when it is gone, as TCP repeats them, unless the connection was cut.
+//! TCP delivers the bytes of a connection in order: a late reply delays those behind it, and after
+//! a lost reply the connection ends or stays silent. A faulty middlebox can do more: it swallows,
+//! duplicates or swaps a reply, and keeps the connection open. Requests sent into a black hole
+//! arrive after it has ended, as with TCP retransmission, unless the connection was cut.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -37,43 +38,43 @@ use super::{
     scripts,
 };
 
-/// What becomes of a request.
+/// The fate of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     Pass,
-    /// Executed; the answer comes this long after the request, and so do those behind it.
+    /// Executed; the reply arrives this long after the request, and delays those behind it.
     Late(Duration),
-    /// Executed; the answer comes when [`Proxy::let_go`] says so, and so do those behind it.
+    /// Executed; the reply waits for [`Proxy::let_go`], and so do those behind it.
     Held,
-    /// It reaches the server this long after it was sent, and so do those behind it.
+    /// Reaches the server this long after it was sent, and so do those behind it.
     Slow(Duration),
-    /// Executed, then the connection is cut in place of the answer.
+    /// Executed; then the connection is cut instead of a reply.
     Lose,
-    /// Executed; neither the answer nor anything behind it ever arrives, though the connection stays.
+    /// Executed; neither the reply nor anything behind it arrives, but the connection stays open.
     Mute,
-    /// Never executed: the connection is cut before it is passed on.
+    /// Never executed: the connection is cut before the request is forwarded.
     CutBefore,
     /// The connection is cut at once. The server executes the request this much later.
     Ghost(Duration),
-    /// Executed twice back to back; the client hears the first answer.
+    /// Executed twice in a row; the client gets the first reply.
     Twice,
-    /// Never executed; answered with this error.
+    /// Never executed; the reply is this error.
     Refuse(&'static str),
-    /// Executed; half of the answer comes, then the connection is cut.
+    /// Executed; half of the reply arrives, then the connection is cut.
     #[allow(dead_code, reason = "nestlock-soak's")]
     Truncate,
-    /// Executed; the reply never arrives, those behind it do.
+    /// Executed; the reply never arrives, but those behind it do.
     Swallow,
     /// Executed; the reply arrives twice.
     Double,
     /// Executed; the reply arrives behind the next one.
     Swap,
-    /// Executed; the answer comes byte by byte, with this pause after each.
+    /// Executed; the reply arrives byte by byte, with this pause after each.
     #[allow(dead_code, reason = "nestlock-soak's")]
     Drip(Duration),
 }
 
-/// The scripts, told apart by their arguments.
+/// The kinds of scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     Acquire,
@@ -82,18 +83,21 @@ pub enum Verb {
     Inspect,
     ForceRelease,
     Transfer,
-    /// Acquires and releases that went together: [`Request::parts`].
+    /// Acquires and releases in one request: see [`Request::parts`].
     Bundle,
 }
 
-/// What each script does, by its source and by its digest.
+/// Returns the verb of each script, by its source and by its digest.
 fn script_verbs() -> &'static HashMap<String, Verb> {
     static VERBS: OnceLock<HashMap<String, Verb>> = OnceLock::new();
     VERBS.get_or_init(|| {
         let mut verbs = HashMap::new();
         for script in scripts::names() {
             let verb = script.rsplit('/').next().expect("<kind>/<verb>");
-            let verb = match verb.trim_start_matches("read_").trim_start_matches("write_") {
+            let verb = match verb
+                .trim_start_matches("read_")
+                .trim_start_matches("write_")
+            {
                 name if name.starts_with("acquire") => Verb::Acquire,
                 name if name.starts_with("release") => Verb::Release,
                 name if name.starts_with("renew") => Verb::Renew,
@@ -110,7 +114,7 @@ fn script_verbs() -> &'static HashMap<String, Verb> {
     })
 }
 
-/// A command, as it came from the client.
+/// A command as the client sent it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     parts: Vec<String>,
@@ -121,12 +125,12 @@ impl Request {
         self.parts[0].eq_ignore_ascii_case(command)
     }
 
-    /// How many words it has, the command included.
+    /// Returns the number of words, including the command.
     pub fn words(&self) -> usize {
         self.parts.len()
     }
 
-    /// A script, by its digest or its text.
+    /// Returns whether it runs a script, by digest or by text.
     pub fn is_script(&self) -> bool {
         self.is("EVALSHA") || self.is("EVAL")
     }
@@ -141,14 +145,23 @@ impl Request {
         })
     }
 
-    /// What a bundle is made of, or the script itself: its verb, its first key, its arguments.
+    /// Returns the verb, the first key and the arguments of each script in a bundle, or of the
+    /// script itself.
     pub fn parts(&self) -> Vec<(Verb, &str, &[String])> {
         match self.verb() {
             None => Vec::new(),
             Some(Verb::Bundle) => {
-                let verb = |args: &[String]| if args[0] == "1" { Verb::Acquire } else { Verb::Release };
+                let verb = |args: &[String]| {
+                    if args[0] == "1" {
+                        Verb::Acquire
+                    } else {
+                        Verb::Release
+                    }
+                };
                 let parts = self.keys().iter().zip(self.args().chunks(4));
-                parts.map(|(key, args)| (verb(args), key.as_str(), &args[1..])).collect()
+                parts
+                    .map(|(key, args)| (verb(args), key.as_str(), &args[1..]))
+                    .collect()
             }
             Some(verb) => vec![(verb, self.keys()[0].as_str(), self.args())],
         }
@@ -158,7 +171,7 @@ impl Request {
         &self.parts[3..3 + self.key_count()]
     }
 
-    /// A script's arguments, without the request's number behind them.
+    /// Returns the arguments of a script, without the request number at their end.
     pub fn args(&self) -> &[String] {
         &self.parts[3 + self.key_count()..self.parts.len() - 1]
     }
@@ -168,7 +181,7 @@ impl Request {
     }
 }
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     ToServer,
@@ -185,7 +198,7 @@ struct Switches {
     refuse: bool,
     drop_messages: bool,
     lets_go: bool,
-    /// So many of the first connections carry no replies any more, only pushes.
+    /// The number of first connections that carry pushes but no replies.
     only_push: usize,
     cuts: u64,
 }
@@ -199,7 +212,7 @@ struct Shared {
     connections: AtomicUsize,
 }
 
-/// A proxy on a port of its own; ends when dropped.
+/// A proxy on its own port, which ends on drop.
 pub struct Proxy {
     addr: SocketAddr,
     shared: Arc<Shared>,
@@ -207,12 +220,12 @@ pub struct Proxy {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Whether it is fred's client that is tested: requests then do not go together.
+/// Returns whether the tests run over fred's client, which sends no bundles.
 pub fn is_over_fred() -> bool {
     std::env::var("NESTLOCK_TEST_WIRE").is_ok_and(|wire| wire == "fred")
 }
 
-/// The URL, and in it which client of nestlock's is meant: `NESTLOCK_TEST_WIRE` names it, `own`, the default, or `fred`.
+/// Adds the wire to the URL that `NESTLOCK_TEST_WIRE` names: `own`, the default, or `fred`.
 pub fn with_wire(url: String) -> String {
     match std::env::var("NESTLOCK_TEST_WIRE") {
         Ok(wire) => format!("{url}?wire={wire}"),
@@ -238,7 +251,10 @@ impl Proxy {
         listener.set_nonblocking(true).expect("a listener");
         let addr = listener.local_addr().expect("its address");
         let (end, ended) = oneshot::channel::<()>();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
         let accepting = Arc::clone(&shared);
         let thread = thread::spawn(move || {
             runtime.block_on(async {
@@ -248,7 +264,12 @@ impl Proxy {
                 }
             });
         });
-        Self { addr, shared, end: Some(end), thread: Some(thread) }
+        Self {
+            addr,
+            shared,
+            end: Some(end),
+            thread: Some(thread),
+        }
     }
 
     pub fn addr(&self) -> SocketAddr {
@@ -259,22 +280,22 @@ impl Proxy {
         with_wire(format!("redis://{}", self.addr))
     }
 
-    /// What becomes of each request from now on. `rule` must not call the proxy.
+    /// Sets the rule for all later requests. `rule` must not call the proxy.
     pub fn rule(&self, rule: impl FnMut(&Request) -> Action + Send + 'static) {
         *self.shared.rule.lock().unwrap() = Box::new(rule);
     }
 
-    /// Every request passes from now on.
+    /// Lets all later requests pass.
     pub fn pass(&self) {
         self.rule(|_| Action::Pass);
     }
 
-    /// The next request of this kind meets `action`, all others pass.
+    /// Applies `action` to the next request of this kind; all others pass.
     pub fn once(&self, verb: Verb, action: Action) {
         self.nth(1, verb, action);
     }
 
-    /// The n-th request of this kind from now meets `action`, all others pass.
+    /// Applies `action` to the n-th request of this kind from now; all others pass.
     pub fn nth(&self, n: usize, verb: Verb, action: Action) {
         let mut left = n;
         self.rule(move |request| {
@@ -287,22 +308,30 @@ impl Proxy {
         });
     }
 
-    /// Every request of this kind meets `action`, all others pass.
+    /// Applies `action` to every request of this kind; all others pass.
     pub fn each(&self, verb: Verb, action: Action) {
-        self.rule(move |request| if request.verb() == Some(verb) { action } else { Action::Pass });
+        self.rule(move |request| {
+            if request.verb() == Some(verb) {
+                action
+            } else {
+                Action::Pass
+            }
+        });
     }
 
-    /// New connections lead to this server from now on; old ones stay where they are.
+    /// Forwards new connections to this server; existing ones stay as they are.
     pub fn lead_to(&self, server: &Server) {
         *self.shared.server.lock().unwrap() = server.addr();
     }
 
     /// Cuts all connections.
     pub fn cut(&self) {
-        self.shared.switches.send_modify(|switches| switches.cuts += 1);
+        self.shared
+            .switches
+            .send_modify(|switches| switches.cuts += 1);
     }
 
-    /// Nothing passes this way any more; connections stay.
+    /// Stops all bytes in this direction; connections stay open.
     pub fn black_hole(&self, way: Way) {
         self.shared.switches.send_modify(|switches| {
             switches.hole_to_server |= way != Way::ToClient;
@@ -310,62 +339,82 @@ impl Proxy {
         });
     }
 
-    /// New connections are closed at once.
+    /// Closes new connections at once.
     pub fn refuse(&self) {
-        self.shared.switches.send_modify(|switches| switches.refuse = true);
-    }
-
-    /// Pub/sub messages are lost from now on, or not any more.
-    pub fn drop_messages(&self, drop: bool) {
-        self.shared.switches.send_modify(|switches| switches.drop_messages = drop);
-    }
-
-    /// The answers that are held come, and no other is held any more.
-    pub fn let_go(&self) {
-        self.shared.switches.send_modify(|switches| switches.lets_go = true);
-    }
-
-    /// The connections that there are carry no reply any more: a push comes in place of each.
-    pub fn only_push(&self) {
-        let there_are = self.connections();
-        self.shared.switches.send_modify(|switches| switches.only_push = there_are);
-    }
-
-    /// No black hole, no refusals, no rule any more.
-    pub fn heal(&self) {
-        self.pass();
         self.shared
             .switches
-            .send_modify(|switches| *switches = Switches { cuts: switches.cuts, ..Switches::default() });
+            .send_modify(|switches| switches.refuse = true);
     }
 
-    /// Keeps no request of those so far: for whoever lets it run for hours.
+    /// Sets whether pub/sub messages are dropped.
+    pub fn drop_messages(&self, drop: bool) {
+        self.shared
+            .switches
+            .send_modify(|switches| switches.drop_messages = drop);
+    }
+
+    /// Delivers the held replies, and holds no others from now on.
+    pub fn let_go(&self) {
+        self.shared
+            .switches
+            .send_modify(|switches| switches.lets_go = true);
+    }
+
+    /// Replaces every reply on the current connections by a push.
+    pub fn only_push(&self) {
+        let there_are = self.connections();
+        self.shared
+            .switches
+            .send_modify(|switches| switches.only_push = there_are);
+    }
+
+    /// Ends black holes, refusals and the rule.
+    pub fn heal(&self) {
+        self.pass();
+        self.shared.switches.send_modify(|switches| {
+            *switches = Switches {
+                cuts: switches.cuts,
+                ..Switches::default()
+            }
+        });
+    }
+
+    /// Forgets all requests so far, which saves memory in runs of hours.
     #[allow(dead_code, reason = "nestlock-soak's")]
     pub fn forget_requests(&self) {
         self.shared.log.lock().unwrap().clear();
     }
 
-    /// All requests so far, as they came from the client.
+    /// Returns all requests so far, as the client sent them.
     pub fn requests(&self) -> Vec<Request> {
         self.shared.log.lock().unwrap().clone()
     }
 
-    /// The requests of one kind so far.
+    /// Returns the requests of one kind so far.
     pub fn seen(&self, verb: Verb) -> Vec<Request> {
-        self.requests().into_iter().filter(|request| request.verb() == Some(verb)).collect()
+        self.requests()
+            .into_iter()
+            .filter(|request| request.verb() == Some(verb))
+            .collect()
     }
 
-    /// How many requests of one kind came so far.
+    /// Returns the number of requests of one kind so far.
     pub fn count(&self, verb: Verb) -> usize {
-        self.shared.log.lock().unwrap().iter().filter(|request| request.verb() == Some(verb)).count()
+        self.shared
+            .log
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|request| request.verb() == Some(verb))
+            .count()
     }
 
-    /// How many ghosts the server has executed.
+    /// Returns how many [`Action::Ghost`] requests the server has executed.
     pub fn ghosts(&self) -> usize {
         self.shared.ghosts.load(Ordering::SeqCst)
     }
 
-    /// How many connections were accepted so far.
+    /// Returns the number of accepted connections.
     pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
     }
@@ -388,7 +437,7 @@ async fn accept(shared: Arc<Shared>, listener: std::net::TcpListener) {
     }
 }
 
-/// What becomes of an answer.
+/// The fate of a reply.
 enum Fate {
     Pass,
     At(Instant),
@@ -407,7 +456,9 @@ async fn serve(shared: Arc<Shared>, client: TcpStream, number: usize) {
     let mut switches = shared.switches.subscribe();
     let cuts = switches.borrow_and_update().cuts;
     let server = *shared.server.lock().unwrap();
-    let Ok(server) = TcpStream::connect(server).await else { return };
+    let Ok(server) = TcpStream::connect(server).await else {
+        return;
+    };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (client_in, client_out) = client.into_split();
     let (mut server_in, mut server_out) = server.into_split();
@@ -443,9 +494,11 @@ async fn requests(
             let frame: Vec<u8> = bytes.drain(..len).collect();
             let arrived = Instant::now();
             let _ = switches.wait_for(|now| !now.hole_to_server).await;
-            let request = Request { parts: parts(&frame) };
+            let request = Request {
+                parts: parts(&frame),
+            };
             let action = shared.rule.lock().unwrap()(&request);
-            // its answer is a push, which is no answer
+            // its reply is a push, which takes no place among the replies
             let answered = !request.is("SUBSCRIBE") && !request.is("UNSUBSCRIBE");
             shared.log.lock().unwrap().push(request);
             let mut fate = Fate::Pass;
@@ -464,7 +517,7 @@ async fn requests(
                 Action::CutBefore => return Ok(None),
                 Action::Ghost(delay) => return Ok(Some((delay, frame))),
                 Action::Refuse(error) => {
-                    // a PING in its place keeps the answers in order
+                    // a PING in its place keeps the order of the replies
                     fates.lock().unwrap().push_back(Fate::Replace(error));
                     server.write_all(b"*1\r\n$4\r\nPING\r\n").await?;
                     continue;
@@ -507,7 +560,9 @@ async fn replies(
             }
             let fate = fates.lock().unwrap().pop_front().unwrap_or(Fate::Pass);
             if number < switches.borrow().only_push {
-                client.write_all(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n").await?;
+                client
+                    .write_all(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n")
+                    .await?;
                 continue;
             }
             if matches!(fate, Fate::Swap) && swapped.is_none() {
@@ -525,7 +580,9 @@ async fn replies(
                     let _ = switches.wait_for(|now| now.lets_go).await;
                     client.write_all(&frame).await?;
                 }
-                Fate::Replace(error) => client.write_all(format!("-{error}\r\n").as_bytes()).await?,
+                Fate::Replace(error) => {
+                    client.write_all(format!("-{error}\r\n").as_bytes()).await?;
+                }
                 Fate::Drop => {}
                 Fate::Double => client.write_all(&frame.repeat(2)).await?,
                 Fate::Mute => pending().await,
@@ -545,16 +602,26 @@ async fn replies(
     }
 }
 
-/// The elements of a list of strings and numbers, or the words of a line (fred's HELLO is one).
+/// Returns the elements of a list of strings and numbers, or the words of an inline command (fred's
+/// HELLO is one).
 fn parts(frame: &[u8]) -> Vec<String> {
     if !matches!(frame[0], b'*' | b'>') {
-        return String::from_utf8_lossy(frame).split_whitespace().map(str::to_owned).collect();
+        return String::from_utf8_lossy(frame)
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect();
     }
-    let Some((_, mut at)) = line(frame) else { return Vec::new() };
+    let Some((_, mut at)) = line(frame) else {
+        return Vec::new();
+    };
     let mut parts = Vec::new();
     while let Some(len) = frame_len(&frame[at..]) {
         let (first, start) = line(&frame[at..]).expect("a line");
-        let body = if frame[at] == b'$' { &frame[at + start..at + len - 2] } else { first.as_bytes() };
+        let body = if frame[at] == b'$' {
+            &frame[at + start..at + len - 2]
+        } else {
+            first.as_bytes()
+        };
         parts.push(String::from_utf8_lossy(body).into_owned());
         at += len;
     }
@@ -579,9 +646,19 @@ fn frames_are_measured_and_read() {
     for frame in whole {
         let mut more = frame.to_vec();
         more.extend(b":9\r\n");
-        assert_eq!(frame_len(&more), Some(frame.len()), "{}", String::from_utf8_lossy(frame));
+        assert_eq!(
+            frame_len(&more),
+            Some(frame.len()),
+            "{}",
+            String::from_utf8_lossy(frame)
+        );
         for cut in 0..frame.len() {
-            assert_eq!(frame_len(&frame[..cut]), None, "{cut} of {}", String::from_utf8_lossy(frame));
+            assert_eq!(
+                frame_len(&frame[..cut]),
+                None,
+                "{cut} of {}",
+                String::from_utf8_lossy(frame)
+            );
         }
     }
 }

@@ -1,9 +1,10 @@
-//! A Redisson client at a fair lock, where there is no JVM: what its scripts do to the keys, row by row of the tables in
-//! `lua/README.md`'s source of facts, in words of our own. Times are the caller's, as with Redisson.
+//! A Redisson client of a fair lock without a JVM: the effect of its scripts on the keys, row by
+//! row of the tables in `lua/README.md`'s source of facts, in our own code. The caller passes the
+//! times, as with Redisson.
 
 use super::wire::{Reply, Wire};
 
-/// Heads of the queue whose time is over are put out. Others' scores stay as they are.
+/// Removes heads of the queue whose time has passed. The scores of the others stay.
 const PUT_OUT: &str = "
 local record, queue, scores = KEYS[1], KEYS[2], KEYS[3]
 local field, now, wait, lease, channel = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5]
@@ -15,7 +16,7 @@ while true do
     redis.call('lpop', queue)
 end
 ";
-/// Free, and this one's turn: its wait is taken off the scores of all who wait.
+/// Acquires if the lock is free and this waiter is next: its wait is subtracted from all scores.
 const SERVE: &str = "
 local first = redis.call('lindex', queue, 0)
 if redis.call('exists', record) == 0 and (not first or first == field) then
@@ -32,7 +33,7 @@ if redis.call('hexists', record, field) == 1 then
     return false
 end
 ";
-/// A place behind the last one, whose score it goes on from.
+/// Joins the queue behind the last waiter, whose score is the base of the new one.
 const JOIN: &str = "
 local left = redis.call('pttl', record)
 if redis.call('zscore', scores, field) then return math.max(0, left) end
@@ -54,7 +55,7 @@ if redis.call('hincrby', record, field, -1) > 0 then return 0 end
 redis.call('del', record)
 return tell()
 ";
-/// Who gives up takes its wait off the scores of those behind it.
+/// Gives up: its wait is subtracted from the scores of those behind it.
 const LEAVE: &str = "
 local record, queue, scores = KEYS[1], KEYS[2], KEYS[3]
 local field, wait, behind = ARGV[1], tonumber(ARGV[3]), false
@@ -66,7 +67,7 @@ redis.call('zrem', scores, field)
 redis.call('lrem', queue, 0, field)
 ";
 
-/// The fair lock of a name without braces, as Redisson sees it.
+/// The keys and the channel of a fair lock whose name has no braces, as Redisson names them.
 #[derive(Debug)]
 pub struct RFairLock {
     pub name: String,
@@ -85,32 +86,64 @@ impl RFairLock {
         }
     }
 
-    fn run(&self, wire: &mut Wire, script: &[&str], field: &str, now: i64, wait: i64, lease: i64) -> Reply {
-        let (script, [now, wait, lease]) = (script.concat(), [now, wait, lease].map(|number| number.to_string()));
-        let keys = ["EVAL", &script, "3", &self.name, &self.queue, &self.timeouts];
-        let reply = wire.call(&[&keys[..], &[field, &now, &wait, &lease, &self.channel]].concat()).unwrap();
+    fn run(
+        &self,
+        wire: &mut Wire,
+        script: &[&str],
+        field: &str,
+        now: i64,
+        wait: i64,
+        lease: i64,
+    ) -> Reply {
+        let (script, [now, wait, lease]) = (
+            script.concat(),
+            [now, wait, lease].map(|number| number.to_string()),
+        );
+        let keys = [
+            "EVAL",
+            &script,
+            "3",
+            &self.name,
+            &self.queue,
+            &self.timeouts,
+        ];
+        let reply = wire
+            .call(&[&keys[..], &[field, &now, &wait, &lease, &self.channel]].concat())
+            .unwrap();
         assert!(!reply.is_error(), "{reply:?}");
         reply
     }
 
-    /// Takes a place or the lock: `None` if it has the lock, else how long it sleeps unless it is told.
-    pub fn wait(&self, wire: &mut Wire, field: &str, now: i64, wait: i64, lease: i64) -> Option<i64> {
+    /// Acquires or joins the queue: `None` if it has the lock, else how long it sleeps without a
+    /// message.
+    pub fn wait(
+        &self,
+        wire: &mut Wire,
+        field: &str,
+        now: i64,
+        wait: i64,
+        lease: i64,
+    ) -> Option<i64> {
         match self.run(wire, &[PUT_OUT, SERVE, JOIN], field, now, wait, lease) {
             Reply::Nil => None,
             busy => Some(busy.int()),
         }
     }
 
-    /// `tryLock()`.
+    /// Runs `tryLock()`.
     pub fn try_lock(&self, wire: &mut Wire, field: &str, now: i64, wait: i64, lease: i64) -> bool {
         self.run(wire, &[PUT_OUT, SERVE, "return 1"], field, now, wait, lease) == Reply::Nil
     }
 
     pub fn unlock(&self, wire: &mut Wire, field: &str, now: i64, lease: i64) {
-        assert_eq!(self.run(wire, &[PUT_OUT, UNLOCK], field, now, 0, lease), Reply::Int(1), "{field} held it");
+        assert_eq!(
+            self.run(wire, &[PUT_OUT, UNLOCK], field, now, 0, lease),
+            Reply::Int(1),
+            "{field} held it"
+        );
     }
 
-    /// `tryLock(wait)` whose wait is over.
+    /// Ends a `tryLock(wait)` at its timeout.
     pub fn give_up(&self, wire: &mut Wire, field: &str, wait: i64) {
         self.run(wire, &[LEAVE], field, 0, wait, 0);
     }

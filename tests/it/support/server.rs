@@ -1,4 +1,4 @@
-//! A server for one test, ended when dropped: a real one, or the embedded one.
+//! A server for one test, real or embedded, which ends on drop.
 
 use std::{
     io::ErrorKind,
@@ -17,9 +17,9 @@ use super::{
     wire::{Reply, Wire},
 };
 
-/// Which kind [`Server::start`] starts: `real`, the default, or `embedded`.
+/// The variable that selects the kind of [`Server::start`]: `real`, the default, or `embedded`.
 const KIND: &str = "NESTLOCK_TEST_SERVER";
-/// How long a port may be away when a server wants it back.
+/// Longest wait for a port that a server needs again.
 const PORT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A server.
@@ -32,11 +32,11 @@ pub struct Server {
 #[derive(Debug)]
 enum Kind {
     Real(SpawnedServer),
-    /// Empty while it is killed.
+    /// `None` after a kill.
     Embedded(Mutex<Option<EmbeddedServer>>),
 }
 
-/// Whether the embedded server is asked for.
+/// Returns whether the embedded server is requested.
 fn embedded(kind: Option<&str>) -> bool {
     match kind {
         None | Some("real") => false,
@@ -52,11 +52,14 @@ impl Server {
             return Self::start_real();
         }
         let server = EmbeddedServer::start().expect("an embedded server");
-        Self { addr: server.addr(), kind: Kind::Embedded(Mutex::new(Some(server))) }
+        Self {
+            addr: server.addr(),
+            kind: Kind::Embedded(Mutex::new(Some(server))),
+        }
     }
 
-    /// Starts a real server, for what the embedded one does not have: users, passwords, persistence, replicas, limits
-    /// of memory and buffers, scripts that take long, other sockets.
+    /// Starts a real server, for features that the embedded one lacks: users, passwords,
+    /// persistence, replicas, limits of memory and buffers, slow scripts, other sockets.
     pub fn start_real() -> Self {
         Self::start_with(&[])
     }
@@ -64,26 +67,30 @@ impl Server {
     /// Starts a real server with further command line arguments (`--maxmemory`, `1mb`, ...).
     pub fn start_with(args: &[&str]) -> Self {
         let server = SpawnedServer::start_with(args).unwrap_or_else(|error| panic!("{error}"));
-        Self { addr: server.addr(), kind: Kind::Real(server) }
+        Self {
+            addr: server.addr(),
+            kind: Kind::Real(server),
+        }
     }
 
-    /// Whether this is a real server.
+    /// Returns whether this is a real server.
     pub fn is_real(&self) -> bool {
         matches!(self.kind, Kind::Real(_))
     }
 
-    /// Whether keys of this type can be made: the embedded server has neither sets nor streams.
+    /// Returns whether the server supports keys of this type: the embedded server has neither sets
+    /// nor streams.
     pub fn has_type(&self, name: &str) -> bool {
         self.is_real() || !["set", "stream"].contains(&name)
     }
 
-    /// SIGKILL, or as if.
+    /// Kills the server by SIGKILL, or drops the embedded one.
     pub fn kill(&self) {
         match &self.kind {
             Kind::Real(server) => server.kill().expect("a server to kill"),
             Kind::Embedded(server) => {
                 drop(lock(server).take());
-                // a child that another test starts has the port, too, until its exec
+                // a child process that another test starts also has the port until its exec
                 let start = Instant::now();
                 while TcpStream::connect(self.addr).is_ok() && start.elapsed() < PORT_PATIENCE {
                     sleep(Duration::from_millis(1));
@@ -92,7 +99,8 @@ impl Server {
         }
     }
 
-    /// Starts the server again after [`Server::kill`], on the same port; a real one in the same folder.
+    /// Starts the server again after [`Server::kill`] on the same port; a real one in the same
+    /// folder.
     pub fn restart(&self) {
         match &self.kind {
             Kind::Real(server) => server.restart().unwrap_or_else(|error| panic!("{error}")),
@@ -101,8 +109,11 @@ impl Server {
                 *server = None;
                 *server = Some(loop {
                     match EmbeddedServer::start_on(self.addr.port()) {
-                        // a client that comes back can hold the port for a moment
-                        Err(error) if error.kind() == ErrorKind::AddrInUse && start.elapsed() < PORT_PATIENCE => {
+                        // a client that reconnects can occupy the port for a moment
+                        Err(error)
+                            if error.kind() == ErrorKind::AddrInUse
+                                && start.elapsed() < PORT_PATIENCE =>
+                        {
                             sleep(Duration::from_millis(20));
                         }
                         outcome => break outcome.expect("an embedded server again"),
@@ -112,7 +123,7 @@ impl Server {
         }
     }
 
-    /// SIGSTOP, or as if: the server hangs, its sockets stay open.
+    /// Stops the server by SIGSTOP, or pauses the embedded one: it hangs with open sockets.
     pub fn stop(&self) {
         match &self.kind {
             Kind::Real(server) => server.stop().expect("a running server"),
@@ -120,7 +131,7 @@ impl Server {
         }
     }
 
-    /// SIGCONT, or as if.
+    /// Resumes the server after [`Server::stop`].
     pub fn cont(&self) {
         match &self.kind {
             Kind::Real(server) => server.cont().expect("a running server"),
@@ -132,7 +143,7 @@ impl Server {
         self.addr
     }
 
-    /// The unix socket of a real server.
+    /// Returns the unix socket of a real server.
     pub fn socket(&self) -> PathBuf {
         match &self.kind {
             Kind::Real(server) => server.socket(),
@@ -144,37 +155,48 @@ impl Server {
         with_wire(format!("redis://{}", self.addr()))
     }
 
-    /// A nestlock client with the default configuration.
+    /// Returns a nestlock client with the default configuration.
     pub async fn client(&self) -> LockClient {
         self.client_with(|builder| builder).await
     }
 
-    /// A nestlock client.
-    pub async fn client_with(&self, configure: impl FnOnce(LockClientBuilder) -> LockClientBuilder) -> LockClient {
-        configure(LockClient::builder()).connect(self.url()).await.expect("a connection")
+    /// Returns a nestlock client with the configuration that `configure` makes.
+    pub async fn client_with(
+        &self,
+        configure: impl FnOnce(LockClientBuilder) -> LockClientBuilder,
+    ) -> LockClient {
+        configure(LockClient::builder())
+            .connect(self.url())
+            .await
+            .expect("a connection")
     }
 
-    /// A plain connection.
+    /// Opens a plain connection.
     pub fn wire(&self) -> Wire {
         Wire::connect(self.addr()).expect("a connection")
     }
 
-    /// Runs one command over a connection of its own. Errors come back as [`Reply::Error`].
+    /// Runs one command over a new connection. Returns errors as [`Reply::Error`].
     pub fn call(&self, parts: &[&str]) -> Reply {
         self.wire().call(parts).expect("an answer")
     }
 
-    /// The whole record of a lock: owner -> hold count.
+    /// Returns the record of a lock: owners with their hold counts.
     pub fn record(&self, lock: &str) -> Vec<(String, i64)> {
         let reply = self.call(&["HGETALL", lock]);
         reply
             .list()
             .chunks(2)
-            .map(|pair| (pair[0].text().to_owned(), pair[1].text().parse().expect("a count")))
+            .map(|pair| {
+                (
+                    pair[0].text().to_owned(),
+                    pair[1].text().parse().expect("a count"),
+                )
+            })
             .collect()
     }
 
-    /// The whole record of a lock, whatever its fields hold.
+    /// Returns the record of a lock with arbitrary fields.
     pub fn record_of_any_kind(&self, lock: &str) -> Reply {
         self.call(&["HGETALL", lock])
     }
@@ -187,11 +209,16 @@ impl Server {
         self.call(&["EXISTS", key]).int() == 1
     }
 
-    /// Every key, its value, and when it expires: equal before and after means that nothing was written.
+    /// Returns every key with its value and expiry time: equal dumps mean that nothing was written
+    /// in between.
     pub fn dump(&self) -> Vec<(String, Reply, i64)> {
         let mut wire = self.wire();
         let mut call = |parts: &[&str]| wire.call(parts).unwrap();
-        let mut keys: Vec<String> = call(&["KEYS", "*"]).list().iter().map(|key| key.text().to_owned()).collect();
+        let mut keys: Vec<String> = call(&["KEYS", "*"])
+            .list()
+            .iter()
+            .map(|key| key.text().to_owned())
+            .collect();
         keys.sort();
         keys.into_iter()
             .map(|key| {
@@ -199,7 +226,11 @@ impl Server {
                 let value = match kind.text() {
                     "string" => call(&["GET", &key]),
                     "hash" => {
-                        let mut fields: Vec<_> = call(&["HGETALL", &key]).list().chunks(2).map(<[_]>::to_vec).collect();
+                        let mut fields: Vec<_> = call(&["HGETALL", &key])
+                            .list()
+                            .chunks(2)
+                            .map(<[_]>::to_vec)
+                            .collect();
                         fields.sort();
                         Reply::List(fields.concat())
                     }
@@ -211,7 +242,7 @@ impl Server {
                     }
                     "zset" => call(&["ZRANGE", &key, "0", "-1", "WITHSCORES"]),
                     "stream" => call(&["XRANGE", &key, "-", "+"]),
-                    // it has expired meanwhile
+                    // it has expired since KEYS
                     "none" => Reply::Nil,
                     other => panic!("{key}: a {other}"),
                 };
@@ -221,39 +252,56 @@ impl Server {
             .collect()
     }
 
-    /// When a key expires, in milliseconds of the Unix epoch; -1: never, -2: there is no such key.
+    /// Returns when a key expires, in milliseconds of the Unix epoch; -1 if never, -2 if it does
+    /// not exist.
     pub fn expires(&self, key: &str) -> i64 {
         expires(&mut |words| self.call(words), key)
     }
 
-    /// How many clients wait for lists.
+    /// Returns the number of clients that block in a command.
     pub fn blocked(&self) -> u64 {
         let info = self.call(&["INFO", "clients"]);
-        let found = info.text().lines().find_map(|line| line.strip_prefix("blocked_clients:").map(str::to_owned));
+        let found = info
+            .text()
+            .lines()
+            .find_map(|line| line.strip_prefix("blocked_clients:").map(str::to_owned));
         found.map_or(0, |count| count.trim().parse().expect("a count"))
     }
 
-    /// Channels that somebody is subscribed to.
+    /// Returns the channels that have subscribers.
     pub fn channels(&self) -> Vec<String> {
-        self.call(&["PUBSUB", "CHANNELS"]).list().iter().map(|channel| channel.text().to_owned()).collect()
+        self.call(&["PUBSUB", "CHANNELS"])
+            .list()
+            .iter()
+            .map(|channel| channel.text().to_owned())
+            .collect()
     }
 
-    /// How often a command was executed since the start or `CONFIG RESETSTAT`, also inside scripts.
+    /// Returns how often a command was executed since the start or `CONFIG RESETSTAT`, also inside
+    /// scripts.
     pub fn command_count(&self, command: &str) -> u64 {
         let stats = self.call(&["INFO", "commandstats"]);
         let line = format!("cmdstat_{}:calls=", command.to_lowercase());
-        let found = stats.text().lines().find_map(|stat| stat.strip_prefix(&line).map(str::to_owned));
-        found.map_or(0, |rest| rest.split(',').next().unwrap().parse().expect("a count"))
+        let found = stats
+            .text()
+            .lines()
+            .find_map(|stat| stat.strip_prefix(&line).map(str::to_owned));
+        found.map_or(0, |rest| {
+            rest.split(',').next().unwrap().parse().expect("a count")
+        })
     }
 
-    /// How many connections it has had so far, that of this question included.
+    /// Returns the number of connections since the start, including the one of this call.
     pub fn connections(&self) -> u64 {
         let stats = self.call(&["INFO", "stats"]);
-        let line = stats.text().lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        let line = stats
+            .text()
+            .lines()
+            .find_map(|line| line.strip_prefix("total_connections_received:"));
         line.expect("a count").trim().parse().expect("a count")
     }
 
-    /// How many scripts were run by clients.
+    /// Returns the number of scripts that clients ran.
     pub fn script_count(&self) -> u64 {
         self.command_count("evalsha") + self.command_count("eval")
     }
@@ -264,13 +312,15 @@ fn expires(call: &mut impl FnMut(&[&str]) -> Reply, key: &str) -> i64 {
     if !answer.is_error() {
         return answer.int();
     }
-    // Redis 6 has no such command. Between two looks at its clock in the same millisecond it is exact
+    // Redis 6 has no such command; the PTTL between two equal readings of the server's clock is
+    // exact
     let millis = |time: &Reply| {
-        let [seconds, micros] = [0, 1].map(|at| time.list()[at].text().parse::<i64>().expect("a number"));
+        let [seconds, micros] =
+            [0, 1].map(|at| time.list()[at].text().parse::<i64>().expect("a number"));
         seconds * 1000 + micros / 1000
     };
     let mut left = call(&["PTTL", key]).int();
-    // a key that never expires needs no clock: a test may have taken TIME away
+    // a key without expiry needs no clock: a test may have denied TIME
     while left >= 0 {
         let before = millis(&call(&["TIME"]));
         left = call(&["PTTL", key]).int();
@@ -287,9 +337,15 @@ fn lock(server: &Mutex<Option<EmbeddedServer>>) -> MutexGuard<'_, Option<Embedde
 
 #[test]
 fn the_kind_of_server_is_one_of_two() {
-    assert_eq!([None, Some("real"), Some("embedded")].map(embedded), [false, false, true]);
+    assert_eq!(
+        [None, Some("real"), Some("embedded")].map(embedded),
+        [false, false, true]
+    );
     for other in ["", "Embedded", "redis"] {
-        assert!(std::panic::catch_unwind(|| embedded(Some(other))).is_err(), "{other:?}");
+        assert!(
+            std::panic::catch_unwind(|| embedded(Some(other))).is_err(),
+            "{other:?}"
+        );
     }
 }
 
@@ -312,7 +368,11 @@ fn a_dump_shows_every_value_and_its_end() {
     let text = |text: &str| Reply::Text(text.into());
     let list = |parts: &[&str]| Reply::List(parts.iter().copied().map(text).collect());
     let entry = |key: &str, kind: &str, value: Reply, expires: i64| {
-        (key.to_owned(), Reply::List(vec![text(kind), value]), expires)
+        (
+            key.to_owned(),
+            Reply::List(vec![text(kind), value]),
+            expires,
+        )
     };
     let wanted = [
         entry("brief", "string", text("s"), 9_000_000_000_000),
@@ -322,11 +382,14 @@ fn a_dump_shows_every_value_and_its_end() {
         entry("string", "string", text("s"), -1),
         entry("zset", "zset", list(&["b", "1.5", "a", "2"]), -1),
     ];
-    let wanted: Vec<_> = wanted.into_iter().filter(|(key, ..)| has(&&**key)).collect();
+    let wanted: Vec<_> = wanted
+        .into_iter()
+        .filter(|(key, ..)| has(&&**key))
+        .collect();
     assert_eq!(server.dump(), wanted);
 }
 
-/// Of either kind: tests of outages rely on it.
+/// Holds for both kinds of server: tests of outages depend on it.
 #[test]
 fn a_server_goes_away_comes_back_and_hangs_on_order() {
     let server = Server::start();
@@ -345,14 +408,14 @@ fn a_server_goes_away_comes_back_and_hangs_on_order() {
     server.stop();
     wire.limit(Duration::from_millis(200));
     assert!(wire.call(&["PING"]).is_err(), "answered while it hangs");
-    // others can connect, and wait
+    // other clients can connect, and wait
     let mut other = server.wire();
     other.send(&["ECHO", "late"]).unwrap();
     server.cont();
     wire.limit(Duration::from_secs(30));
     assert_eq!(wire.read().unwrap().text(), "PONG");
     assert_eq!(other.read().unwrap().text(), "late");
-    // one that hangs ends as any other
+    // a server that hangs can be killed, too
     server.stop();
     server.kill();
     assert!(Wire::connect(addr).is_err());

@@ -1,4 +1,4 @@
-//! A plain RESP connection to a server, for looking at it from outside of nestlock and fred.
+//! A plain RESP connection to a server, independent of nestlock and fred.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-/// An answer of the server.
+/// A reply of the server.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reply {
     Nil,
@@ -24,9 +24,13 @@ impl Reply {
         }
     }
 
-    /// The number, or another one for what is none.
+    /// Returns the number, or `other` if the reply is not a number.
     pub fn int_or(&self, other: i64) -> i64 {
-        if let Self::Int(number) = self { *number } else { other }
+        if let Self::Int(number) = self {
+            *number
+        } else {
+            other
+        }
     }
 
     pub fn text(&self) -> &str {
@@ -59,15 +63,20 @@ impl Wire {
         let stream = TcpStream::connect(addr)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(30)))?;
-        Ok(Self { stream: BufReader::new(stream) })
+        Ok(Self {
+            stream: BufReader::new(stream),
+        })
     }
 
-    /// Answers must come within this time: 30 s, if nothing else was said.
+    /// Sets the read timeout, which is 30 s by default.
     pub fn limit(&self, limit: Duration) {
-        self.stream.get_ref().set_read_timeout(Some(limit)).expect("a time");
+        self.stream
+            .get_ref()
+            .set_read_timeout(Some(limit))
+            .expect("a time");
     }
 
-    /// Sends a command and reads its answer.
+    /// Sends a command and reads its reply.
     pub fn call(&mut self, parts: &[&str]) -> std::io::Result<Reply> {
         self.send(parts)?;
         self.read()
@@ -83,7 +92,7 @@ impl Wire {
         self.stream.get_mut().write_all(&bytes)
     }
 
-    /// Reads one answer or message.
+    /// Reads one reply or message.
     pub fn read(&mut self) -> std::io::Result<Reply> {
         let mut line = String::new();
         if self.stream.read_line(&mut line)? == 0 {
@@ -105,7 +114,11 @@ impl Wire {
             },
             "*" => match rest.parse::<i64>().expect("a length") {
                 -1 => Reply::Nil,
-                len => Reply::List((0..len).map(|_| self.read()).collect::<std::io::Result<_>>()?),
+                len => Reply::List(
+                    (0..len)
+                        .map(|_| self.read())
+                        .collect::<std::io::Result<_>>()?,
+                ),
             },
             other => panic!("not RESP2: {other:?}{rest:?}"),
         })

@@ -1,4 +1,4 @@
-//! What a connect by TLS is told: the rows about it of the table in src/guide/errors.md.
+//! The errors of a connect by TLS: the rows about it in the table of src/guide/errors.md.
 
 use std::{fs, time::Duration};
 
@@ -11,7 +11,8 @@ use crate::{
     support::Server,
 };
 
-/// Of X.509 v1, with its key: for `localhost`, by nobody. From `openssl x509 -req` of version 3.0.
+/// A self-signed X.509 v1 certificate for `localhost`, and its key, from `openssl x509 -req` of
+/// version 3.0.
 const V1: [&str; 2] = [
     "\
 -----BEGIN CERTIFICATE-----
@@ -33,13 +34,17 @@ GN+7u68l3ng9pBSWV8/ken8GarKhRANCAASwbv3TfRz1L196U0mYEtu8Iod6YhSt
 ",
 ];
 
-/// A server with this certificate and key.
+/// Starts a server with this certificate and key.
 fn serving([cert, key]: [&str; 2]) -> (Server, u16, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
     fs::write(file("cert.pem"), cert).unwrap();
     fs::write(file("key.pem"), key).unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
     let (cert, key, tls_port) = (file("cert.pem"), file("key.pem"), port.to_string());
     let server = Server::start_with(&[
         "--tls-port",
@@ -57,7 +62,10 @@ fn serving([cert, key]: [&str; 2]) -> (Server, u16, tempfile::TempDir) {
 }
 
 async fn refused(builder: LockClientBuilder, port: u16) -> Error {
-    builder.connect(format!("rediss://localhost:{port}")).await.unwrap_err()
+    builder
+        .connect(format!("rediss://localhost:{port}"))
+        .await
+        .unwrap_err()
 }
 
 #[tokio::test]
@@ -74,27 +82,47 @@ async fn a_certificate_that_is_not_believed_is_final() {
     for wire in WIRES {
         let trusting = |pem: &str| builder(wire).tls(Tls::new().ca_pem(pem));
         let stranger = authority("strangers").pem();
-        let (of_ca, other) = (trusting(&ca.pem()), Tls::new().ca_pem(ca.pem()).server_name("other.internal"));
+        let (of_ca, other) = (
+            trusting(&ca.pem()),
+            Tls::new().ca_pem(ca.pem()).server_name("other.internal"),
+        );
         for (error, advice) in [
-            (refused(trusting(&stranger), port).await, "`Tls::ca_pem`, or --tls-ca"),
-            (refused(builder(wire).tls(other), port).await, "`Tls::server_name`, or --tls-server-name"),
-            (refused(of_ca.clone(), of_old).await, "issue the server's certificate anew"),
+            (
+                refused(trusting(&stranger), port).await,
+                "`Tls::ca_pem`, or --tls-ca",
+            ),
+            (
+                refused(builder(wire).tls(other), port).await,
+                "`Tls::server_name`, or --tls-server-name",
+            ),
+            (
+                refused(of_ca.clone(), of_old).await,
+                "issue the server's certificate anew",
+            ),
             (refused(of_ca, of_v1).await, "it is X.509 v1"),
         ] {
             assert_told(&error, StoreErrorKind::Tls, false, advice);
         }
-        trusting(&ca.pem()).connect(format!("rediss://localhost:{port}")).await.unwrap();
+        trusting(&ca.pem())
+            .connect(format!("rediss://localhost:{port}"))
+            .await
+            .unwrap();
     }
 }
 
-/// The server closes at once: what it says may be lost on the way, and then the failure may pass.
+/// The server closes the connection at once, so its alert may be lost; the error is transient then.
 #[tokio::test]
 async fn a_client_certificate_that_is_missing_is_asked_for() {
     let server = Guarded::start(&[]);
     let [cert, key] = signed(&authority("strangers"), &["client"]);
     for wire in WIRES {
-        let none = Tls::new().ca_pem(server.servers.pem()).server_name("redis.internal");
-        for tls in [none.clone(), none.client_cert_pem(cert.clone(), key.clone())] {
+        let none = Tls::new()
+            .ca_pem(server.servers.pem())
+            .server_name("redis.internal");
+        for tls in [
+            none.clone(),
+            none.client_cert_pem(cert.clone(), key.clone()),
+        ] {
             let mut told = None;
             for _ in 0..50 {
                 let error = refused(builder(wire).tls(tls.clone()), server.port).await;
@@ -103,23 +131,35 @@ async fn a_client_certificate_that_is_missing_is_asked_for() {
                     break;
                 }
             }
-            assert_told(&told.expect("the server's word"), StoreErrorKind::Tls, false, "Tls::client_cert_pem");
+            assert_told(
+                &told.expect("the server's word"),
+                StoreErrorKind::Tls,
+                false,
+                "Tls::client_cert_pem",
+            );
         }
     }
 }
 
-/// Either it answers in plain text, or it waits for the end of a line that does not come.
+/// The plain port either replies in plain text, or waits for the end of a line that never comes.
 #[tokio::test]
 async fn tls_to_a_plain_port_is_named() {
     let plain = Server::start();
     let url = format!("rediss://localhost:{}", plain.addr().port());
     for wire in WIRES {
         for _ in 0..8 {
-            let builder = LockClient::builder().wire(wire).connect_timeout(Duration::from_millis(700));
+            let builder = LockClient::builder()
+                .wire(wire)
+                .connect_timeout(Duration::from_millis(700));
             let error = builder.connect(&url).await.unwrap_err();
-            let Error::Connect { source, .. } = &error else { panic!("{error:?}") };
+            let Error::Connect { source, .. } = &error else {
+                panic!("{error:?}")
+            };
             let is_final = source.kind() == StoreErrorKind::Tls;
-            assert!(is_final || source.kind() == StoreErrorKind::Timeout, "{error}");
+            assert!(
+                is_final || source.kind() == StoreErrorKind::Timeout,
+                "{error}"
+            );
             assert_told(&error, source.kind(), !is_final, "use redis://");
         }
     }
@@ -130,6 +170,9 @@ async fn plain_text_to_a_port_of_tls_is_named() {
     let ca = authority("servers");
     let [cert, key] = signed(&ca, &["localhost"]);
     let (_server, port, _folder) = serving([&cert, &key]);
-    let error = builder(Wire::Own).connect(format!("redis://localhost:{port}")).await.unwrap_err();
+    let error = builder(Wire::Own)
+        .connect(format!("redis://localhost:{port}"))
+        .await
+        .unwrap_err();
     assert_told(&error, StoreErrorKind::Unavailable, true, "use rediss://");
 }

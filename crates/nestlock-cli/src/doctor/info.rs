@@ -1,4 +1,4 @@
-//! What a server says of itself.
+//! Checks what a server reports about itself.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -10,22 +10,22 @@ use crate::{
     node::{Answer, Node, is_denied, list, text},
 };
 
-/// What is asked where there is an append-only file.
+/// Checked only if there is an append-only file.
 const FSYNC: &str = "appendfsync";
 const MIN_REPLICAS: &str = "min-replicas-to-write";
 const COVERAGE: &str = "cluster-require-full-coverage";
 const NODE_TIMEOUT: &str = "cluster-node-timeout";
-/// The oldest version of Redis that nestlock works with, as README.md says.
+/// The oldest version of Redis that nestlock supports, as README.md states.
 const OLDEST: (u64, u64) = (6, 2);
-/// A round trip beyond this is worth a word.
+/// A longer round trip gets a warning.
 const SLOW: Duration = Duration::from_millis(50);
-/// What nestlock waits for an answer by default.
+/// The default command timeout of nestlock.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// What a server is of.
+/// The deployment to which a server belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Of {
-    /// Itself, or of a service at several addresses.
+    /// A single server, or a service at several addresses.
     Server,
     Sentinels,
     Cluster,
@@ -43,18 +43,29 @@ pub(super) async fn of_server(node: &Node, of: Of) -> Vec<Row> {
             rows.extend(of_info(&info, of));
         }
         Err(error) if is_denied(&error) => {
-            rows.push(row("server", Verdict::Unknown, "this user may not ask INFO; give it +info"));
+            rows.push(row(
+                "server",
+                Verdict::Unknown,
+                "this user may not ask INFO; give it +info",
+            ));
         }
         Err(error) => rows.push(row("server", Verdict::Unknown, error.details().to_owned())),
     }
-    rows.extend(of_config(&config, of).into_iter().filter(|row| keeps_a_log || row.what != FSYNC));
+    rows.extend(
+        of_config(&config, of)
+            .into_iter()
+            .filter(|row| keeps_a_log || row.what != FSYNC),
+    );
     rows
 }
 
-/// INFO: what every user may ask who may use locks at all.
+/// Checks the reply to INFO, which every user who may use locks may send.
 fn of_info(info: &str, of: Of) -> Vec<Row> {
     use Verdict::{Bad, Ok, Warn};
-    let said: HashMap<&str, &str> = info.lines().filter_map(|line| line.trim().split_once(':')).collect();
+    let said: HashMap<&str, &str> = info
+        .lines()
+        .filter_map(|line| line.trim().split_once(':'))
+        .collect();
     let field = |name: &str| said.get(name).copied().unwrap_or_default();
     let number = |name: &str| field(name).parse::<u64>().unwrap_or(0);
     let mut rows = Vec::new();
@@ -65,24 +76,39 @@ fn of_info(info: &str, of: Of) -> Vec<Row> {
         format!("Valkey {}", field("valkey_version"))
     };
     rows.push(match version {
-        (major, minor, _) if (major, minor) < OLDEST => {
-            row("version", Bad, format!("{named} is too old: Redis {}.{} or later, or Valkey", OLDEST.0, OLDEST.1))
-        }
+        (major, minor, _) if (major, minor) < OLDEST => row(
+            "version",
+            Bad,
+            format!(
+                "{named} is too old: Redis {}.{} or later, or Valkey",
+                OLDEST.0, OLDEST.1
+            ),
+        ),
         _ => row("version", Ok, named),
     });
     let replicas = number("connected_slaves");
     let role = match (field("role"), number("cluster_enabled")) {
-        // it stands in for its master
+        // a replica is no fault in a cluster: it stands in for its master
         ("slave", _) if of == Of::Cluster => None,
         ("slave", _) => Some((
             Bad,
-            format!("a replica of {}:{}: no lock can be taken here", field("master_host"), field("master_port")),
+            format!(
+                "a replica of {}:{}: no lock can be taken here",
+                field("master_host"),
+                field("master_port")
+            ),
         )),
-        (_, 1) if of != Of::Cluster => {
-            Some((Warn, "a node of a cluster: locks whose slots are elsewhere cannot be taken through it".to_owned()))
-        }
+        (_, 1) if of != Of::Cluster => Some((
+            Warn,
+            "a node of a cluster: locks whose slots are elsewhere cannot be taken through it"
+                .to_owned(),
+        )),
         _ if replicas > 0 => {
-            let told = if replicas == 1 { "a replica".to_owned() } else { format!("{replicas} replicas") };
+            let told = if replicas == 1 {
+                "a replica".to_owned()
+            } else {
+                format!("{replicas} replicas")
+            };
             Some((
                 Warn,
                 format!(
@@ -91,11 +117,18 @@ fn of_info(info: &str, of: Of) -> Vec<Row> {
             ))
         }
         _ if of == Of::Server => Some((Ok, "a master without replicas".to_owned())),
-        _ => Some((Warn, "a master without replicas: when it is lost, nobody takes over".to_owned())),
+        _ => Some((
+            Warn,
+            "a master without replicas: when it is lost, nobody takes over".to_owned(),
+        )),
     };
     rows.extend(role.map(|(verdict, why)| row("role", verdict, why)));
     if number("loading") == 1 {
-        rows.push(row("loading", Bad, "it is loading its data, and answers nothing else meanwhile"));
+        rows.push(row(
+            "loading",
+            Bad,
+            "it is loading its data, and answers nothing else meanwhile",
+        ));
     }
     rows.push(match (field("maxmemory_policy"), number("maxmemory")) {
         (_, 0) => row("memory", Ok, "no limit: nothing is evicted"),
@@ -113,12 +146,19 @@ fn of_info(info: &str, of: Of) -> Vec<Row> {
         rows.push(row(
             "evicted",
             Warn,
-            format!("{} keys were evicted since it started: locks may have been among them", number("evicted_keys")),
+            format!(
+                "{} keys were evicted since it started: locks may have been among them",
+                number("evicted_keys")
+            ),
         ));
     }
     let snapshot = field("rdb_last_bgsave_status");
     if !snapshot.is_empty() && snapshot != "ok" || field("aof_last_write_status") == "err" {
-        rows.push(row("disk", Bad, "it cannot write to its disk, and may refuse to take locks"));
+        rows.push(row(
+            "disk",
+            Bad,
+            "it cannot write to its disk, and may refuse to take locks",
+        ));
     }
     if number("aof_enabled") == 0 {
         rows.push(row(
@@ -130,15 +170,36 @@ fn of_info(info: &str, of: Of) -> Vec<Row> {
     rows
 }
 
-/// What of the configuration may be asked; of the rest, why not.
+/// Returns the settings that this user may read; for the others, why not.
 async fn config(node: &Node, of: Of) -> Settings {
-    let of_cluster: &[&'static str] = if of == Of::Cluster { &[COVERAGE, NODE_TIMEOUT] } else { &[] };
-    let names: Vec<&'static str> = [FSYNC, MIN_REPLICAS].iter().chain(of_cluster).copied().collect();
-    let said = join_all(names.iter().map(async |name| node.ask(&["CONFIG", "GET", name]).await)).await;
+    let of_cluster: &[&'static str] = if of == Of::Cluster {
+        &[COVERAGE, NODE_TIMEOUT]
+    } else {
+        &[]
+    };
+    let names: Vec<&'static str> = [FSYNC, MIN_REPLICAS]
+        .iter()
+        .chain(of_cluster)
+        .copied()
+        .collect();
+    let said = join_all(
+        names
+            .iter()
+            .map(async |name| node.ask(&["CONFIG", "GET", name]).await),
+    )
+    .await;
     let value = |said: Answer| match said {
         Ok(pair) => match pair.clone().into_map() {
-            Ok(map) => map.inner().into_values().next().and_then(|value| text(&value)).ok_or("the server does not say"),
-            Err(_) => list(pair).get(1).and_then(text).ok_or("the server does not say"),
+            Ok(map) => map
+                .inner()
+                .into_values()
+                .next()
+                .and_then(|value| text(&value))
+                .ok_or("the server does not say"),
+            Err(_) => list(pair)
+                .get(1)
+                .and_then(text)
+                .ok_or("the server does not say"),
         },
         Err(error) if is_denied(&error) => Err("this user may not ask; give it +config|get"),
         Err(_) => Err("the server does not say"),
@@ -148,7 +209,9 @@ async fn config(node: &Node, of: Of) -> Settings {
 
 fn of_config(config: &Settings, of: Of) -> Vec<Row> {
     use Verdict::{Ok as Good, Unknown, Warn};
-    let row_of = |name: &'static str, judge: &dyn Fn(&str) -> (Verdict, &'static str)| match config.get(name) {
+    let row_of = |name: &'static str, judge: &dyn Fn(&str) -> (Verdict, &'static str)| match config
+        .get(name)
+    {
         Some(Ok(value)) => {
             let (verdict, why) = judge(value);
             row(name, verdict, format!("{value}{why}"))
@@ -165,35 +228,50 @@ fn of_config(config: &Settings, of: Of) -> Vec<Row> {
             ),
         }),
         row_of(MIN_REPLICAS, &|value| match value {
-            "0" => (Good, ": a master that is cut off from its replicas goes on giving locks"),
+            "0" => (
+                Good,
+                ": a master that is cut off from its replicas goes on giving locks",
+            ),
             _ => (Good, ": no lock can be taken while fewer are connected"),
         }),
     ];
     if of == Of::Cluster {
         rows.push(row_of(COVERAGE, &|value| match value {
-            "no" => (Good, ": while slots have no master, all other locks can be taken"),
-            _ => (Good, ": while slots have no master, no lock at all can be taken"),
+            "no" => (
+                Good,
+                ": while slots have no master, all other locks can be taken",
+            ),
+            _ => (
+                Good,
+                ": while slots have no master, no lock at all can be taken",
+            ),
         }));
         rows.push(row_of(NODE_TIMEOUT, &too_soon));
     }
     rows
 }
 
-/// After so many milliseconds a master is replaced.
+/// Judges the time after which a master is replaced, in milliseconds.
 pub(super) fn too_soon(after: &str) -> (Verdict, &'static str) {
     match after.parse::<u128>() {
         Ok(after) if after <= ANSWER.as_millis() => (
             Verdict::Warn,
             " ms: a master that hung may answer after it was replaced, and be believed; keep command timeouts, 3 s by default, below that",
         ),
-        _ => (Verdict::Ok, " ms: longer than an answer is waited for by default, as it should be"),
+        _ => (
+            Verdict::Ok,
+            " ms: longer than an answer is waited for by default, as it should be",
+        ),
     }
 }
 
-/// `at`: of several servers, the slowest.
+/// Judges a round trip. `at`: the address of the slowest server, if there are several.
 pub(super) fn of_round_trip(round_trip: Duration, at: Option<&str>) -> Row {
-    let took =
-        format!("{:.1} ms{}", round_trip.as_secs_f64() * 1e3, at.map_or(String::new(), |at| format!(" to {at}")));
+    let took = format!(
+        "{:.1} ms{}",
+        round_trip.as_secs_f64() * 1e3,
+        at.map_or(String::new(), |at| format!(" to {at}"))
+    );
     if round_trip > SLOW {
         row(
             "round trip",
@@ -221,56 +299,115 @@ mod tests {
             info = info.replace(from, to);
         }
         let bad = |row: &Row| row.verdict != Verdict::Ok;
-        of_info(&info, of).into_iter().filter(bad).map(|row| (row.what, row.verdict)).collect()
+        of_info(&info, of)
+            .into_iter()
+            .filter(bad)
+            .map(|row| (row.what, row.verdict))
+            .collect()
     }
 
     #[test]
     fn each_fault_of_a_server_is_told() {
         assert_eq!(verdicts(&[], Of::Server), []);
         for (change, what, verdict) in [
-            (("redis_version:7.0.15", "redis_version:5.0.7"), "version", Verdict::Bad),
-            (("redis_version:7.0.15", "redis_version:6.0.16"), "version", Verdict::Bad),
-            (("role:master", "role:slave"), "role", Verdict::Bad),
-            (("connected_slaves:0", "connected_slaves:2"), "role", Verdict::Warn),
-            (("cluster_enabled:0", "cluster_enabled:1"), "role", Verdict::Warn),
-            (("aof_enabled:1", "aof_enabled:0"), "persistence", Verdict::Warn),
-            (("loading:0", "loading:1"), "loading", Verdict::Bad),
-            (("rdb_last_bgsave_status:ok", "rdb_last_bgsave_status:err"), "disk", Verdict::Bad),
             (
-                ("maxmemory:0\r\nmaxmemory_policy:noeviction", "maxmemory:9\r\nmaxmemory_policy:volatile-lru"),
+                ("redis_version:7.0.15", "redis_version:5.0.7"),
+                "version",
+                Verdict::Bad,
+            ),
+            (
+                ("redis_version:7.0.15", "redis_version:6.0.16"),
+                "version",
+                Verdict::Bad,
+            ),
+            (("role:master", "role:slave"), "role", Verdict::Bad),
+            (
+                ("connected_slaves:0", "connected_slaves:2"),
+                "role",
+                Verdict::Warn,
+            ),
+            (
+                ("cluster_enabled:0", "cluster_enabled:1"),
+                "role",
+                Verdict::Warn,
+            ),
+            (
+                ("aof_enabled:1", "aof_enabled:0"),
+                "persistence",
+                Verdict::Warn,
+            ),
+            (("loading:0", "loading:1"), "loading", Verdict::Bad),
+            (
+                ("rdb_last_bgsave_status:ok", "rdb_last_bgsave_status:err"),
+                "disk",
+                Verdict::Bad,
+            ),
+            (
+                (
+                    "maxmemory:0\r\nmaxmemory_policy:noeviction",
+                    "maxmemory:9\r\nmaxmemory_policy:volatile-lru",
+                ),
                 "memory",
                 Verdict::Bad,
             ),
-            (("maxmemory:0", "used_memory:99\r\nmaxmemory:100"), "memory", Verdict::Warn),
+            (
+                ("maxmemory:0", "used_memory:99\r\nmaxmemory:100"),
+                "memory",
+                Verdict::Warn,
+            ),
             (("loading:0", "evicted_keys:3"), "evicted", Verdict::Warn),
         ] {
-            assert_eq!(verdicts(&[change], Of::Server), [(what.to_owned(), verdict)], "{change:?}");
+            assert_eq!(
+                verdicts(&[change], Of::Server),
+                [(what.to_owned(), verdict)],
+                "{change:?}"
+            );
         }
     }
 
     #[test]
     fn the_oldest_version_is_that_of_the_readme() {
-        assert_eq!(verdicts(&[("redis_version:7.0.15", "redis_version:6.2.0")], Of::Server), []);
-        let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
+        assert_eq!(
+            verdicts(
+                &[("redis_version:7.0.15", "redis_version:6.2.0")],
+                Of::Server
+            ),
+            []
+        );
+        let readme =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md"))
+                .unwrap();
         assert!(readme.contains(&format!("Redis {}.{} or later", OLDEST.0, OLDEST.1)));
     }
 
-    /// Of a cluster, a replica is no fault, and that a master has none is one.
+    /// In a cluster a replica is no fault, but a master without replicas is.
     #[test]
     fn a_server_is_judged_by_what_it_is_of() {
         let warned = [("role".to_owned(), Verdict::Warn)];
         for of in [Of::Cluster, Of::Sentinels] {
-            assert_eq!(verdicts(&[("cluster_enabled:0", "cluster_enabled:1")], Of::Cluster), warned);
+            assert_eq!(
+                verdicts(&[("cluster_enabled:0", "cluster_enabled:1")], Of::Cluster),
+                warned
+            );
             assert_eq!(verdicts(&[], of), warned);
-            assert_eq!(verdicts(&[("connected_slaves:0", "connected_slaves:1")], of), warned);
+            assert_eq!(
+                verdicts(&[("connected_slaves:0", "connected_slaves:1")], of),
+                warned
+            );
         }
         assert_eq!(verdicts(&[("role:master", "role:slave")], Of::Cluster), []);
-        assert_eq!((too_soon("500").0, too_soon("15000").0), (Verdict::Warn, Verdict::Ok));
+        assert_eq!(
+            (too_soon("500").0, too_soon("15000").0),
+            (Verdict::Warn, Verdict::Ok)
+        );
     }
 
     #[test]
     fn what_may_not_be_asked_is_unknown_and_never_ok() {
         let rows = of_config(&HashMap::from([("appendfsync", Err("no"))]), Of::Cluster);
-        assert!(rows.iter().all(|row| row.verdict == Verdict::Unknown), "{rows:?}");
+        assert!(
+            rows.iter().all(|row| row.verdict == Verdict::Unknown),
+            "{rows:?}"
+        );
     }
 }

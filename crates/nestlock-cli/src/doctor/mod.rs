@@ -1,4 +1,5 @@
-//! `doctor`: what these servers mean for locks. It writes nothing but scratch locks, and gives them back.
+//! `doctor`: checks whether the servers are configured safely for locks. It writes only scratch
+//! locks, and releases them.
 
 mod info;
 mod locks;
@@ -18,16 +19,16 @@ use crate::{
     say,
 };
 
-/// All of it takes no longer.
+/// Time limit for all checks.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Nor does it take longer to leave nothing behind.
+/// Time limit for the clean-up.
 const TIDY: Duration = Duration::from_secs(1);
 
-/// What one look came to, worst last.
+/// The result of a check, worst last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Verdict {
     Ok,
-    /// It could not be looked at.
+    /// It could not be checked.
     Unknown,
     Warn,
     Bad,
@@ -52,29 +53,44 @@ struct Row {
 }
 
 fn row(what: impl Into<String>, verdict: Verdict, why: impl Into<String>) -> Row {
-    Row { what: what.into(), verdict, why: why.into() }
+    Row {
+        what: what.into(),
+        verdict,
+        why: why.into(),
+    }
 }
 
 pub(crate) async fn doctor(server: &Server, doctor: &Doctor) -> Result<u8, Failure> {
     let (mut rows, mut scratch) = (Vec::new(), None);
     let (raw, refused) = reach(server).await?;
-    if timeout(LIMIT, look(&raw, server, refused, &mut rows, &mut scratch)).await.is_err() {
+    if timeout(LIMIT, look(&raw, server, refused, &mut rows, &mut scratch))
+        .await
+        .is_err()
+    {
         rows.push(row(
             "time",
             Verdict::Unknown,
-            format!("the server answered too slowly: what is missing here took longer than {LIMIT:?}"),
+            format!(
+                "the server answered too slowly: what is missing here took longer than {LIMIT:?}"
+            ),
         ));
     }
-    // also of what took too long
+    // after a timeout too
     if let Some(scratch) = scratch {
         let _ = timeout(TIDY, scratch.tidy(&raw, server)).await;
     }
-    let width = rows.iter().map(|row| row.what.chars().count()).max().unwrap_or(0);
+    let width = rows
+        .iter()
+        .map(|row| row.what.chars().count())
+        .max()
+        .unwrap_or(0);
     for Row { what, verdict, why } in &rows {
         if doctor.json {
             say(json!({ "v": 1, "what": what, "verdict": verdict.name(), "why": why }));
         } else {
-            say(format_args!("{:7}  {what:width$}  {why}", verdict.name()).to_string().trim_end());
+            say(format_args!("{:7}  {what:width$}  {why}", verdict.name())
+                .to_string()
+                .trim_end());
         }
     }
     Ok(match rows.iter().map(|row| row.verdict).max() {
@@ -84,7 +100,8 @@ pub(crate) async fn doctor(server: &Server, doctor: &Doctor) -> Result<u8, Failu
     })
 }
 
-/// A server at which no lock can be taken is looked at all the same: with the reason.
+/// Connects to the servers. A single server at which no lock can be taken is checked too, and the
+/// reason is returned with it.
 async fn reach(server: &Server) -> Result<(Raw<'_>, Option<Failure>), Failure> {
     let refused = match Raw::connect_to_lock(server).await {
         Ok(raw) => return Ok((raw, None)),
@@ -101,7 +118,7 @@ async fn reach(server: &Server) -> Result<(Raw<'_>, Option<Failure>), Failure> {
     }
 }
 
-/// All together, as the servers may be far away.
+/// Runs all checks concurrently, as the servers may be far away.
 async fn look(
     raw: &Raw<'_>,
     server: &Server,
@@ -113,11 +130,14 @@ async fn look(
     let locks = async {
         let scratch = match refused {
             Some(refused) => Err(refused),
-            None => Scratch::of(server, raw).await.map(|made| scratch.insert(made)),
+            None => Scratch::of(server, raw)
+                .await
+                .map(|made| scratch.insert(made)),
         };
         match scratch {
             Ok(scratch) if raw.is_cluster() => {
-                let (masters, mut rows) = tokio::join!(locks::of_masters(scratch, raw), locks::of_kinds(scratch));
+                let (masters, mut rows) =
+                    tokio::join!(locks::of_masters(scratch, raw), locks::of_kinds(scratch));
                 rows.extend(service::worst(&masters));
                 rows
             }

@@ -1,4 +1,5 @@
-//! Asks the server, again and again, and tells the screen. It discovers seldom, and refreshes often.
+//! Polls the servers, and sends the results to the screen. It discovers new locks rarely, and
+//! refreshes the known ones often.
 
 use std::{
     collections::BTreeSet,
@@ -20,30 +21,31 @@ use crate::{
     whose::People,
 };
 
-/// After what went wrong, it is tried again.
+/// Delay before a retry after a failure.
 const AGAIN: Duration = Duration::from_secs(1);
-/// It is done without ears that take longer to open.
+/// How long the subscription may take to open. After that, `top` runs without it.
 const LISTEN: Duration = Duration::from_secs(5);
-/// A server of very many locks rests so many times as long as it was asked for.
+/// After each poll the follower rests this many times as long as the poll took, to spare a server
+/// with very many locks.
 const REST: u32 = 4;
 
-/// What the screen is told.
+/// A report to the screen.
 pub(super) enum News {
     Locks {
         findings: Findings,
         since_discovery: Duration,
-        /// A second; `None`: this user may not hear of them.
+        /// Releases per second. `None`: they cannot be counted, or this user may not subscribe.
         releases: Option<f64>,
     },
     People(People),
-    /// No server answers.
+    /// A poll failed, for example because no server replies.
     Trouble(String),
 }
 
-/// How often to ask; `None`: not now.
+/// The polling interval. `None`: paused.
 pub(super) type Pace = Option<Duration>;
 
-/// Goes on until nobody listens.
+/// Polls until the screen is gone.
 pub(super) async fn follow(
     raw: Raw<'_>,
     server: &Server,
@@ -51,8 +53,14 @@ pub(super) async fn follow(
     mut pace: watch::Receiver<Pace>,
     tell: Sender<News>,
 ) {
-    let mut followed =
-        Followed { wanted, raw, candidates: BTreeSet::new(), discovered: None, people: None, ears: None };
+    let mut followed = Followed {
+        wanted,
+        raw,
+        candidates: BTreeSet::new(),
+        discovered: None,
+        people: None,
+        ears: None,
+    };
     let mut is_deaf = true;
     loop {
         let began = Instant::now();
@@ -67,22 +75,31 @@ pub(super) async fn follow(
                 (followed.ears, is_deaf) = (None, true);
             }
             Ok(_) if std::mem::take(&mut is_deaf) => {
-                // after what can be seen at once
+                // only after the first results are on the screen: subscribing may take a while
                 let ears = Ears::open(&followed.raw, &server.prefix);
                 followed.ears = timeout(LISTEN, ears).await.ok().flatten();
             }
-            // the server that it listened at is gone
+            // the server of the subscription is gone: subscribe again
             Ok(_) => is_deaf = followed.ears.take_if(|ears| !ears.hear()).is_some(),
         }
-        // who does not answer took most of the time
-        let rest = if outcome.is_ok_and(|all_answer| all_answer) { took * REST } else { AGAIN };
+        // the time that was spent waiting for a timeout put no load on the servers
+        let rest = if outcome.is_ok_and(|all_answer| all_answer) {
+            took * REST
+        } else {
+            AGAIN
+        };
         if tell.is_closed() {
             return;
         }
         sleep(rest).await;
-        // the next in time, or as soon as it may go on
-        while pace.borrow_and_update().is_none_or(|every| began.elapsed() < every) {
-            let left = pace.borrow().map_or(DISCOVER, |every| every.saturating_sub(began.elapsed()));
+        // wait for the next interval, or until polling resumes
+        while pace
+            .borrow_and_update()
+            .is_none_or(|every| began.elapsed() < every)
+        {
+            let left = pace
+                .borrow()
+                .map_or(DISCOVER, |every| every.saturating_sub(began.elapsed()));
             tokio::select! {
                 changed = pace.changed() => if changed.is_err() { return },
                 () = sleep(left) => {}
@@ -95,33 +112,44 @@ struct Followed<'w> {
     wanted: &'w Wanted,
     raw: Raw<'w>,
     candidates: BTreeSet<Candidate>,
-    /// When, and how long it took.
+    /// When the last complete discovery ended, and how long it took.
     discovered: Option<(Instant, Duration)>,
-    /// As they were asked for last.
+    /// The programs behind the owners, and when they were queried.
     people: Option<(Instant, People)>,
     ears: Option<Ears>,
 }
 
 impl Followed<'_> {
-    /// Whether all servers answer.
+    /// Polls once. Returns whether all servers replied.
     async fn ask(&mut self, tell: &Sender<News>) -> Result<bool, Failure> {
         let mut away = Away::new();
-        if self.discovered.is_none_or(|(at, took)| at.elapsed() >= DISCOVER.max(took * REST)) {
+        if self
+            .discovered
+            .is_none_or(|(at, took)| at.elapsed() >= DISCOVER.max(took * REST))
+        {
             let began = Instant::now();
-            (self.candidates, away) = search::discover(&self.raw, self.wanted, &self.candidates).await?;
-            // one that was away is looked through as soon as it is back
+            (self.candidates, away) =
+                search::discover(&self.raw, self.wanted, &self.candidates).await?;
+            // a server that was away is scanned as soon as it is back
             self.discovered = away.is_empty().then(|| (Instant::now(), began.elapsed()));
         }
         let heard = self.ears.as_mut().and_then(Ears::heard);
         let releases = heard.as_ref().map(|(releases, _)| *releases);
-        // who releases a lock may be followed by whoever waited: it is seen before all keys are looked through again
+        // a waiter may have acquired a released lock: show it before the next scan of all keys
         if self.wanted.pattern.is_none() {
-            self.candidates.extend(heard.into_iter().flat_map(|(_, names)| names).map(Candidate::Hash));
+            self.candidates.extend(
+                heard
+                    .into_iter()
+                    .flat_map(|(_, names)| names)
+                    .map(Candidate::Hash),
+            );
         }
         let mut findings = search::read(&self.raw, self.wanted, &self.candidates).await;
-        // dear for the server: only for somebody who is not known, and seldom
-        let is_due =
-            self.people.as_ref().is_none_or(|(met, people)| met.elapsed() >= DISCOVER && people.unknown.is_none());
+        // CLIENT LIST is expensive for the server: send it only for an unknown owner, and rarely
+        let is_due = self
+            .people
+            .as_ref()
+            .is_none_or(|(met, people)| met.elapsed() >= DISCOVER && people.unknown.is_none());
         if is_due && self.has_strangers(&findings) {
             let people = People::ask(&self.raw).await;
             self.people = Some((Instant::now(), people.clone()));
@@ -133,14 +161,30 @@ impl Followed<'_> {
             return Err(told(&findings.away).into());
         }
         let all_answer = findings.away.is_empty() && findings.unheard.is_none();
-        let since_discovery = self.discovered.map_or(Duration::ZERO, |(at, _)| at.elapsed());
-        let _ = tell.send(News::Locks { findings, since_discovery, releases }).await;
+        let since_discovery = self
+            .discovered
+            .map_or(Duration::ZERO, |(at, _)| at.elapsed());
+        let _ = tell
+            .send(News::Locks {
+                findings,
+                since_discovery,
+                releases,
+            })
+            .await;
         Ok(all_answer)
     }
 
-    /// Whether somebody holds a lock of whom nothing is known.
+    /// Returns whether a lock has an owner whose program is not known.
     fn has_strangers(&self, findings: &Findings) -> bool {
-        let is_known = |owner: &str| self.people.as_ref().is_some_and(|(_, people)| people.of(owner).is_some());
-        findings.found.values().flat_map(|found| &found.holders).any(|(owner, _)| !is_known(owner))
+        let is_known = |owner: &str| {
+            self.people
+                .as_ref()
+                .is_some_and(|(_, people)| people.of(owner).is_some())
+        };
+        findings
+            .found
+            .values()
+            .flat_map(|found| &found.holders)
+            .any(|(owner, _)| !is_known(owner))
     }
 }

@@ -1,4 +1,4 @@
-//! `top`: the locks of a server, live, in a terminal.
+//! `top`: shows the locks of a server, live, in a terminal.
 
 mod follow;
 mod state;
@@ -33,28 +33,32 @@ use crate::{
 
 pub(crate) async fn top(server: &Server, top: &Top) -> Result<u8, Failure> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-        return Err(Unusable("top needs a terminal; without one there is `nestlock ls --watch`".into()).into());
+        return Err(Unusable(
+            "top needs a terminal; without one there is `nestlock ls --watch`".into(),
+        )
+        .into());
     }
     let raw = Raw::connect(server).await?;
     let wanted = wanted(&raw, server, &top.find).await?;
     on_screen(async |terminal| run(raw, server, top, &wanted, terminal).await).await
 }
 
-/// Has the terminal for itself, and gives it back, also after a panic.
+/// Takes over the terminal while `run` runs, and restores it, even after a panic.
 async fn on_screen<T>(run: impl AsyncFnOnce(&mut ratatui::DefaultTerminal) -> T) -> T {
-    // raw mode, the other screen, and a panic hook that gives both back
+    // raw mode, the alternate screen, and a panic hook that restores both
     let mut terminal = ratatui::init();
     let outcome = run(&mut terminal).await;
-    // `restore` and the drop of a terminal write their failure to standard error, and panic where that is the terminal that is gone
+    // if the terminal is gone, `restore` and the drop of `terminal` would write the error to
+    // standard error, which may be that terminal, and panic
     if ratatui::try_restore().is_err() {
         std::mem::forget(terminal);
     }
     outcome
 }
 
-/// Keys, from a thread of their own: reading blocks.
+/// Key events, read by a separate thread because reading blocks.
 ///
-/// It reads when it is asked to, so that after the key that leaves whatever is typed is for the shell.
+/// The thread reads only on request: input after the quit key belongs to the shell.
 struct Keys {
     ask: mpsc::Sender<()>,
     is_asked: bool,
@@ -71,10 +75,14 @@ impl Keys {
                 && tell.send(event).is_ok()
             {}
         });
-        Self { ask, is_asked: false, told }
+        Self {
+            ask,
+            is_asked: false,
+            told,
+        }
     }
 
-    /// The next one, or `None` when the terminal is gone. Cancel safe.
+    /// Returns the next event. Returns `None` if the terminal is gone. Cancel safe.
     async fn next(&mut self) -> Option<Event> {
         if !self.is_asked {
             self.ask.send(()).ok()?;
@@ -86,17 +94,19 @@ impl Keys {
     }
 }
 
-/// How often `top` looks whether its terminal is still there.
+/// How often `top` checks whether its terminal is still there.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Waits until the terminal is gone. A program that ignores HUP is not told, and crossterm's `read` never returns at the end of the
-/// terminal: it reads again at once, for ever.
+/// Waits until the terminal is gone. A process that ignores HUP is not notified, and crossterm's
+/// `read` never returns at the end of the terminal: it retries for ever.
 async fn gone() {
     loop {
         let stdin = std::io::stdin();
         let mut looked = [PollFd::new(stdin.as_fd(), PollFlags::empty())];
         let ends = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
-        if poll(&mut looked, PollTimeout::ZERO).is_ok() && looked[0].revents().is_some_and(|is| is.intersects(ends)) {
+        if poll(&mut looked, PollTimeout::ZERO).is_ok()
+            && looked[0].revents().is_some_and(|is| is.intersects(ends))
+        {
             return;
         }
         sleep(LOOK).await;
@@ -115,7 +125,7 @@ async fn run(
     let (mut keys, mut signals) = (Keys::listen(), Signals::listen()?);
     let (pace, paced) = watch::channel(state.pace());
     let (tell, mut news) = async_mpsc::channel(1);
-    // beside the keys: a server that hangs does not keep anybody from leaving
+    // concurrent with the keys: a server that hangs must not keep the user from quitting
     let mut following = std::pin::pin!(follow(raw, server, wanted, paced, tell));
     let mut gone = std::pin::pin!(gone());
     let mut frees = FuturesUnordered::new();
@@ -133,7 +143,7 @@ async fn run(
             signal = signals.stop() => return Ok(128 + signal as u8),
             () = &mut gone => return Ok(0),
             Some(news) = news.recv() => match news {
-                // asked for before it was to stand still
+                // requested before the pause
                 News::Locks { .. } if state.is_paused() => {}
                 News::Locks { findings, since_discovery, releases } => {
                     state.releases = releases;
@@ -148,12 +158,14 @@ async fn run(
     }
 }
 
-/// Frees a lock from this owner, if it still holds it, and from nobody else.
+/// Frees a lock if this owner still holds it. The holds of other owners stay.
 async fn free(server: &Server, name: String, record: Record, owner: String) -> String {
     let outcome = async {
         let client = server.connect(None).await?;
         let lock = Kind::of(record).lock(&client, &name)?;
-        let Some(found) = lock.inspect().await? else { return Ok(false) };
+        let Some(found) = lock.inspect().await? else {
+            return Ok(false);
+        };
         Ok::<_, Failure>(free_of(&lock, &found, &OwnerId::from_value(&*owner)?).await?)
     };
     match outcome.await {
@@ -169,7 +181,7 @@ mod tests {
 
     use super::on_screen;
 
-    /// What the test below runs in a terminal.
+    /// Panics. The test below runs this in a terminal.
     #[tokio::test]
     #[ignore = "it panics"]
     async fn panics_on_screen() {
@@ -179,11 +191,20 @@ mod tests {
     #[test]
     fn a_panic_gives_the_terminal_back_and_is_read_there() {
         let own = env::current_exe().unwrap();
-        let line = format!("'{}' --ignored --exact --nocapture top::tests::panics_on_screen; stty -a", own.display());
-        let output = Command::new("script").args(["-qec", &line, "/dev/null"]).output().expect("script, of bsdutils");
+        let line = format!(
+            "'{}' --ignored --exact --nocapture top::tests::panics_on_screen; stty -a",
+            own.display()
+        );
+        let output = Command::new("script")
+            .args(["-qec", &line, "/dev/null"])
+            .output()
+            .expect("script, of bsdutils");
         let told = String::from_utf8_lossy(&output.stdout);
         let (_, after) = told.split_once("\x1b[?1049h").expect("the other screen");
         let (_, after) = after.split_once("\x1b[?1049l").expect("this screen again");
-        assert!(after.contains("in the midst of it") && after.contains(" icanon"), "{told}");
+        assert!(
+            after.contains("in the midst of it") && after.contains(" icanon"),
+            "{told}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! What `top` shows, and what keys do to it. No I/O.
+//! The state of `top`, and how keys change it. No I/O.
 
 use std::{
     cmp::{Ordering, Reverse},
@@ -16,7 +16,7 @@ use crate::{
 
 const INTERVALS: [u64; 6] = [250, 500, 1_000, 2_000, 5_000, 10_000];
 
-/// What the locks are sorted by.
+/// The column by which the locks are sorted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Column {
     Waiting,
@@ -27,7 +27,13 @@ pub(super) enum Column {
 }
 
 impl Column {
-    const ALL: [Self; 5] = [Self::Waiting, Self::Name, Self::Kind, Self::Holds, Self::Ttl];
+    const ALL: [Self; 5] = [
+        Self::Waiting,
+        Self::Name,
+        Self::Kind,
+        Self::Holds,
+        Self::Ttl,
+    ];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -46,7 +52,7 @@ pub(super) enum Mode {
     Filter,
     Help,
     Details,
-    /// Whether this lock, which this owner holds, is to be freed.
+    /// Asks the user whether to free this lock, which this owner holds.
     Question {
         name: String,
         record: Record,
@@ -54,11 +60,11 @@ pub(super) enum Mode {
     },
 }
 
-/// What a key asks of the program.
+/// An action that a key requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Asked {
     Quit,
-    /// A lock, and who must hold it still.
+    /// A request to free this lock, if this owner still holds it.
     Free {
         name: String,
         record: Record,
@@ -67,16 +73,19 @@ pub(super) enum Asked {
 }
 
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a question of its own"
+)]
 pub(super) struct State {
     pub(super) address: String,
     pub(super) read_only: bool,
-    /// Not where `NO_COLOR` is set.
+    /// False if `NO_COLOR` is set.
     pub(super) colours: bool,
     found: BTreeMap<String, Found>,
-    /// Their keys, in the order in which they are shown.
+    /// The keys of the locks that are shown, in display order.
     pub(super) order: Vec<String>,
-    /// It sticks to the lock, wherever that moves.
+    /// The key of the selected lock. The selection follows the lock when its row moves.
     pub(super) selected: Option<String>,
     pub(super) column: Column,
     pub(super) inverted: bool,
@@ -87,9 +96,9 @@ pub(super) struct State {
     pub(super) since_discovery: Duration,
     pub(super) message: Option<String>,
     pub(super) trouble: Option<String>,
-    /// A second; `None`: that is not known.
+    /// Releases per second. `None`: unknown.
     pub(super) releases: Option<f64>,
-    /// The first row that is shown.
+    /// The index of the first visible row.
     pub(super) offset: usize,
     people: People,
     dirty: bool,
@@ -120,17 +129,17 @@ impl State {
         }
     }
 
-    /// Whether something has changed since it was drawn.
+    /// Returns whether the state has changed since the last frame, and resets that.
     pub(super) fn is_dirty(&mut self) -> bool {
         std::mem::take(&mut self.dirty)
     }
 
-    /// Nothing moves while it is paused, or a question is open.
+    /// Returns whether the screen stands still: `top` is paused, or a question is open.
     pub(super) fn is_paused(&self) -> bool {
         self.paused || matches!(self.mode, Mode::Question { .. })
     }
 
-    /// How often to ask; `None`: not now.
+    /// Returns the polling interval. Returns `None` if `top` is paused.
     pub(super) fn pace(&self) -> Option<Duration> {
         (!self.is_paused()).then_some(self.interval)
     }
@@ -158,7 +167,8 @@ impl State {
     pub(super) fn refresh(&mut self, mut findings: Findings, since_discovery: Duration) {
         findings.keep(|key| self.found.get(key));
         let away = &findings.away;
-        let old = (!away.is_empty()).then(|| format!("{}; the locks there are as they were", told(away)));
+        let old =
+            (!away.is_empty()).then(|| format!("{}; the locks there are as they were", told(away)));
         self.trouble = old.or(findings.unheard.take());
         if let Some(what) = findings.denied.first()
             && self.message.is_none()
@@ -170,7 +180,7 @@ impl State {
         self.sort();
     }
 
-    /// What is shown is old: the server does not answer.
+    /// Reports why the data on the screen is old.
     pub(super) fn trouble(&mut self, why: String) {
         (self.trouble, self.dirty) = (Some(why), true);
     }
@@ -182,20 +192,31 @@ impl State {
     fn sort(&mut self) {
         self.dirty = true;
         let filter = self.filter.to_lowercase();
-        let is_shown = |found: &Found| filter.is_empty() || found.name.to_lowercase().contains(&filter);
-        let mut shown: Vec<(&String, &Found)> = self.found.iter().filter(|(_, found)| is_shown(found)).collect();
+        let is_shown =
+            |found: &Found| filter.is_empty() || found.name.to_lowercase().contains(&filter);
+        let mut shown: Vec<(&String, &Found)> = self
+            .found
+            .iter()
+            .filter(|(_, found)| is_shown(found))
+            .collect();
         let column = self.column;
-        shown.sort_by(|(_, one), (_, other)| compare(column, one, other).then_with(|| one.name.cmp(&other.name)));
+        shown.sort_by(|(_, one), (_, other)| {
+            compare(column, one, other).then_with(|| one.name.cmp(&other.name))
+        });
         if self.inverted {
             shown.reverse();
         }
         self.order = shown.into_iter().map(|(key, _)| key.clone()).collect();
-        if self.selected.as_ref().is_none_or(|selected| !self.order.contains(selected)) {
+        if self
+            .selected
+            .as_ref()
+            .is_none_or(|selected| !self.order.contains(selected))
+        {
             self.selected = self.order.first().cloned();
         }
     }
 
-    /// Takes in what happened in the terminal.
+    /// Handles an event of the terminal.
     pub(super) fn take(&mut self, event: &Event) -> Option<Asked> {
         self.dirty = true;
         match event {
@@ -204,21 +225,38 @@ impl State {
         }
     }
 
-    fn press(&mut self, KeyEvent { code, modifiers, .. }: KeyEvent) -> Option<Asked> {
+    fn press(
+        &mut self,
+        KeyEvent {
+            code, modifiers, ..
+        }: KeyEvent,
+    ) -> Option<Asked> {
         if modifiers.contains(KeyModifiers::CONTROL) {
-            // no other control key does anything
+            // no other control key has an effect
             return (code == KeyCode::Char('c')).then_some(Asked::Quit);
         }
         self.message = None;
         match std::mem::replace(&mut self.mode, Mode::Normal) {
-            Mode::Question { name, record, owner } => {
+            Mode::Question {
+                name,
+                record,
+                owner,
+            } => {
                 if code == KeyCode::Char('y') {
-                    return Some(Asked::Free { name, record, owner });
+                    return Some(Asked::Free {
+                        name,
+                        record,
+                        owner,
+                    });
                 }
                 self.message = Some("nothing was done".into());
             }
             Mode::Filter => self.edit(code),
-            Mode::Help | Mode::Details if matches!(code, KeyCode::Esc | KeyCode::Enter | KeyCode::Char('q' | '?')) => {}
+            Mode::Help | Mode::Details
+                if matches!(
+                    code,
+                    KeyCode::Esc | KeyCode::Enter | KeyCode::Char('q' | '?')
+                ) => {}
             Mode::Help => self.mode = Mode::Help,
             Mode::Details => {
                 self.mode = Mode::Details;
@@ -235,7 +273,10 @@ impl State {
             KeyCode::Char('?') => self.mode = Mode::Help,
             KeyCode::Char('/') => self.mode = Mode::Filter,
             KeyCode::Char('s') => {
-                let at = Column::ALL.iter().position(|column| *column == self.column).unwrap_or(0);
+                let at = Column::ALL
+                    .iter()
+                    .position(|column| *column == self.column)
+                    .unwrap_or(0);
                 self.column = Column::ALL[(at + 1) % Column::ALL.len()];
                 self.sort();
             }
@@ -259,7 +300,11 @@ impl State {
 
     fn walk(&mut self, code: KeyCode) {
         let last = self.order.len().saturating_sub(1);
-        let at = self.selected.as_ref().and_then(|name| self.order.iter().position(|known| known == name)).unwrap_or(0);
+        let at = self
+            .selected
+            .as_ref()
+            .and_then(|name| self.order.iter().position(|known| known == name))
+            .unwrap_or(0);
         let to = match code {
             KeyCode::Down | KeyCode::Char('j') => at + 1,
             KeyCode::Up | KeyCode::Char('k') => at.saturating_sub(1),
@@ -289,37 +334,57 @@ impl State {
 
     fn change_interval(&mut self, by: isize) {
         let now = self.interval.as_millis() as u64;
-        let at = INTERVALS.iter().position(|interval| *interval >= now).unwrap_or(INTERVALS.len() - 1);
+        let at = INTERVALS
+            .iter()
+            .position(|interval| *interval >= now)
+            .unwrap_or(INTERVALS.len() - 1);
         let at = at.saturating_add_signed(by).min(INTERVALS.len() - 1);
         self.interval = Duration::from_millis(INTERVALS[at]);
     }
 
     fn ask(&mut self) {
-        let Some(found) = self.selected.as_ref().and_then(|name| self.found.get(name)) else { return };
+        let Some(found) = self.selected.as_ref().and_then(|name| self.found.get(name)) else {
+            return;
+        };
         if let Some((owner, _)) = found.holders.first() {
-            self.mode = Mode::Question { name: found.name.clone(), record: found.record, owner: owner.clone() };
+            self.mode = Mode::Question {
+                name: found.name.clone(),
+                record: found.record,
+                owner: owner.clone(),
+            };
         }
     }
 
-    /// The rows that fit into a table of this height, with the selected one among them, and where that is there.
+    /// Returns the rows that fit into a table of this height, with the selected one among them, and
+    /// its index there.
     pub(super) fn rows(&mut self, height: usize) -> (&[String], Option<usize>) {
-        let at = self.selected.as_ref().and_then(|key| self.order.iter().position(|known| known == key));
+        let at = self
+            .selected
+            .as_ref()
+            .and_then(|key| self.order.iter().position(|known| known == key));
         let height = height.max(1);
-        // no empty rows below the last
+        // scroll back rather than leave empty rows at the end
         self.offset = self.offset.min(self.order.len().saturating_sub(height));
         if let Some(at) = at {
             self.offset = self.offset.clamp((at + 1).saturating_sub(height), at);
         }
         let rows = &self.order[self.offset..];
-        (&rows[..rows.len().min(height)], at.map(|at| at - self.offset))
+        (
+            &rows[..rows.len().min(height)],
+            at.map(|at| at - self.offset),
+        )
     }
 
     pub(super) fn interval_text(&self) -> String {
-        if self.paused { "paused".to_owned() } else { format!("every {:?}", self.interval) }
+        if self.paused {
+            "paused".to_owned()
+        } else {
+            format!("every {:?}", self.interval)
+        }
     }
 }
 
-/// What is most of interest comes first.
+/// Compares two locks: the more interesting one comes first.
 fn compare(column: Column, one: &Found, other: &Found) -> Ordering {
     let waiting = |found: &Found| Reverse(found.waiting.map(Waiting::count));
     match column {
@@ -357,8 +422,17 @@ pub(super) mod tests {
     }
 
     fn refresh(state: &mut State, locks: &[(&str, Option<u64>)]) {
-        let found = locks.iter().map(|(name, waiting)| found(name, waiting.map(Waiting::Clients))).collect();
-        state.refresh(Findings { found, ..Findings::default() }, Duration::from_secs(4));
+        let found = locks
+            .iter()
+            .map(|(name, waiting)| found(name, waiting.map(Waiting::Clients)))
+            .collect();
+        state.refresh(
+            Findings {
+                found,
+                ..Findings::default()
+            },
+            Duration::from_secs(4),
+        );
     }
 
     fn press(state: &mut State, keys: &str) -> Option<Asked> {
@@ -374,8 +448,10 @@ pub(super) mod tests {
         asked
     }
 
+    /// The lock with the most waiters comes first, and a lock whose waiters are not known comes
+    /// last.
     #[test]
-    fn who_is_waited_for_most_comes_first_and_what_is_not_known_last() {
+    fn the_list_puts_most_awaited_locks_first_and_unknown_ones_last() {
         let mut state = state(&[("a", None), ("b", Some(0)), ("c", Some(7)), ("d", Some(7))]);
         assert_eq!(state.order, ["c", "d", "b", "a"]);
         press(&mut state, "I");
@@ -389,16 +465,23 @@ pub(super) mod tests {
         let mut state = state(&[("a", Some(3)), ("b", Some(2)), ("c", Some(1))]);
         press(&mut state, "j");
         assert_eq!(state.selected.as_deref(), Some("b"));
-        refresh(&mut state, &[("a", Some(3)), ("b", Some(0)), ("c", Some(1))]);
-        assert_eq!((state.selected.as_deref(), &*state.order[2]), (Some("b"), "b"));
+        refresh(
+            &mut state,
+            &[("a", Some(3)), ("b", Some(0)), ("c", Some(1))],
+        );
+        assert_eq!(
+            (state.selected.as_deref(), &*state.order[2]),
+            (Some("b"), "b")
+        );
         refresh(&mut state, &[("a", Some(3)), ("c", Some(1))]);
         assert_eq!(state.selected.as_deref(), Some("a"), "it is gone");
         press(&mut state, "G");
         assert_eq!(state.selected.as_deref(), Some("c"));
     }
 
+    /// A lock is freed only after a yes, and nothing moves while the question is open.
     #[test]
-    fn a_lock_is_freed_only_after_a_yes_and_while_the_question_is_open_nothing_moves() {
+    fn top_frees_a_lock_only_after_a_yes_and_pauses_at_the_question() {
         let mut state = state(&[("a", Some(3))]);
         assert_eq!(press(&mut state, "f"), None);
         assert!(state.is_paused());
@@ -406,11 +489,15 @@ pub(super) mod tests {
         assert!(!state.is_paused());
         assert_eq!(
             press(&mut state, "fy"),
-            Some(Asked::Free { name: "a".into(), record: Record::Reentrant, owner: format!("{OWNER}:a") })
+            Some(Asked::Free {
+                name: "a".into(),
+                record: Record::Reentrant,
+                owner: format!("{OWNER}:a")
+            })
         );
         state.read_only = true;
         assert_eq!(press(&mut state, "fy"), None);
-        // what k9s' users met: control and D deletes nothing
+        // Control-D deletes in k9s, to the surprise of its users; here it must not
         let control_d = KeyEvent::new(KeyCode::Char('d'), KeyModifiers::CONTROL);
         assert_eq!(state.take(&Event::Key(control_d)), None);
     }
@@ -420,7 +507,10 @@ pub(super) mod tests {
         let mut state = state(&[("order:1", Some(3)), ("invoice:1", None)]);
         press(&mut state, "/ORDq");
         assert!(state.order.is_empty());
-        state.take(&Event::Key(KeyEvent::new(KeyCode::Backspace, KeyModifiers::NONE)));
+        state.take(&Event::Key(KeyEvent::new(
+            KeyCode::Backspace,
+            KeyModifiers::NONE,
+        )));
         assert_eq!(state.order, ["order:1"]);
         assert_eq!(press(&mut state, "\n\x1b"), None);
         assert_eq!(state.order.len(), 2);

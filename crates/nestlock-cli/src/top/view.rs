@@ -1,4 +1,4 @@
-//! How it looks. No I/O: a state in, a frame out.
+//! Renders the state into a frame. No I/O.
 
 use ratatui::{
     Frame,
@@ -19,8 +19,12 @@ s           sort by the next     I       the other way round
 f           free a lock, after a question";
 
 pub(super) fn draw(state: &mut State, frame: &mut Frame<'_>) {
-    let [head, body, foot] =
-        Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
+    let [head, body, foot] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Min(1),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
     frame.render_widget(Line::from(title(state)), head);
     table(state, frame, body);
     frame.render_widget(Line::from(bottom(state)), foot);
@@ -28,8 +32,11 @@ pub(super) fn draw(state: &mut State, frame: &mut Frame<'_>) {
         Mode::Help => popup(frame, "Keys", HELP),
         Mode::Details => popup(frame, "Details", &details(state)),
         Mode::Question { name, owner, .. } => {
-            let question =
-                format!("Free {}, which {} holds?\n\ny: yes   any other key: no", printable(name), printable(owner));
+            let question = format!(
+                "Free {}, which {} holds?\n\ny: yes   any other key: no",
+                printable(name),
+                printable(owner)
+            );
             popup(frame, "Free it?", &question);
         }
         Mode::Normal | Mode::Filter => {}
@@ -41,7 +48,9 @@ fn title(state: &State) -> String {
         "nestlock top  {}  locks: {}  releases: {}/s  {}, discovered {} s ago  by {}{}{}",
         state.address,
         state.total(),
-        state.releases.map_or("-".to_owned(), |releases| format!("{releases:.0}")),
+        state
+            .releases
+            .map_or("-".to_owned(), |releases| format!("{releases:.0}")),
         state.interval_text(),
         state.since_discovery.as_secs(),
         state.column.name(),
@@ -55,16 +64,24 @@ fn bottom(state: &State) -> String {
         (Mode::Filter, _) => format!("/{}_", state.filter),
         (_, Some(message)) => printable(message),
         _ if state.trouble.is_some() => printable(state.trouble.as_deref().unwrap_or_default()),
-        _ if !state.filter.is_empty() => format!("filter: {}   Esc clears it   ? help", state.filter),
+        _ if !state.filter.is_empty() => {
+            format!("filter: {}   Esc clears it   ? help", state.filter)
+        }
         _ => "? help   / filter   s sort   Enter details   q quit".to_owned(),
     }
 }
 
 fn table(state: &mut State, frame: &mut Frame<'_>, area: Rect) {
     let sorted_by = state.column;
-    let mark = |column: Column, name: &str| if sorted_by == column { format!("{name}*") } else { name.to_owned() };
+    let mark = |column: Column, name: &str| {
+        if sorted_by == column {
+            format!("{name}*")
+        } else {
+            name.to_owned()
+        }
+    };
     let colours = state.colours;
-    // as many columns as there is room for
+    // as many columns as fit
     let all = [
         (60, Constraint::Length(11), mark(Column::Waiting, "WAITING")),
         (0, Constraint::Fill(2), mark(Column::Name, "NAME")),
@@ -75,12 +92,19 @@ fn table(state: &mut State, frame: &mut Frame<'_>, area: Rect) {
         (100, Constraint::Length(17), "TOKEN".to_owned()),
     ];
     let has_room = all.each_ref().map(|(from, ..)| area.width >= *from);
-    let seen =
-        |cells: [String; 7]| cells.into_iter().zip(has_room).filter_map(|(cell, has_room)| has_room.then_some(cell));
-    let widths = all.iter().zip(has_room).filter_map(|((_, width, _), has_room)| has_room.then_some(*width));
+    let seen = |cells: [String; 7]| {
+        cells
+            .into_iter()
+            .zip(has_room)
+            .filter_map(|(cell, has_room)| has_room.then_some(cell))
+    };
+    let widths = all
+        .iter()
+        .zip(has_room)
+        .filter_map(|((_, width, _), has_room)| has_room.then_some(*width));
     let widths: Vec<Constraint> = widths.collect();
     let header = Row::new(seen(all.map(|(.., name)| name)));
-    // of very many locks, no more than are seen; below the header
+    // only the visible rows, as there may be very many locks; the header takes one row
     let (shown, at) = state.rows(usize::from(area.height.saturating_sub(1)));
     let shown = shown.to_vec();
     let rows = shown.iter().filter_map(|key| state.get(key)).map(|found| {
@@ -93,7 +117,7 @@ fn table(state: &mut State, frame: &mut Frame<'_>, area: Rect) {
             found.ttl_text(),
             found.token_text(),
         ]));
-        // the lease of a minute ago is over soon
+        // the lease is about to end
         if colours && found.ttl.is_some_and(|ttl| ttl < 1_000) {
             row.style(Style::new().fg(Color::Yellow))
         } else {
@@ -106,14 +130,21 @@ fn table(state: &mut State, frame: &mut Frame<'_>, area: Rect) {
     frame.render_stateful_widget(table, area, &mut TableState::new().with_selected(at));
 }
 
-/// Who it is, if that is known; else what the record says.
+/// Returns the program of the holder if it is known, otherwise the owner in the record.
 fn holder(state: &State, found: &crate::locks::Found) -> String {
-    let Some((owner, _)) = found.holders.first() else { return "-".to_owned() };
+    let Some((owner, _)) = found.holders.first() else {
+        return "-".to_owned();
+    };
     let more = match found.holders.len() {
         0 | 1 => String::new(),
         holders => format!(" +{}", holders - 1),
     };
-    let known = state.whose(owner).map(|whose| format!("{} on {} ({})", whose.application, whose.host, whose.process));
+    let known = state.whose(owner).map(|whose| {
+        format!(
+            "{} on {} ({})",
+            whose.application, whose.host, whose.process
+        )
+    });
     printable(&(known.unwrap_or_else(|| owner.clone()) + &more))
 }
 
@@ -132,7 +163,10 @@ fn details(state: &State) -> String {
         lines.push(format!("holder   {} x{holds}", printable(owner)));
         if let Some(whose) = state.whose(owner) {
             let (application, host, process) = (&whose.application, &whose.host, &whose.process);
-            lines.push(format!("         {application} on {host}, process {process}, connected for {} s", whose.age));
+            lines.push(format!(
+                "         {application} on {host}, process {process}, connected for {} s",
+                whose.age
+            ));
         }
     }
     lines.extend(state.unknown().map(str::to_owned));
@@ -141,15 +175,33 @@ fn details(state: &State) -> String {
 
 fn popup(frame: &mut Frame<'_>, title: &str, text: &str) {
     let area = frame.area();
-    let wide = text.lines().map(|line| line.chars().count()).max().unwrap_or(0) as u16 + 4;
+    let wide = text
+        .lines()
+        .map(|line| line.chars().count())
+        .max()
+        .unwrap_or(0) as u16
+        + 4;
     let width = wide.min(area.width.saturating_sub(4));
     let inner = usize::from(width.saturating_sub(4)).max(1);
-    let lines: usize = text.lines().map(|line| line.chars().count().div_ceil(inner).max(1)).sum();
+    let lines: usize = text
+        .lines()
+        .map(|line| line.chars().count().div_ceil(inner).max(1))
+        .sum();
     let height = (lines as u16 + 2).min(area.height.saturating_sub(2));
-    let place = Rect { x: (area.width - width) / 2, y: (area.height - height) / 2, width, height };
+    let place = Rect {
+        x: (area.width - width) / 2,
+        y: (area.height - height) / 2,
+        width,
+        height,
+    };
     frame.render_widget(Clear, place);
-    let block = Block::bordered().title(title).padding(ratatui::widgets::Padding::horizontal(1));
-    frame.render_widget(Paragraph::new(text).block(block).wrap(Wrap { trim: false }), place);
+    let block = Block::bordered()
+        .title(title)
+        .padding(ratatui::widgets::Padding::horizontal(1));
+    frame.render_widget(
+        Paragraph::new(text).block(block).wrap(Wrap { trim: false }),
+        place,
+    );
 }
 
 #[cfg(test)]
@@ -163,7 +215,13 @@ mod tests {
         let mut terminal = Terminal::new(TestBackend::new(100, 12)).unwrap();
         terminal.draw(|frame| draw(state, frame)).unwrap();
         let buffer = terminal.backend().buffer();
-        let line = |y: u16| (0..100).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
+        let line = |y: u16| {
+            (0..100)
+                .map(|x| buffer[(x, y)].symbol())
+                .collect::<String>()
+                .trim_end()
+                .to_owned()
+        };
         (0..12).map(line).collect::<Vec<_>>().join("\n")
     }
 
@@ -185,17 +243,26 @@ mod tests {
         insta::assert_snapshot!(screen(&mut state));
     }
 
-    /// Whatever is selected is seen, and rows do not move without need.
+    /// The selected row is always visible, and rows do not move without need.
     #[test]
     fn very_many_locks_are_walked_through() {
         let names: Vec<String> = (0..100_000).map(|n| format!("l{n:06}")).collect();
         let locks: Vec<(&str, Option<u64>)> = names.iter().map(|name| (&**name, None)).collect();
         let mut state = state(&locks);
-        let first = |screen: &str| screen.lines().nth(2).unwrap().split_whitespace().nth(1).unwrap().to_owned();
+        let first = |screen: &str| {
+            screen
+                .lines()
+                .nth(2)
+                .unwrap()
+                .split_whitespace()
+                .nth(1)
+                .unwrap()
+                .to_owned()
+        };
         assert_eq!(first(&screen(&mut state)), "l000000");
         state.selected = Some("l099999".into());
         let end = screen(&mut state);
-        // twelve rows: a title, a header, a foot
+        // twelve rows, of which the title, the header and the footer take three
         assert!(first(&end) == "l099991" && end.contains("l099999"), "{end}");
         state.selected = Some("l099995".into());
         assert_eq!(first(&screen(&mut state)), "l099991");
@@ -210,7 +277,11 @@ mod tests {
         let mut state = state(&[("order:7", Some(3))]);
         state.trouble("cannot connect: Connection refused: this is old; trying again".into());
         let told = screen(&mut state);
-        assert!(told.contains("order:7") && told.contains("cannot connect: Connection refused: this is old"), "{told}");
+        assert!(
+            told.contains("order:7")
+                && told.contains("cannot connect: Connection refused: this is old"),
+            "{told}"
+        );
     }
 
     #[test]
@@ -220,7 +291,11 @@ mod tests {
             Mode::Help,
             Mode::Details,
             Mode::Filter,
-            Mode::Question { name: "x".repeat(300), record: Record::Reentrant, owner: String::new() },
+            Mode::Question {
+                name: "x".repeat(300),
+                record: Record::Reentrant,
+                owner: String::new(),
+            },
         ] {
             state.mode = mode;
             for (width, height) in [(1, 1), (5, 3), (20, 5), (200, 60)] {

@@ -20,9 +20,19 @@ fn rules(world: &World, args: &[&str]) -> Vec<String> {
     let (_, json, _) = world.said(&[&["acl", "--prefix", PREFIX, "--json"], args].concat());
     let json: Value = serde_json::from_str(&json).unwrap();
     let list = |name: &str, sign: &str| -> Vec<String> {
-        json[name].as_array().unwrap().iter().map(|rule| format!("{sign}{}", rule.as_str().unwrap())).collect()
+        json[name]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|rule| format!("{sign}{}", rule.as_str().unwrap()))
+            .collect()
     };
-    [list("keys", ""), list("channels", ""), list("commands", "+")].concat()
+    [
+        list("keys", ""),
+        list("channels", ""),
+        list("commands", "+"),
+    ]
+    .concat()
 }
 
 /// A lock of each kind, held by [`OWNER`]: its name, and more arguments that it takes to name it.
@@ -41,30 +51,61 @@ fn locks_of_each_kind(world: &World) -> Vec<(String, Vec<String>)> {
             set_up(&[&["HSET", &key(kind)], fields].concat());
             set_up(&["PEXPIRE", &key(kind), "600000"]);
         }
-        set_up(&["SET", &format!("redisson_lock_token:{{{}}}", key("plain")), "7"]);
+        set_up(&[
+            "SET",
+            &format!("redisson_lock_token:{{{}}}", key("plain")),
+            "7",
+        ]);
         // one waiter that is gone, and one behind it
         for waiter in [DEAD, OTHER] {
-            set_up(&["RPUSH", &format!("redisson_lock_queue:{{{}}}", key("fair")), waiter]);
-            set_up(&["ZADD", &format!("redisson_lock_timeout:{{{}}}", key("fair")), "9e12", waiter]);
+            set_up(&[
+                "RPUSH",
+                &format!("redisson_lock_queue:{{{}}}", key("fair")),
+                waiter,
+            ]);
+            set_up(&[
+                "ZADD",
+                &format!("redisson_lock_timeout:{{{}}}", key("fair")),
+                "9e12",
+                waiter,
+            ]);
             let seen = if waiter == DEAD { "1" } else { "9e12" };
-            set_up(&["ZADD", &format!("nestlock_fair_seen:{{{}}}", key("fair")), seen, waiter]);
+            set_up(&[
+                "ZADD",
+                &format!("nestlock_fair_seen:{{{}}}", key("fair")),
+                seen,
+                waiter,
+            ]);
         }
         // more readers than a release looks at
         for n in 0..18 {
             set_up(&["HSET", &key("read"), &format!("{DEAD}{n}"), "1"]);
         }
-        for (owner, n, ttl) in [(OWNER, 1, "300000"), (OWNER, 2, "600000"), (OTHER, 1, "600000")] {
+        for (owner, n, ttl) in [
+            (OWNER, 1, "300000"),
+            (OWNER, 2, "600000"),
+            (OTHER, 1, "600000"),
+        ] {
             let hold = format!("{{{}}}:{owner}:rwlock_timeout:{n}", key("read"));
             set_up(&["SET", &hold, "1", "PX", ttl]);
         }
         // a signal that nobody came for
         set_up(&["RPUSH", &format!("lock-signal:{}", key("signal")), "1"]);
-        set_up(&["SET", &format!("lock:{}", key("signal")), OWNER, "PX", "600000"]);
+        set_up(&[
+            "SET",
+            &format!("lock:{}", key("signal")),
+            OWNER,
+            "PX",
+            "600000",
+        ]);
         set_up(&["SET", &key("string"), OWNER, "PX", "600000"]);
         for kind in ["plain", "fair", "read", "write", "signal"] {
             all.push((format!("{kind}{twin}"), vec![]));
         }
-        all.push((format!("string{twin}"), vec!["--kind".to_owned(), "string".to_owned()]));
+        all.push((
+            format!("string{twin}"),
+            vec!["--kind".to_owned(), "string".to_owned()],
+        ));
     }
     all
 }
@@ -74,14 +115,27 @@ fn outcome(world: &World, tool: &str, rules: &[&str]) -> Vec<String> {
     assert_eq!(world.server_says(&["FLUSHALL"]), "+OK\r\n");
     assert_eq!(world.server_says(&["SCRIPT", "FLUSH"]), "+OK\r\n");
     let locks = locks_of_each_kind(world);
-    assert_eq!(world.server_says(&[&["ACL", "SETUSER", "some", "reset", "on", ">pw"], rules].concat()), "+OK\r\n");
+    assert_eq!(
+        world.server_says(&[&["ACL", "SETUSER", "some", "reset", "on", ">pw"], rules].concat()),
+        "+OK\r\n"
+    );
     assert_eq!(world.server_says(&["ACL", "LOG", "RESET"]), "+OK\r\n");
     let url = format!("redis://some:pw@{}", world.server.addr());
     let run = |args: &[&str]| {
-        let output = world.nestlock(args).env("NESTLOCK_URL", &url).env("NESTLOCK_PREFIX", PREFIX).output().unwrap();
-        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+        let output = world
+            .nestlock(args)
+            .env("NESTLOCK_URL", &url)
+            .env("NESTLOCK_PREFIX", PREFIX)
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr]
+            .map(|bytes| String::from_utf8(bytes).unwrap())
+            .concat();
         // times differ
-        let text: String = text.chars().filter(|letter| !letter.is_ascii_digit()).collect();
+        let text: String = text
+            .chars()
+            .filter(|letter| !letter.is_ascii_digit())
+            .collect();
         format!("{args:?}: {:?} {text}", output.status.code())
     };
     let mut said: Vec<String> = match tool {
@@ -92,8 +146,14 @@ fn outcome(world: &World, tool: &str, rules: &[&str]) -> Vec<String> {
             let runs = locks.iter().map(|(name, more)| {
                 scope.spawn(|| {
                     let more = more.iter().map(String::as_str);
-                    let if_owner = ["--if-owner", OWNER].into_iter().filter(|_| tool == "force" && name.ends_with('2'));
-                    run(&[tool, name].into_iter().chain(more).chain(if_owner).collect::<Vec<_>>())
+                    let if_owner = ["--if-owner", OWNER]
+                        .into_iter()
+                        .filter(|_| tool == "force" && name.ends_with('2'));
+                    run(&[tool, name]
+                        .into_iter()
+                        .chain(more)
+                        .chain(if_owner)
+                        .collect::<Vec<_>>())
                 })
             });
             let runs: Vec<_> = runs.collect();
@@ -111,8 +171,14 @@ fn is_denied(world: &World) -> bool {
 
 /// How it ends; where something is denied it may wait for locks that it could not release, and is not waited for.
 fn bench(world: &World, url: &str) -> String {
-    let mut bench = world.nestlock(&["bench", "--yes", "--rounds", "1", "--pairs", "1000", "--tasks", "4"]);
-    bench.env("NESTLOCK_URL", url).env("NESTLOCK_PREFIX", PREFIX).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut bench = world.nestlock(&[
+        "bench", "--yes", "--rounds", "1", "--pairs", "1000", "--tasks", "4",
+    ]);
+    bench
+        .env("NESTLOCK_URL", url)
+        .env("NESTLOCK_PREFIX", PREFIX)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     let mut bench = bench.spawn().unwrap();
     while bench.try_wait().unwrap().is_none() {
         if is_denied(world) {
@@ -129,15 +195,26 @@ fn each_rule_is_needed(tool: &str) {
     let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
     // a machine that is busy may take longer than the doctor does
     let is_whole = |said: &Vec<String>| !said.iter().any(|said| said.contains("too slowly"));
-    let all = (0..10).map(|_| outcome(&world, tool, &rules)).find(is_whole).expect("it has the time that it needs");
+    let all = (0..10)
+        .map(|_| outcome(&world, tool, &rules))
+        .find(is_whole)
+        .expect("it has the time that it needs");
     assert!(all.contains(&"denied: false".to_owned()), "{all:#?}");
-    assert!(!all.iter().any(|said| said.contains("may not") || said.contains("unknown ")), "{all:#?}");
+    assert!(
+        !all.iter()
+            .any(|said| said.contains("may not") || said.contains("unknown ")),
+        "{all:#?}"
+    );
     let superfluous = |left_out: &&&str| {
         // asked 100 ms after somebody has waited: the tool may be gone by then
         if ["doctor", "bench"].contains(&tool) && **left_out == "+unsubscribe" {
             return false;
         }
-        let others: Vec<&str> = rules.iter().copied().filter(|rule| rule != *left_out).collect();
+        let others: Vec<&str> = rules
+            .iter()
+            .copied()
+            .filter(|rule| rule != *left_out)
+            .collect();
         outcome(&world, tool, &others) == all
     };
     let superfluous: Vec<&&str> = rules.iter().filter(superfluous).collect();
@@ -175,8 +252,19 @@ fn what_waits_for_no_copies_gets_no_rule_to_wait() {
     let world = World::new();
     for tool in ["ls", "who", "top", "force", "doctor", "bench", "exec"] {
         let rules = rules(&world, &["--for", tool, "--replicas", "--fsync"]);
-        let waits: Vec<&String> = rules.iter().filter(|rule| rule.starts_with("+wait")).collect();
-        assert_eq!(waits, if tool == "exec" { vec!["+wait"] } else { vec![] }, "{tool}");
+        let waits: Vec<&String> = rules
+            .iter()
+            .filter(|rule| rule.starts_with("+wait"))
+            .collect();
+        assert_eq!(
+            waits,
+            if tool == "exec" {
+                vec!["+wait"]
+            } else {
+                vec![]
+            },
+            "{tool}"
+        );
     }
 }
 
@@ -189,8 +277,15 @@ fn to_watch_takes_what_it_takes_to_list_and_free() {
     parts.extend(["+psubscribe", "+publish"].map(str::to_owned));
     // what is written is read, too
     let written = parts.clone();
-    parts.retain(|rule| rule.strip_prefix("%R").is_none_or(|plain| !written.iter().any(|other| other == plain)));
-    let sorted = |rules: Vec<String>| rules.into_iter().collect::<std::collections::BTreeSet<String>>();
+    parts.retain(|rule| {
+        rule.strip_prefix("%R")
+            .is_none_or(|plain| !written.iter().any(|other| other == plain))
+    });
+    let sorted = |rules: Vec<String>| {
+        rules
+            .into_iter()
+            .collect::<std::collections::BTreeSet<String>>()
+    };
     assert_eq!(sorted(of("top")), sorted(parts));
 }
 
@@ -200,13 +295,22 @@ fn what_only_looks_gets_no_rule_to_write() {
     let world = World::new();
     for tool in ["ls", "who"] {
         let rules = rules(&world, &["--for", tool]);
-        let writes = |rule: &&String| rule.starts_with('~') || ["+eval", "+evalsha", "+set"].contains(&&***rule);
+        let writes = |rule: &&String| {
+            rule.starts_with('~') || ["+eval", "+evalsha", "+set"].contains(&&***rule)
+        };
         let writes: Vec<&String> = rules.iter().filter(writes).collect();
         assert!(writes.is_empty(), "{tool}: {writes:?}");
     }
     // without a prefix, too, where one pattern is enough
     let (_, line, _) = world.said(&["acl", "--for", "ls"]);
-    let words = Command::new("sh").args(["-c", &format!("printf '%s\\n' {line}")]).output().unwrap();
+    let words = Command::new("sh")
+        .args(["-c", &format!("printf '%s\\n' {line}")])
+        .output()
+        .unwrap();
     let words = String::from_utf8(words.stdout).unwrap();
-    assert!(words.lines().any(|word| word == "%R~*") && !words.lines().any(|word| word.starts_with('~')), "{words}");
+    assert!(
+        words.lines().any(|word| word == "%R~*")
+            && !words.lines().any(|word| word.starts_with('~')),
+        "{words}"
+    );
 }

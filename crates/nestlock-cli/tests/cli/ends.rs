@@ -17,8 +17,11 @@ use nix::{
 use crate::support::{Running, World, eventually, is_alive, until, within};
 
 /// Ways to begin `step`, of which the first two wait for it: a job of its own, a group of its own, a daemon.
-const WAYS: [&str; 3] =
-    ["bash -mc 'sh ./step x; true'", "timeout 1000 sh ./step x; true", "setsid sh -c 'sh ./step x &'; sleep 1000"];
+const WAYS: [&str; 3] = [
+    "bash -mc 'sh ./step x; true'",
+    "timeout 1000 sh ./step x; true",
+    "setsid sh -c 'sh ./step x &'; sleep 1000",
+];
 
 fn world() -> World {
     let world = World::new();
@@ -58,7 +61,11 @@ fn a_loss_ends_what_the_command_began_wherever_it_is() {
     let world = world();
     for on_lost in ["term", "kill"] {
         for way in WAYS {
-            let (running, pid) = begin(&world, &["--lease", "3s", "--on-lost", on_lost, "--wait-group"], way);
+            let (running, pid) = begin(
+                &world,
+                &["--lease", "3s", "--on-lost", on_lost, "--wait-group"],
+                way,
+            );
             assert_eq!(world.code(&["force", "l"]), 0);
             assert_eq!((running.code(), is_alive(pid)), (Some(76), false), "{way}");
         }
@@ -74,7 +81,11 @@ fn a_server_that_hangs_ends_all_of_it_within_the_lease() {
         world.server.stop().unwrap();
         let stopped = Instant::now();
         eventually("it is ended", || !is_alive(pid));
-        assert!(stopped.elapsed().as_millis() < 3_000, "{way}: {:?}", stopped.elapsed());
+        assert!(
+            stopped.elapsed().as_millis() < 3_000,
+            "{way}: {:?}",
+            stopped.elapsed()
+        );
         world.server.cont().unwrap();
         assert_eq!(running.code(), Some(76));
     }
@@ -84,18 +95,31 @@ fn a_server_that_hangs_ends_all_of_it_within_the_lease() {
 #[test]
 fn what_is_left_behind_is_asked_before_it_is_killed() {
     let world = World::new();
-    let daemon = format!("trap \"echo told > told; exit\" TERM; echo $$ > pid; {}", until("never"));
+    let daemon = format!(
+        "trap \"echo told > told; exit\" TERM; echo $$ > pid; {}",
+        until("never")
+    );
     fs::write(world.path("daemon"), daemon).unwrap();
     let line = format!("setsid sh -c 'sh ./daemon &'; {}; exit 4", until("pid"));
-    assert_eq!(Running::of(world.nestlock(&["exec", "l", "-c", &line])).code(), Some(4));
+    assert_eq!(
+        Running::of(world.nestlock(&["exec", "l", "-c", &line])).code(),
+        Some(4)
+    );
     assert_eq!(world.text("told"), "told");
 }
 
 #[test]
 fn a_daemon_is_waited_for_if_asked() {
     let world = World::new();
-    fs::write(world.path("daemon"), format!("echo $$ > pid; {}; echo done > done", until("go"))).unwrap();
-    let line = format!("setsid sh -c 'sh ./daemon &'; {}; echo $$ > command; exit 4", until("pid"));
+    fs::write(
+        world.path("daemon"),
+        format!("echo $$ > pid; {}; echo done > done", until("go")),
+    )
+    .unwrap();
+    let line = format!(
+        "setsid sh -c 'sh ./daemon &'; {}; echo $$ > command; exit 4",
+        until("pid")
+    );
     let mut running = world.begin(&["exec", "l", "--wait-group", "-c", &line], "command");
     let command = world.pid("command");
     eventually("the command has ended", || !is_alive(command));
@@ -113,7 +137,10 @@ fn what_forks_for_ever_is_ended() {
                open('hops', 'a').write('x')\n";
     fs::write(world.path("hop.py"), hop).unwrap();
     let line = format!("setsid python3 hop.py & {}; exit 4", until("hops"));
-    assert_eq!(Running::of(world.nestlock(&["exec", "l", "--lease", "10s", "-c", &line])).code(), Some(4));
+    assert_eq!(
+        Running::of(world.nestlock(&["exec", "l", "--lease", "10s", "-c", &line])).code(),
+        Some(4)
+    );
     let hops = || fs::metadata(world.path("hops")).unwrap().len();
     let before = hops();
     sleep(Duration::from_millis(100));
@@ -195,7 +222,10 @@ fn messages_that_nobody_reads_do_not_hold_up_the_end() {
     // as much as a pipe has room for
     full.write_all(&vec![b'x'; 65_536]).unwrap();
     let line = "sh ./step x; true";
-    let running = Running::telling(world.nestlock(&["exec", "l", "--lease", "3s", "-c", line]), full);
+    let running = Running::telling(
+        world.nestlock(&["exec", "l", "--lease", "3s", "-c", line]),
+        full,
+    );
     let pid = world.pid("pid-x");
     assert_eq!(world.code(&["force", "l"]), 0);
     assert_eq!((running.code(), is_alive(pid)), (Some(76), false));
@@ -222,10 +252,21 @@ fn a_stopped_nestlock_loses_its_command_with_the_lease() {
 #[test]
 fn a_nestlock_that_stood_still_knows_why_its_guards_ended() {
     let world = world();
-    let args = ["exec", "l", "--wait-group", "--lease", "4s", "-c", "setsid sh -c 'sh ./step x &'; exit 0"];
+    let args = [
+        "exec",
+        "l",
+        "--wait-group",
+        "--lease",
+        "4s",
+        "-c",
+        "setsid sh -c 'sh ./step x &'; exit 0",
+    ];
     for round in 0..3 {
         let _ = fs::remove_file(world.path("pid-x"));
-        let running = Running::telling(world.nestlock(&args), fs::File::create(world.path("said")).unwrap());
+        let running = Running::telling(
+            world.nestlock(&args),
+            fs::File::create(world.path("said")).unwrap(),
+        );
         let pid = world.pid("pid-x");
         running.send(Signal::SIGSTOP);
         eventually("the guards end it", || !is_alive(pid));
@@ -256,14 +297,18 @@ fn a_guard_that_is_late_begins_what_is_still_locked() {
     compile(&world, "late.c", &["-shared", "-fPIC", "-o", "late.so"]);
     let begin = |below: &str, line: &str| {
         let mut nestlock = world.nestlock(&["exec", "l", "--lease", "2s", "-c", line]);
-        nestlock.env("LD_PRELOAD", world.path("late.so")).env("LATE", below);
+        nestlock
+            .env("LD_PRELOAD", world.path("late.so"))
+            .env("LATE", below);
         Running::of(nestlock)
     };
     assert_eq!(begin("1", "exit 4").code(), Some(4));
     assert_eq!(begin("0", "exit 4").code(), Some(4));
     // and what is not locked any more does not begin
     let running = begin("0", "echo > begun");
-    eventually("the first guard is there", || child(running.pid()).is_some_and(|first| child(first).is_some()));
+    eventually("the first guard is there", || {
+        child(running.pid()).is_some_and(|first| child(first).is_some())
+    });
     running.send(Signal::SIGSTOP);
     eventually("it is free", || world.code(&["who", "l"]) == 1);
     running.send(Signal::SIGCONT);
@@ -297,7 +342,9 @@ fn a_nestlock_that_stood_still_does_not_say_it_works_on() {
     let running = Running::telling(nestlock, fs::File::create(world.path("said")).unwrap());
     world.text("begun");
     assert_eq!(world.code(&["force", "l"]), 0);
-    eventually("it ends the command", || said().contains("the command is ended"));
+    eventually("it ends the command", || {
+        said().contains("the command is ended")
+    });
     running.send(Signal::SIGSTOP);
     // longer than the grace, and what the kernel has for it
     sleep(Duration::from_millis(3_500));
@@ -311,15 +358,36 @@ fn a_nestlock_that_stood_still_does_not_say_it_works_on() {
 #[cfg(target_os = "linux")]
 fn what_a_real_time_signal_ends_is_seen_to_have_ended() {
     let world = World::new();
-    let code = |line: &str| Running::of(world.nestlock(&["exec", "l", "--lease", "3s", "-c", line])).code();
+    let code = |line: &str| {
+        Running::of(world.nestlock(&["exec", "l", "--lease", "3s", "-c", line])).code()
+    };
     assert_eq!(code("kill -40 $$"), Some(168));
     // one that it left behind
-    let orphan = format!("(setsid sh -c 'echo > orphan; kill -40 $$' &); {}; sleep 0.2; exit 3", until("orphan"));
+    let orphan = format!(
+        "(setsid sh -c 'echo > orphan; kill -40 $$' &); {}; sleep 0.2; exit 3",
+        until("orphan")
+    );
     assert_eq!(code(&orphan), Some(3));
     // a guard
-    let running = world.begin(&["exec", "l", "--lease", "3s", "-c", "echo > begun; sleep 1000"], "begun");
+    let running = world.begin(
+        &[
+            "exec",
+            "l",
+            "--lease",
+            "3s",
+            "-c",
+            "echo > begun; sleep 1000",
+        ],
+        "begun",
+    );
     let guard = child(running.pid()).unwrap().to_string();
-    assert!(Command::new("kill").args(["-40", &guard]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args(["-40", &guard])
+            .status()
+            .unwrap()
+            .success()
+    );
     assert_eq!((running.code(), world.code(&["who", "l"])), (Some(125), 1));
 }
 
@@ -327,9 +395,15 @@ fn what_a_real_time_signal_ends_is_seen_to_have_ended() {
 #[cfg(target_os = "linux")]
 fn contained(world: &World, flags: &[&str], program: &[&str]) -> Option<Command> {
     let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
-    let flags = [&[if is_root { "-pf" } else { "-Urpf" }, "--kill-child"], flags].concat();
-    let is_allowed =
-        world.program("unshare", &[&flags[..], &["true"]].concat()).status().is_ok_and(|code| code.success());
+    let flags = [
+        &[if is_root { "-pf" } else { "-Urpf" }, "--kill-child"],
+        flags,
+    ]
+    .concat();
+    let is_allowed = world
+        .program("unshare", &[&flags[..], &["true"]].concat())
+        .status()
+        .is_ok_and(|code| code.success());
     if !is_allowed {
         eprintln!("needs root, or namespaces of a user's own");
         return None;
@@ -342,8 +416,16 @@ fn contained(world: &World, flags: &[&str], program: &[&str]) -> Option<Command>
 #[cfg(target_os = "linux")]
 fn the_first_process_tells_of_an_interrupt_by_its_code() {
     let world = World::new();
-    let nestlock = [env!("CARGO_BIN_EXE_nestlock"), "exec", "l", "-c", "kill -INT $$"];
-    let Some(command) = contained(&world, &["--mount-proc"], &nestlock) else { return };
+    let nestlock = [
+        env!("CARGO_BIN_EXE_nestlock"),
+        "exec",
+        "l",
+        "-c",
+        "kill -INT $$",
+    ];
+    let Some(command) = contained(&world, &["--mount-proc"], &nestlock) else {
+        return;
+    };
     assert_eq!(Running::of(command).code(), Some(130));
 }
 
@@ -363,16 +445,24 @@ exit 9
 fn what_gets_the_number_of_anothers_process_is_ended() {
     let world = World::new();
     let nestlock = env!("CARGO_BIN_EXE_nestlock");
-    let begin = format!("sh -c '{}' & echo $! > other\nexec {nestlock} exec l --lease 3s -- sh ./command", until("go"));
+    let begin = format!(
+        "sh -c '{}' & echo $! > other\nexec {nestlock} exec l --lease 3s -- sh ./command",
+        until("go")
+    );
     fs::write(world.path("begin"), begin).unwrap();
     fs::write(world.path("command"), SAME_NUMBER).unwrap();
     // it outlives nestlock: all that is there would end with the first process
-    fs::write(world.path("first"), "sh ./begin; echo $? > code; kill -0 $(cat other) && echo > outlived; exit 0")
-        .unwrap();
+    fs::write(
+        world.path("first"),
+        "sh ./begin; echo $? > code; kill -0 $(cat other) && echo > outlived; exit 0",
+    )
+    .unwrap();
     // a thread may take the number
     let mut codes = (0..20).map(|_| {
         let _ = fs::remove_file(world.path("go"));
-        let Some(command) = contained(&world, &["--mount-proc"], &["sh", "./first"]) else { return "5".to_owned() };
+        let Some(command) = contained(&world, &["--mount-proc"], &["sh", "./first"]) else {
+            return "5".to_owned();
+        };
         assert_eq!(Running::of(command).code(), Some(0));
         assert!(!world.exists("outlived"));
         world.text("code")
@@ -416,7 +506,9 @@ fn the_code_is_the_commands_though_another_gets_its_number() {
     fs::write(world.path("other.py"), SAME_COMMAND).unwrap();
     fs::write(world.path("begin"), begin).unwrap();
     fs::write(world.path("first"), "sh ./begin; exit $?").unwrap();
-    let Some(command) = contained(&world, &["--mount-proc"], &["sh", "./first"]) else { return };
+    let Some(command) = contained(&world, &["--mount-proc"], &["sh", "./first"]) else {
+        return;
+    };
     assert_eq!(Running::of(command).code(), Some(5));
     assert!(world.exists("same"));
 }
@@ -427,15 +519,35 @@ fn the_code_is_the_commands_though_another_gets_its_number() {
 fn what_proc_does_not_show_keeps_the_lock_or_is_said() {
     let world = world();
     let line = format!("setsid sh ./step x & {}; exit 4", until("pid-x"));
-    let nestlock = [env!("CARGO_BIN_EXE_nestlock"), "exec", "l", "--lease", "3s", "-c", &line];
-    let Some(command) = contained(&world, &[], &nestlock) else { return };
+    let nestlock = [
+        env!("CARGO_BIN_EXE_nestlock"),
+        "exec",
+        "l",
+        "--lease",
+        "3s",
+        "-c",
+        &line,
+    ];
+    let Some(command) = contained(&world, &[], &nestlock) else {
+        return;
+    };
     let said = || fs::read_to_string(world.path("said")).unwrap();
     let running = Running::telling(command, fs::File::create(world.path("said")).unwrap());
-    eventually("it is said", || said().contains("the lock is kept until it has ended"));
-    assert!(said().contains("only its process group can be ended"), "{}", said());
+    eventually("it is said", || {
+        said().contains("the lock is kept until it has ended")
+    });
+    assert!(
+        said().contains("only its process group can be ended"),
+        "{}",
+        said()
+    );
     assert_eq!(world.code(&["force", "l"]), 0);
     assert_eq!(running.code(), Some(77), "{}", said());
-    assert!(said().contains("it works on though the lock is lost"), "{}", said());
+    assert!(
+        said().contains("it works on though the lock is lost"),
+        "{}",
+        said()
+    );
 }
 
 /// A shell began them, and became nestlock. What one of them leaves behind comes to nestlock, too.
@@ -453,7 +565,8 @@ fn children_that_nestlock_had_before_are_none_of_the_commands() {
             let _ = fs::remove_file(world.path(file));
         }
         let running = Running::of(world.program("sh", &["-c", &line]));
-        let [own, theirs, left, orphan] = ["pid-x", "pid", "pid-left", "pid-y"].map(|file| world.pid(file));
+        let [own, theirs, left, orphan] =
+            ["pid-x", "pid", "pid-left", "pid-y"].map(|file| world.pid(file));
         world.make("go");
         eventually("one has ended", || !is_alive(left));
         let code = match round {
@@ -468,7 +581,9 @@ fn children_that_nestlock_had_before_are_none_of_the_commands() {
             // the command goes on, and in the last round nestlock has to kill a guard
             _ => {
                 if round == 3 {
-                    let guard = children(running.pid()).into_iter().find(|pid| ![theirs, orphan].contains(pid));
+                    let guard = children(running.pid())
+                        .into_iter()
+                        .find(|pid| ![theirs, orphan].contains(pid));
                     kill(Pid::from_raw(guard.unwrap()), Signal::SIGSTOP).unwrap();
                 }
                 kill_all([own]);
@@ -534,7 +649,7 @@ fn thousands_that_end_at_once_do_not_hold_up_the_end() {
 /// While nestlock stands still its guards tell it of each stop of the command: the end comes after those.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_nestlock_that_stood_still_hears_of_the_end_after_many_stops() {
+fn a_paused_nestlock_hears_of_the_end_after_many_stops() {
     let world = world();
     let line = format!("echo $$ > pid-x; {}; exit 4", until("go"));
     let (running, pid) = begin(&world, &["--lease", "30s"], &line);
@@ -543,17 +658,22 @@ fn a_nestlock_that_stood_still_hears_of_the_end_after_many_stops() {
     let last = child(first).unwrap();
     let is_written = |fd: &i32| {
         let info = fs::read_to_string(format!("/proc/{last}/fdinfo/{fd}")).unwrap_or_default();
-        info.lines().any(|line| line.starts_with("flags:") && line.ends_with('1'))
+        info.lines()
+            .any(|line| line.starts_with("flags:") && line.ends_with('1'))
     };
     let is_pipe = |fd: &i32| {
-        fs::read_link(format!("/proc/{last}/fd/{fd}")).is_ok_and(|link| link.to_string_lossy().starts_with("pipe:"))
+        fs::read_link(format!("/proc/{last}/fd/{fd}"))
+            .is_ok_and(|link| link.to_string_lossy().starts_with("pipe:"))
     };
     // but for its standard output and error
     let told: Vec<i32> = (3..64).filter(is_written).filter(is_pipe).collect();
     assert_eq!(told.len(), 1);
     // as small as a pipe may be, so that fewer stops would fill it
     let mut pipe = fs::File::options();
-    let pipe = pipe.write(true).custom_flags(nix::libc::O_NONBLOCK).open(format!("/proc/{last}/fd/{}", told[0]));
+    let pipe = pipe
+        .write(true)
+        .custom_flags(nix::libc::O_NONBLOCK)
+        .open(format!("/proc/{last}/fd/{}", told[0]));
     nix::fcntl::fcntl(pipe.unwrap(), nix::fcntl::FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
     for _ in 0..2_000 {
         for signal in [Signal::SIGSTOP, Signal::SIGCONT] {
@@ -587,8 +707,12 @@ pub fn child(pid: i32) -> Option<i32> {
 }
 
 fn children(pid: i32) -> Vec<i32> {
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    children.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+    let children =
+        fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    children
+        .split_whitespace()
+        .map(|pid| pid.parse().unwrap())
+        .collect()
 }
 
 fn kill_all(pids: impl IntoIterator<Item = i32>) {
@@ -617,7 +741,11 @@ fn nothing_outlives_a_nestlock_that_is_killed_with_a_guard() {
     for round in 0..20 {
         let (running, [own, first, second], steps) = script(&world);
         let guard = if round % 2 == 0 { first } else { second };
-        kill_all(if round % 4 < 2 { [own, guard] } else { [guard, own] });
+        kill_all(if round % 4 < 2 {
+            [own, guard]
+        } else {
+            [guard, own]
+        });
         eventually("all are gone", || !steps.iter().any(|pid| is_alive(*pid)));
         assert!(!world.exists("went-on"), "{round}");
         drop(running);
@@ -639,7 +767,10 @@ fn guards_that_are_killed_end_all_of_it() {
             _ => kill_all([second, first]),
         }
         assert_eq!(running.code(), Some(125), "{round}");
-        assert!(!steps.iter().any(|pid| is_alive(*pid)) && !world.exists("went-on"), "{round}");
+        assert!(
+            !steps.iter().any(|pid| is_alive(*pid)) && !world.exists("went-on"),
+            "{round}"
+        );
         assert_eq!(world.code(&["who", "l"]), 1, "{round}");
     }
 }
@@ -658,7 +789,12 @@ ssize_t write(int fd, const void *bytes, size_t count) {
 fn compile(world: &World, source: &str, args: &[&str]) {
     let mut compiler = Command::new("cc");
     compiler.args(args).current_dir(world.path("")).arg(source);
-    assert!(compiler.status().expect("a C compiler, which Rust links with").success());
+    assert!(
+        compiler
+            .status()
+            .expect("a C compiler, which Rust links with")
+            .success()
+    );
 }
 
 /// Its first thread ends, another one works on: `/proc` shows it as a zombie.
@@ -722,15 +858,24 @@ fn guards_killed_before_the_command_is_known_leave_none() {
         });
         // a command that does not wait for that would be at work by then
         sleep(Duration::from_millis(200));
-        let [_, first, second, _] = below[..] else { panic!("{below:?}") };
+        let [_, first, second, _] = below[..] else {
+            panic!("{below:?}")
+        };
         // the last guard hangs in its write and sees nothing: in each round it is killed, or the first one ends it
-        let ends = [vec![second], vec![second, first], vec![own], vec![own, second]];
+        let ends = [
+            vec![second],
+            vec![second, first],
+            vec![own],
+            vec![own, second],
+        ];
         kill_all(ends[round].clone());
         if !ends[round].contains(&own) {
             assert_eq!(running.code(), Some(125), "{round}");
             assert_eq!(world.code(&["who", "l"]), 1, "{round}");
         }
-        eventually("all are gone", || !below[1..].iter().any(|pid| is_alive(*pid)));
+        eventually("all are gone", || {
+            !below[1..].iter().any(|pid| is_alive(*pid))
+        });
         assert!(!world.exists("pid-x") && !world.exists("pid-y"), "{round}");
         world.code(&["force", "l"]);
     }
@@ -742,7 +887,11 @@ fn the_command_has_what_it_would_have_without_nestlock() {
     let world = World::new();
     let line = "ls /proc/self/fd; grep -E '^Sig(Blk|Ign)' /proc/self/status; ps -o tty=,sid= -p $$; umask; pwd";
     let run = |mut command: Command| {
-        let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().unwrap();
+        let output = command
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .output()
+            .unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
     let bare = run(world.program("sh", &["-c", line]));
@@ -760,12 +909,21 @@ fn exec_ends_where_the_end_of_children_is_blocked() {
         command.stdout(fs::File::create(world.path("said")).unwrap());
         (Running::of(command).code(), world.text("said"))
     };
-    assert_eq!(ended(&[nestlock, "exec", "l", "-c", "echo; exit 7"]).0, Some(7));
+    assert_eq!(
+        ended(&[nestlock, "exec", "l", "-c", "echo; exit 7"]).0,
+        Some(7)
+    );
     // some shells unblock all
     let look = ["grep", "^SigBlk", "/proc/self/status"];
     let bare = ended(&look);
-    assert!(bare.0 == Some(0) && !bare.1.contains("\t0000000000000000"), "{bare:?}");
-    assert_eq!(ended(&[&[nestlock, "exec", "l", "--"], &look[..]].concat()), bare);
+    assert!(
+        bare.0 == Some(0) && !bare.1.contains("\t0000000000000000"),
+        "{bare:?}"
+    );
+    assert_eq!(
+        ended(&[&[nestlock, "exec", "l", "--"], &look[..]].concat()),
+        bare
+    );
 }
 
 // --- what cannot be ended ---
@@ -782,10 +940,19 @@ impl Users {
     /// `None`: these tests are neither root's nor those of somebody who may be.
     fn new() -> Option<Self> {
         let world = world();
-        let run = |program: &str, args: &[&str]| world.program(program, args).status().is_ok_and(|code| code.success());
+        let run = |program: &str, args: &[&str]| {
+            world
+                .program(program, args)
+                .status()
+                .is_ok_and(|code| code.success())
+        };
         let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
         if is_root {
-            let program = Command::new("sh").args(["-c", "command -v setpriv"]).output().unwrap().stdout;
+            let program = Command::new("sh")
+                .args(["-c", "command -v setpriv"])
+                .output()
+                .unwrap()
+                .stdout;
             world.copy(String::from_utf8(program).unwrap().trim(), "become");
             world.copy(env!("CARGO_BIN_EXE_nestlock"), "nestlock");
             assert!(run("chmod", &["4755", "become"]) && run("chmod", &["777", "."]));
@@ -793,30 +960,60 @@ impl Users {
             eprintln!("needs root, or sudo without a password");
             return None;
         }
-        let become_root = if is_root { "./become --reuid 0 --regid 0 --clear-groups sh -c" } else { "sudo -n sh -c" };
-        Some(Self { world, become_root, is_root })
+        let become_root = if is_root {
+            "./become --reuid 0 --regid 0 --clear-groups sh -c"
+        } else {
+            "sudo -n sh -c"
+        };
+        Some(Self {
+            world,
+            become_root,
+            is_root,
+        })
     }
 
     /// Nestlock, whose messages are in the file `said`.
     fn exec(&self, line: &str) -> std::process::Child {
         let args = ["exec", "l", "--lease", "3s", "-c", line];
         let mut command = if self.is_root {
-            let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", "./nestlock"];
-            self.world.program("setpriv", &[&nobody[..], &args].concat())
+            let nobody = [
+                "--reuid=65534",
+                "--regid=65534",
+                "--clear-groups",
+                "./nestlock",
+            ];
+            self.world
+                .program("setpriv", &[&nobody[..], &args].concat())
         } else {
             self.world.nestlock(&args)
         };
-        command.stdout(Stdio::null()).stderr(fs::File::create(self.world.path("said")).unwrap()).spawn().unwrap()
+        command
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(self.world.path("said")).unwrap())
+            .spawn()
+            .unwrap()
     }
 
     fn said(&self, what: &str) -> bool {
-        fs::read_to_string(self.world.path("said")).unwrap().contains(what)
+        fs::read_to_string(self.world.path("said"))
+            .unwrap()
+            .contains(what)
     }
 
     fn end(&self, pid: i32) {
         let pid = pid.to_string();
-        let kill = if self.is_root { vec!["kill", "-KILL", &pid] } else { vec!["sudo", "-n", "kill", "-KILL", &pid] };
-        assert!(self.world.program(kill[0], &kill[1..]).status().unwrap().success());
+        let kill = if self.is_root {
+            vec!["kill", "-KILL", &pid]
+        } else {
+            vec!["sudo", "-n", "kill", "-KILL", &pid]
+        };
+        assert!(
+            self.world
+                .program(kill[0], &kill[1..])
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 }
 
@@ -833,7 +1030,10 @@ fn what_became_another_user_is_said_when_the_lock_is_lost() {
     let pid = world.pid("pid-x");
     assert_eq!(world.code(&["force", "l"]), 0);
     assert_eq!(code(&mut running), Some(77));
-    assert!(users.said(&format!("process {pid} (sleep) cannot be ended")) && users.said("sudo nestlock exec"));
+    assert!(
+        users.said(&format!("process {pid} (sleep) cannot be ended"))
+            && users.said("sudo nestlock exec")
+    );
     assert!(exists(pid));
     users.end(pid);
 }
@@ -845,14 +1045,23 @@ fn what_became_another_user_is_said_when_the_lock_is_lost() {
 fn a_killed_guard_is_told_while_the_other_one_goes_on() {
     let Some(users) = Users::new() else { return };
     let world = &users.world;
-    let mut running = users.exec(&format!("{} 'sh ./step x' & {}", users.become_root, until("never")));
+    let mut running = users.exec(&format!(
+        "{} 'sh ./step x' & {}",
+        users.become_root,
+        until("never")
+    ));
     let pid = world.pid("pid-x");
     let first = child(running.id().cast_signed()).unwrap();
     users.end(child(first).unwrap());
-    eventually("it is said", || users.said("a guard of the command was killed"));
+    eventually("it is said", || {
+        users.said("a guard of the command was killed")
+    });
     assert!(exists(pid) && running.try_wait().unwrap().is_none());
     users.end(pid);
-    assert_eq!((code(&mut running), world.code(&["who", "l"])), (Some(125), 1));
+    assert_eq!(
+        (code(&mut running), world.code(&["who", "l"])),
+        (Some(125), 1)
+    );
 }
 
 /// Nobody else has the lock while it works.
@@ -860,12 +1069,24 @@ fn a_killed_guard_is_told_while_the_other_one_goes_on() {
 fn what_became_another_user_and_was_left_keeps_the_lock() {
     let Some(users) = Users::new() else { return };
     let world = &users.world;
-    let mut running = users.exec(&format!("{} 'sh ./step x' & {}; exit 4", users.become_root, until("pid-x")));
+    let mut running = users.exec(&format!(
+        "{} 'sh ./step x' & {}; exit 4",
+        users.become_root,
+        until("pid-x")
+    ));
     let pid = world.pid("pid-x");
-    eventually("it is said", || users.said("the lock is kept until it has ended"));
-    assert_eq!((world.code(&["who", "l"]), running.try_wait().unwrap()), (0, None));
+    eventually("it is said", || {
+        users.said("the lock is kept until it has ended")
+    });
+    assert_eq!(
+        (world.code(&["who", "l"]), running.try_wait().unwrap()),
+        (0, None)
+    );
     users.end(pid);
-    assert_eq!((code(&mut running), world.code(&["who", "l"])), (Some(4), 1));
+    assert_eq!(
+        (code(&mut running), world.code(&["who", "l"])),
+        (Some(4), 1)
+    );
 }
 
 #[test]
@@ -876,7 +1097,9 @@ fn what_became_another_user_is_said_when_nestlock_is_killed() {
     let pid = world.pid("pid-x");
     running.kill().unwrap();
     running.wait().unwrap();
-    eventually("it is said", || users.said(&format!("process {pid} (sleep) cannot be ended")));
+    eventually("it is said", || {
+        users.said(&format!("process {pid} (sleep) cannot be ended"))
+    });
     users.end(pid);
 }
 

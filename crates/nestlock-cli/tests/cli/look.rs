@@ -12,12 +12,24 @@ use std::{
 
 use crate::support::{PATIENCE, Running, World, eventually, far_away, relay};
 
-const KINDS: [&str; 7] = ["reentrant", "fair", "fenced", "read", "write", "signal", "string"];
+const KINDS: [&str; 7] = [
+    "reentrant",
+    "fair",
+    "fenced",
+    "read",
+    "write",
+    "signal",
+    "string",
+];
 
 /// The line about a lock, by words.
 pub fn line_of<'t>(table: &'t str, name: &str) -> Vec<&'t str> {
-    let line = table.lines().find(|line| line.split_whitespace().next() == Some(name));
-    line.unwrap_or_else(|| panic!("{name}: {table}")).split_whitespace().collect()
+    let line = table
+        .lines()
+        .find(|line| line.split_whitespace().next() == Some(name));
+    line.unwrap_or_else(|| panic!("{name}: {table}"))
+        .split_whitespace()
+        .collect()
 }
 
 #[test]
@@ -33,31 +45,63 @@ fn locks_of_each_kind_are_listed_and_nothing_else() {
     ] {
         assert!(!world.server_says(data).starts_with('-'));
     }
-    let _waiter = Running::of(world.nestlock(&["exec", "app:fair", "--kind", "fair", "--", "true"]));
+    let _waiter =
+        Running::of(world.nestlock(&["exec", "app:fair", "--kind", "fair", "--", "true"]));
     let _listener = Running::of(world.nestlock(&["exec", "app:reentrant", "--", "true"]));
     eventually("both wait", || {
         let table = world.said(&["ls"]).1;
-        line_of(&table, "app:fair")[5] == "1" && line_of(&table, "app:reentrant")[5..7] == ["1", "client"]
+        line_of(&table, "app:fair")[5] == "1"
+            && line_of(&table, "app:reentrant")[5..7] == ["1", "client"]
     });
     let (_, table, errors) = world.said(&["ls"]);
-    let names: Vec<&str> = table.lines().skip(1).map(|line| line.split_whitespace().next().unwrap()).collect();
-    assert_eq!(names, ["app:fair", "app:fenced", "app:read", "app:reentrant", "app:signal", "app:write"]);
+    let names: Vec<&str> = table
+        .lines()
+        .skip(1)
+        .map(|line| line.split_whitespace().next().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "app:fair",
+            "app:fenced",
+            "app:read",
+            "app:reentrant",
+            "app:signal",
+            "app:write"
+        ]
+    );
     assert_eq!(errors, "");
-    for (kind, told) in
-        [("fair", "fair"), ("fenced", "fenced?"), ("read", "read"), ("write", "write"), ("signal", "signal")]
-    {
+    for (kind, told) in [
+        ("fair", "fair"),
+        ("fenced", "fenced?"),
+        ("read", "read"),
+        ("write", "write"),
+        ("signal", "signal"),
+    ] {
         let line = line_of(&table, &format!("app:{kind}"));
-        assert_eq!((line[1], line[2]), (told, &*world.text(&format!("held-{kind}"))), "{table}");
+        assert_eq!(
+            (line[1], line[2]),
+            (told, &*world.text(&format!("held-{kind}"))),
+            "{table}"
+        );
     }
     // who waits for a signal lock is on no list of the server's
     assert_eq!(line_of(&table, "app:signal")[5], "-", "{table}");
-    assert!(line_of(&table, "app:fenced").last().unwrap().parse::<u64>().unwrap() > 0);
+    assert!(
+        line_of(&table, "app:fenced")
+            .last()
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+            > 0
+    );
     assert!(world.said(&["ls", "--strings"]).1.contains("app:string"));
     // a prefix is left out of names; a pattern is the server's
     let (_, json, _) = world.said(&["ls", "f*", "--prefix", "app:", "--json"]);
     assert_eq!(json.lines().count(), 2, "{json}");
     assert!(
-        json.contains("\"name\":\"fair\"") && json.contains("\"waiting_clients\":null,\"waiting_tasks\":1"),
+        json.contains("\"name\":\"fair\"")
+            && json.contains("\"waiting_clients\":null,\"waiting_tasks\":1"),
         "{json}"
     );
 }
@@ -67,18 +111,34 @@ fn locks_of_each_kind_are_listed_and_nothing_else() {
 fn a_kind_that_the_record_does_not_tell_is_maybe() {
     let world = World::new();
     let _plain = world.hold("plain", "reentrant");
-    assert_eq!(world.code(&["exec", "led", "--kind", "fenced", "--", "true"]), 0);
+    assert_eq!(
+        world.code(&["exec", "led", "--kind", "fenced", "--", "true"]),
+        0
+    );
     let line = format!("echo held > led; {}", crate::support::until("go"));
     let _led = world.begin(&["exec", "led", "-c", &line], "led");
     let last_token = world.server_says(&["GET", "redisson_lock_token:{led}"]);
     let last_token: u64 = last_token.lines().nth(1).unwrap().parse().unwrap();
-    let json = |args: &[&str]| -> serde_json::Value { serde_json::from_str(&world.said(args).1).unwrap() };
+    let json =
+        |args: &[&str]| -> serde_json::Value { serde_json::from_str(&world.said(args).1).unwrap() };
     for command in ["ls", "who"] {
         let led = json(&[command, "led", "--json"]);
-        assert_eq!((led["kind"].as_str(), led["maybe"].as_str()), (Some("reentrant"), Some("fenced")), "{led}");
-        assert!(led["last_token"] == last_token && led["token"].is_null(), "{led}");
+        assert_eq!(
+            (led["kind"].as_str(), led["maybe"].as_str()),
+            (Some("reentrant"), Some("fenced")),
+            "{led}"
+        );
+        assert!(
+            led["last_token"] == last_token && led["token"].is_null(),
+            "{led}"
+        );
         let plain = json(&[command, "plain", "--json"]);
-        assert!(plain["kind"] == "reentrant" && plain["maybe"].is_null() && plain["last_token"].is_null(), "{plain}");
+        assert!(
+            plain["kind"] == "reentrant"
+                && plain["maybe"].is_null()
+                && plain["last_token"].is_null(),
+            "{plain}"
+        );
     }
     assert_eq!(line_of(&world.said(&["ls"]).1, "led")[1], "fenced?");
 }
@@ -87,20 +147,32 @@ fn a_kind_that_the_record_does_not_tell_is_maybe() {
 fn lines_of(program: &mut Child) -> Receiver<String> {
     let (written, lines) = channel();
     let output = BufReader::new(program.stdout.take().unwrap());
-    thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| written.send(line)));
+    thread::spawn(move || {
+        output
+            .lines()
+            .map_while(Result::ok)
+            .try_for_each(|line| written.send(line))
+    });
     lines
 }
 
 #[test]
 fn a_change_is_a_line() {
     let world = World::new();
-    let mut watch = world.nestlock(&["ls", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut watch = world
+        .nestlock(&["ls", "--watch"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let lines = lines_of(&mut watch);
     // it discovers seldom: what is there when it begins, it knows
     let holder = world.hold("l", "reentrant");
     let first = lines.recv_timeout(PATIENCE).unwrap();
     let owner = world.text("held-reentrant");
-    assert!((first.starts_with("+ l ") || first.starts_with("= l ")) && first.contains(&owner), "{first}");
+    assert!(
+        (first.starts_with("+ l ") || first.starts_with("= l ")) && first.contains(&owner),
+        "{first}"
+    );
     world.make("go");
     assert_eq!(holder.code(), Some(0));
     assert!(lines.recv_timeout(PATIENCE).unwrap().starts_with("- l "));
@@ -111,12 +183,19 @@ fn a_change_is_a_line() {
 #[test]
 fn whoever_comes_and_goes_is_told() {
     let world = World::new();
-    let mut watch = world.nestlock(&["who", "l", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut watch = world
+        .nestlock(&["who", "l", "--watch"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let lines = lines_of(&mut watch);
     assert_eq!(lines.recv_timeout(PATIENCE).unwrap(), "-");
     let holder = world.hold("l", "reentrant");
     let line = lines.recv_timeout(PATIENCE).unwrap();
-    assert!(line.starts_with(&format!("{} 1 ", world.text("held-reentrant"))) && line.contains(" sh "), "{line}");
+    assert!(
+        line.starts_with(&format!("{} 1 ", world.text("held-reentrant"))) && line.contains(" sh "),
+        "{line}"
+    );
     world.make("go");
     assert_eq!(holder.code(), Some(0));
     assert_eq!(lines.recv_timeout(PATIENCE).unwrap(), "-");
@@ -131,10 +210,15 @@ fn too_many_keys_are_not_looked_through_unasked() {
         world.server_says(&["SET", &format!("k{n}"), "x"]);
     }
     let (code, out, errors) = world.said(&["ls", "--max-keys", "4"]);
-    assert!(code == Some(64) && out.is_empty() && errors.contains("there are 5 keys"), "{errors}");
-    for args in
-        [&["ls", "--max-keys", "5"][..], &["ls", "*", "--max-keys", "4"], &["ls", "--max-keys", "4", "--prefix", "a"]]
-    {
+    assert!(
+        code == Some(64) && out.is_empty() && errors.contains("there are 5 keys"),
+        "{errors}"
+    );
+    for args in [
+        &["ls", "--max-keys", "5"][..],
+        &["ls", "*", "--max-keys", "4"],
+        &["ls", "--max-keys", "4", "--prefix", "a"],
+    ] {
         assert_eq!(world.code(args), 0, "{args:?}");
     }
 }
@@ -146,24 +230,41 @@ fn a_user_who_may_not_ask_is_told_what_is_missing() {
     let _holder = world.hold("l", "reentrant");
     let rules = ["ACL", "SETUSER", "some", "on", ">pw", "~*", "&*", "+@all"];
     let with = |denied: &str| {
-        assert_eq!(world.server_says(&[&rules[..], &[denied]].concat()), "+OK\r\n");
+        assert_eq!(
+            world.server_says(&[&rules[..], &[denied]].concat()),
+            "+OK\r\n"
+        );
         let address = format!("redis://some:pw@{}", world.server.addr());
         let ask = |args: &[&str]| {
-            let output = world.nestlock(args).env("NESTLOCK_URL", &address).output().unwrap();
-            (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+            let output = world
+                .nestlock(args)
+                .env("NESTLOCK_URL", &address)
+                .output()
+                .unwrap();
+            (
+                output.status.code(),
+                String::from_utf8(output.stdout).unwrap(),
+                String::from_utf8(output.stderr).unwrap(),
+            )
         };
         (ask(&["ls"]), ask(&["who", "l"]), ask(&["doctor"]))
     };
     let ((_, table, errors), ..) = with("-pubsub");
     assert_eq!(line_of(&table, "l")[5], "-", "{table}");
-    assert!(errors.contains("+pubsub|numsub") && !errors.contains("pw"), "{errors}");
+    assert!(
+        errors.contains("+pubsub|numsub") && !errors.contains("pw"),
+        "{errors}"
+    );
     let (_, (code, who, errors), _) = with("-client");
     assert!(
         code == Some(0) && who.trim_end().ends_with("- - - -") && errors.contains("+client|list"),
         "{who} {errors}"
     );
     let (.., (code, rows, _)) = with("-config");
-    assert!(code == Some(1) && rows.contains("unknown") && rows.contains("+config|get"), "{rows}");
+    assert!(
+        code == Some(1) && rows.contains("unknown") && rows.contains("+config|get"),
+        "{rows}"
+    );
     let ((code, _, errors), ..) = with("-scan");
     assert!(code == Some(125) && errors.contains("+scan"), "{errors}");
 }
@@ -174,21 +275,56 @@ fn a_server_is_examined_and_nothing_stays_on_it() {
     let (code, rows, _) = world.said(&["doctor", "--prefix", "app:"]);
     // without an append-only file
     assert_eq!(code, Some(1), "{rows}");
-    for row in ["ok       version", "warn     persistence", "ok       fair", "ok       write", "ok       messages"] {
+    for row in [
+        "ok       version",
+        "warn     persistence",
+        "ok       fair",
+        "ok       write",
+        "ok       messages",
+    ] {
         assert!(rows.contains(row), "{row}: {rows}");
     }
-    eventually("nothing stays", || world.server_says(&["DBSIZE"]) == ":0\r\n");
-    world.server_says(&["CONFIG", "SET", "appendonly", "yes", "appendfsync", "always"]);
+    eventually("nothing stays", || {
+        world.server_says(&["DBSIZE"]) == ":0\r\n"
+    });
+    world.server_says(&[
+        "CONFIG",
+        "SET",
+        "appendonly",
+        "yes",
+        "appendfsync",
+        "always",
+    ]);
     let (code, rows, _) = world.said(&["doctor"]);
     assert_eq!(code, Some(0), "{rows}");
-    world.server_says(&["CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", "allkeys-lru"]);
+    world.server_says(&[
+        "CONFIG",
+        "SET",
+        "maxmemory",
+        "100mb",
+        "maxmemory-policy",
+        "allkeys-lru",
+    ]);
     let (code, json, _) = world.said(&["doctor", "--json"]);
-    let memory = json.lines().find(|line| line.contains("\"what\":\"memory\"")).unwrap();
-    assert!(code == Some(2) && memory.contains("\"verdict\":\"bad\"") && memory.contains("\"v\":1"), "{json}");
+    let memory = json
+        .lines()
+        .find(|line| line.contains("\"what\":\"memory\""))
+        .unwrap();
+    assert!(
+        code == Some(2) && memory.contains("\"verdict\":\"bad\"") && memory.contains("\"v\":1"),
+        "{json}"
+    );
     world.server_says(&["CONFIG", "SET", "maxmemory", "0", "replica-announce-ip", ""]);
-    let nobody = world.nestlock(&["doctor"]).env("NESTLOCK_URL", "redis://u:secret@127.0.0.1:1").output().unwrap();
+    let nobody = world
+        .nestlock(&["doctor"])
+        .env("NESTLOCK_URL", "redis://u:secret@127.0.0.1:1")
+        .output()
+        .unwrap();
     let errors = String::from_utf8(nobody.stderr).unwrap();
-    assert!(nobody.status.code() == Some(125) && !errors.contains("secret"), "{errors}");
+    assert!(
+        nobody.status.code() == Some(125) && !errors.contains("secret"),
+        "{errors}"
+    );
 }
 
 /// Whatever does not work without it, it is one fault.
@@ -198,7 +334,10 @@ fn a_command_that_the_server_lacks_is_bad_once() {
         let world = World::with(&["--rename-command", command, ""]);
         let (code, rows, errors) = world.said(&["doctor"]);
         let bad: Vec<&str> = rows.lines().filter(|row| row.starts_with("bad")).collect();
-        assert!(code == Some(2) && bad.len() == 1, "without {command}: {rows}{errors}");
+        assert!(
+            code == Some(2) && bad.len() == 1,
+            "without {command}: {rows}{errors}"
+        );
         assert!(bad[0].contains(command), "without {command}: {rows}");
         assert!(!rows.contains("unknown  "), "without {command}: {rows}");
     }
@@ -221,17 +360,30 @@ const LOOKS: [&[&str]; 8] = [
 fn no_command_shows_a_password_that_a_server_quotes() {
     let world = World::with(&["--rename-command", "AUTH", ""]);
     world.server_says(&["CONFIG", "SET", "requirepass", "S3CR3T"]);
-    let proxy = relay(TcpListener::bind("127.0.0.1:0").unwrap(), world.server.addr(), |request| {
-        let is_login =
-            request.windows(4).any(|word| word == b"AUTH") && !request.windows(5).any(|word| word == b"HELLO");
-        is_login.then_some("-ERR do you mean S3CR3T?\r\n")
-    });
+    let proxy = relay(
+        TcpListener::bind("127.0.0.1:0").unwrap(),
+        world.server.addr(),
+        |request| {
+            let is_login = request.windows(4).any(|word| word == b"AUTH")
+                && !request.windows(5).any(|word| word == b"HELLO");
+            is_login.then_some("-ERR do you mean S3CR3T?\r\n")
+        },
+    );
     for (address, words) in [(world.server.addr(), "AUTH"), (proxy, "not shown")] {
         let url = format!("redis://:S3CR3T@{address}");
         for args in LOOKS {
-            let output = world.nestlock(args).env("NESTLOCK_URL", &url).output().unwrap();
-            let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
-            assert!(said.contains(words) && !said.contains("S3CR3T"), "{args:?}: {said}");
+            let output = world
+                .nestlock(args)
+                .env("NESTLOCK_URL", &url)
+                .output()
+                .unwrap();
+            let said = [output.stdout, output.stderr]
+                .map(|bytes| String::from_utf8(bytes).unwrap())
+                .concat();
+            assert!(
+                said.contains(words) && !said.contains("S3CR3T"),
+                "{args:?}: {said}"
+            );
         }
     }
 }
@@ -245,29 +397,56 @@ fn a_dead_address_of_a_name_is_in_no_ones_way() {
     let hole = TcpListener::bind("127.0.0.1:0").unwrap();
     let dead = hole.local_addr().unwrap();
     let port = dead.port();
-    let alive = relay(TcpListener::bind(("127.0.0.2", port)).unwrap(), world.server.addr(), |_| None);
+    let alive = relay(
+        TcpListener::bind(("127.0.0.2", port)).unwrap(),
+        world.server.addr(),
+        |_| None,
+    );
     let mut queue = Vec::new();
     while let Ok(taken) = TcpStream::connect_timeout(&dead, Duration::from_millis(300)) {
         queue.push(taken);
     }
-    fs::write(world.path("hosts"), format!("{} nestlock.test\n{} nestlock.test\n", dead.ip(), alive.ip())).unwrap();
+    fs::write(
+        world.path("hosts"),
+        format!(
+            "{} nestlock.test\n{} nestlock.test\n",
+            dead.ip(),
+            alive.ip()
+        ),
+    )
+    .unwrap();
     let inside = |line: &str, args: &[&str]| {
         let line = format!("mount --bind hosts /etc/hosts && exec {line}");
         let shell = ["-m", "sh", "-c", &line, env!("CARGO_BIN_EXE_nestlock")];
-        world.program("unshare", &[&shell[..], args].concat()).output().unwrap()
+        world
+            .program("unshare", &[&shell[..], args].concat())
+            .output()
+            .unwrap()
     };
     let named = inside("getent ahosts nestlock.test", &[]);
     if !named.status.success() {
-        eprintln!("skipped: names take a mount of one's own, {}", String::from_utf8_lossy(&named.stderr));
+        eprintln!(
+            "skipped: names take a mount of one's own, {}",
+            String::from_utf8_lossy(&named.stderr)
+        );
         return;
     }
-    assert!(named.stdout.starts_with(b"127.0.0.1 "), "{}", String::from_utf8_lossy(&named.stdout));
+    assert!(
+        named.stdout.starts_with(b"127.0.0.1 "),
+        "{}",
+        String::from_utf8_lossy(&named.stdout)
+    );
     let url = format!("redis://nestlock.test:{port}");
     for args in LOOKS {
         let output = inside("\"$0\" \"$@\"", &[args, &["--url", &url]].concat());
-        let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+        let said = [output.stdout, output.stderr]
+            .map(|bytes| String::from_utf8(bytes).unwrap())
+            .concat();
         let code = output.status.code();
-        assert!(matches!(code, Some(0 | 1)) && !said.contains("connect"), "{args:?}: {code:?} {said}");
+        assert!(
+            matches!(code, Some(0 | 1)) && !said.contains("connect"),
+            "{args:?}: {code:?} {said}"
+        );
     }
 }
 
@@ -283,20 +462,42 @@ fn without_file_descriptors_the_exit_code_is_125() {
     for limit in 3..24 {
         let line = format!(r#"ulimit -n {limit}; exec "$0" "$@""#);
         let run = |args: &[&str]| {
-            let mut shell = world.program("/bin/sh", &["-c", &line, env!("CARGO_BIN_EXE_nestlock")]);
-            let output = shell.args(args).env_remove("NESTLOCK_URL").output().unwrap();
-            (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+            let mut shell =
+                world.program("/bin/sh", &["-c", &line, env!("CARGO_BIN_EXE_nestlock")]);
+            let output = shell
+                .args(args)
+                .env_remove("NESTLOCK_URL")
+                .output()
+                .unwrap();
+            (
+                output.status.code(),
+                String::from_utf8_lossy(&output.stderr).into_owned(),
+            )
         };
         let (code, errors) = run(&["who", "l", "--url-file", file]);
         // nobody holds it, or the program cannot be loaded
-        assert!(matches!(code, Some(1 | 125 | 127)), "{limit}: {code:?} {errors}");
+        assert!(
+            matches!(code, Some(1 | 125 | 127)),
+            "{limit}: {code:?} {errors}"
+        );
         said += &errors;
-        let (code, errors) = run(&["who", "l", "--url", "rediss://127.0.0.1:1", "--tls-ca", authority]);
+        let (code, errors) = run(&[
+            "who",
+            "l",
+            "--url",
+            "rediss://127.0.0.1:1",
+            "--tls-ca",
+            authority,
+        ]);
         let is_need = errors.contains("open files") || code == Some(127);
         assert!(is_need == (code != Some(64)), "{limit}: {code:?} {errors}");
         said += &errors;
     }
-    assert!(said.contains("ulimit -n") && said.contains("--url-file cannot be read: Too many open files"), "{said}");
+    assert!(
+        said.contains("ulimit -n")
+            && said.contains("--url-file cannot be read: Too many open files"),
+        "{said}"
+    );
     assert!(!said.contains("panicked"), "{said}");
 }
 
@@ -304,68 +505,119 @@ fn without_file_descriptors_the_exit_code_is_125() {
 #[test]
 fn the_rules_that_are_printed_are_enough() {
     let world = World::new();
-    for (tool, kinds) in [("exec", "fair,read"), ("doctor", ""), ("ls", ""), ("who", ""), ("force", ""), ("bench", "")]
-    {
-        let mut args = vec!["acl", "--prefix", "app:", "--for", tool, "--user", "some one"];
+    for (tool, kinds) in [
+        ("exec", "fair,read"),
+        ("doctor", ""),
+        ("ls", ""),
+        ("who", ""),
+        ("force", ""),
+        ("bench", ""),
+    ] {
+        let mut args = vec![
+            "acl", "--prefix", "app:", "--for", tool, "--user", "some one",
+        ];
         if !kinds.is_empty() {
             args.extend(["--kinds", kinds]);
         }
         let (_, line, _) = world.said(&args);
         assert!(!line.contains("+@all"));
-        let shell = format!("set -- {}; for word; do printf '%s\\n' \"$word\"; done", line.trim());
+        let shell = format!(
+            "set -- {}; for word; do printf '%s\\n' \"$word\"; done",
+            line.trim()
+        );
         let words = Command::new("sh").args(["-c", &shell]).output().unwrap();
-        let words = String::from_utf8(words.stdout).unwrap().replace(">PASSWORD", ">pw").replace("some one", "some");
+        let words = String::from_utf8(words.stdout)
+            .unwrap()
+            .replace(">PASSWORD", ">pw")
+            .replace("some one", "some");
         let words: Vec<&str> = words.lines().collect();
-        assert_eq!(world.server_says(&[&words[..], &["reset"], &words[3..]].concat()), "+OK\r\n", "{words:?}");
+        assert_eq!(
+            world.server_says(&[&words[..], &["reset"], &words[3..]].concat()),
+            "+OK\r\n",
+            "{words:?}"
+        );
         let address = format!("redis://some:pw@{}", world.server.addr());
         let run = |args: &[&str]| {
-            let output =
-                world.nestlock(args).env("NESTLOCK_URL", &address).env("NESTLOCK_PREFIX", "app:").output().unwrap();
+            let output = world
+                .nestlock(args)
+                .env("NESTLOCK_URL", &address)
+                .env("NESTLOCK_PREFIX", "app:")
+                .output()
+                .unwrap();
             (
                 output.status.code(),
-                [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat(),
+                [output.stdout, output.stderr]
+                    .map(|bytes| String::from_utf8(bytes).unwrap())
+                    .concat(),
             )
         };
         match tool {
             "exec" => {
                 for kind in ["fair", "read", "write", "reentrant"] {
-                    assert_eq!(run(&["exec", "l", "--kind", kind, "--", "true"]), (Some(0), String::new()), "{kind}");
+                    assert_eq!(
+                        run(&["exec", "l", "--kind", kind, "--", "true"]),
+                        (Some(0), String::new()),
+                        "{kind}"
+                    );
                 }
             }
             "doctor" => {
                 let (code, rows) = run(&["doctor"]);
-                assert!(code == Some(1) && !rows.contains("unknown") && !rows.contains("bad"), "{rows}");
+                assert!(
+                    code == Some(1) && !rows.contains("unknown") && !rows.contains("bad"),
+                    "{rows}"
+                );
             }
             "ls" => assert_eq!(run(&["ls"]), (Some(0), String::new())),
-            "bench" => assert_eq!(run(&["bench", "--pairs", "1000", "--rounds", "1", "--yes"]).0, Some(0)),
+            "bench" => assert_eq!(
+                run(&["bench", "--pairs", "1000", "--rounds", "1", "--yes"]).0,
+                Some(0)
+            ),
             "who" => assert_eq!(run(&["who", "l"]).0, Some(1)),
             _ => assert_eq!(run(&["force", "l"]), (Some(1), String::new())),
         }
-        assert_eq!(world.server_says(&["ACL", "LOG"]), "*0\r\n", "{tool}: nothing was denied");
+        assert_eq!(
+            world.server_says(&["ACL", "LOG"]),
+            "*0\r\n",
+            "{tool}: nothing was denied"
+        );
     }
     // other names are not theirs
     let (_, json, _) = world.said(&["acl", "--prefix", "app:", "--json", "--kinds", "signal"]);
-    assert!(json.contains("\"~lock:app:*\"") && !json.contains("zadd"), "{json}");
+    assert!(
+        json.contains("\"~lock:app:*\"") && !json.contains("zadd"),
+        "{json}"
+    );
 }
 
 #[test]
 fn a_measurement_says_what_it_sends_and_leaves_nothing() {
     let world = World::new();
-    let (code, figures, errors) = world.said(&["bench", "--pairs", "1000", "--rounds", "1", "--tasks", "4", "--yes"]);
+    let (code, figures, errors) = world.said(&[
+        "bench", "--pairs", "1000", "--rounds", "1", "--tasks", "4", "--yes",
+    ]);
     assert_eq!(code, Some(0), "{errors}");
     assert!(errors.contains("about 8000 commands"), "{errors}");
     assert!(
-        figures.lines().nth(2).is_some_and(|line| line.starts_with("hand-over") && line.contains(" x "))
+        figures
+            .lines()
+            .nth(2)
+            .is_some_and(|line| line.starts_with("hand-over") && line.contains(" x "))
             && figures.contains("lock and unlock")
             && figures.contains("p99")
             && figures.contains("1000 samples"),
         "{figures}"
     );
-    eventually("nothing stays", || world.server_says(&["DBSIZE"]) == ":0\r\n");
+    eventually("nothing stays", || {
+        world.server_says(&["DBSIZE"]) == ":0\r\n"
+    });
     // somebody else is at it
     let _holder = world.hold("l", "reentrant");
     let (code, figures, errors) = world.said(&["bench"]);
-    assert!(code == Some(64) && figures.is_empty() && errors.contains("--yes"), "{errors}");
+    assert!(
+        code == Some(64) && figures.is_empty() && errors.contains("--yes"),
+        "{errors}"
+    );
 }
 
 #[test]
@@ -373,16 +625,28 @@ fn shells_and_man_know_each_command() {
     let world = World::new();
     let (_, bash, _) = world.said(&["completions", "bash"]);
     let (_, man, _) = world.said(&["man"]);
-    for command in ["exec", "ls", "top", "who", "force", "release", "extend", "doctor", "acl", "bench"] {
+    for command in [
+        "exec", "ls", "top", "who", "force", "release", "extend", "doctor", "acl", "bench",
+    ] {
         assert!(
-            bash.contains(command) && man.contains(&format!(".SH NESTLOCK {}", command.to_uppercase())),
+            bash.contains(command)
+                && man.contains(&format!(".SH NESTLOCK {}", command.to_uppercase())),
             "{command}"
         );
     }
-    assert!(Command::new("bash").args(["-nc", &bash]).status().unwrap().success());
+    assert!(
+        Command::new("bash")
+            .args(["-nc", &bash])
+            .status()
+            .unwrap()
+            .success()
+    );
     let top = world.output(&["top"]);
     let errors = String::from_utf8(top.stderr).unwrap();
-    assert!(top.status.code() == Some(64) && errors.contains("ls --watch"), "{errors}");
+    assert!(
+        top.status.code() == Some(64) && errors.contains("ls --watch"),
+        "{errors}"
+    );
 }
 
 /// 120 ms there, 120 ms back: slower, and all of it as good.
@@ -391,25 +655,40 @@ fn a_server_that_is_far_away_is_used_as_any_other() {
     let world = World::new();
     let url = far_away(&world, Duration::from_millis(120));
     let far = |args: &[&str]| {
-        let output = world.nestlock(args).env("NESTLOCK_URL", &url).output().unwrap();
+        let output = world
+            .nestlock(args)
+            .env("NESTLOCK_URL", &url)
+            .output()
+            .unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        (output.status.code(), text(output.stdout), text(output.stderr))
+        (
+            output.status.code(),
+            text(output.stdout),
+            text(output.stderr),
+        )
     };
     let (code, rows, errors) = far(&["doctor"]);
     assert!(
-        code == Some(1) && rows.contains("warn     round trip") && rows.contains("ok       messages"),
+        code == Some(1)
+            && rows.contains("warn     round trip")
+            && rows.contains("ok       messages"),
         "{rows} {errors}"
     );
     for kind in KINDS {
         assert!(rows.contains(&format!("ok       {kind}")), "{kind}: {rows}");
     }
-    eventually("nothing stays", || world.server_says(&["DBSIZE"]) == ":0\r\n");
+    eventually("nothing stays", || {
+        world.server_says(&["DBSIZE"]) == ":0\r\n"
+    });
     let _holder = world.hold("l", "reentrant");
     assert_eq!(far(&["exec", "l", "-n", "--", "true"]).0, Some(75));
     let (_, table, _) = far(&["ls"]);
     assert_eq!(line_of(&table, "l")[2], world.text("held-reentrant"));
     // without a renewal the grace would begin after four seconds
-    assert_eq!(far(&["exec", "m", "--lease", "6s", "--", "sleep", "5"]), (Some(0), String::new(), String::new()));
+    assert_eq!(
+        far(&["exec", "m", "--lease", "6s", "--", "sleep", "5"]),
+        (Some(0), String::new(), String::new())
+    );
 }
 
 /// Nobody waits for ever, and what is not told was not asked.
@@ -420,8 +699,15 @@ fn a_server_that_hangs_is_given_up() {
     let run = |args: &[&str]| {
         let start = Instant::now();
         let (code, out, errors) = world.said(args);
-        assert!(code == Some(125) && out.is_empty() && errors.contains("cannot connect"), "{args:?}: {errors}");
-        assert!(start.elapsed() < Duration::from_secs(8), "{args:?}: {:?}", start.elapsed());
+        assert!(
+            code == Some(125) && out.is_empty() && errors.contains("cannot connect"),
+            "{args:?}: {errors}"
+        );
+        assert!(
+            start.elapsed() < Duration::from_secs(8),
+            "{args:?}: {:?}",
+            start.elapsed()
+        );
     };
     thread::scope(|scope| {
         for args in [
@@ -442,8 +728,22 @@ fn a_server_that_hangs_is_given_up() {
 #[test]
 fn a_user_who_may_do_nothing_is_told_so() {
     let world = World::new();
-    assert_eq!(world.server_says(&["ACL", "SETUSER", "nobody", "on", ">sesame", "resetkeys", "-@all"]), "+OK\r\n");
-    let url = world.server.url().replace("redis://", "redis://nobody:sesame@");
+    assert_eq!(
+        world.server_says(&[
+            "ACL",
+            "SETUSER",
+            "nobody",
+            "on",
+            ">sesame",
+            "resetkeys",
+            "-@all"
+        ]),
+        "+OK\r\n"
+    );
+    let url = world
+        .server
+        .url()
+        .replace("redis://", "redis://nobody:sesame@");
     for (args, code) in [
         (&["exec", "l", "--", "touch", "begun"][..], 125),
         (&["ls"], 125),
@@ -452,25 +752,45 @@ fn a_user_who_may_do_nothing_is_told_so() {
         (&["bench", "--yes"], 125),
         (&["doctor"], 2),
     ] {
-        let output = world.nestlock(args).env("NESTLOCK_URL", &url).output().unwrap();
-        let told = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+        let output = world
+            .nestlock(args)
+            .env("NESTLOCK_URL", &url)
+            .output()
+            .unwrap();
+        let told = [output.stdout, output.stderr]
+            .map(|bytes| String::from_utf8(bytes).unwrap())
+            .concat();
         assert_eq!(output.status.code(), Some(code), "{args:?}: {told}");
-        assert!(told.contains("permission") || told.contains("may not"), "{args:?}: {told}");
-        assert!(!told.contains("sesame") && !told.contains("panicked"), "{args:?}: {told}");
+        assert!(
+            told.contains("permission") || told.contains("may not"),
+            "{args:?}: {told}"
+        );
+        assert!(
+            !told.contains("sesame") && !told.contains("panicked"),
+            "{args:?}: {told}"
+        );
     }
     assert!(!world.exists("begun"));
 }
 
 /// `--max-keys` also where the server may not be asked how many there are.
 #[test]
-fn keys_that_may_not_be_counted_are_counted_while_they_are_looked_through() {
+fn ls_counts_keys_while_it_scans_where_dbsize_is_denied() {
     let world = World::new();
     let fill = "for n = 1, 5000 do redis.call('set', 'k' .. n, 'x') end";
     assert!(!world.server_says(&["EVAL", fill, "0"]).starts_with('-'));
-    world.server_says(&["ACL", "SETUSER", "some", "on", ">pw", "~*", "&*", "+@all", "-dbsize"]);
+    world.server_says(&[
+        "ACL", "SETUSER", "some", "on", ">pw", "~*", "&*", "+@all", "-dbsize",
+    ]);
     let url = world.server.url().replace("redis://", "redis://some:pw@");
     let code = |most: &str| {
-        world.nestlock(&["ls", "--max-keys", most]).env("NESTLOCK_URL", &url).output().unwrap().status.code()
+        world
+            .nestlock(&["ls", "--max-keys", most])
+            .env("NESTLOCK_URL", &url)
+            .output()
+            .unwrap()
+            .status
+            .code()
     };
     assert_eq!((code("2000"), code("100000")), (Some(64), Some(0)));
 }
@@ -480,10 +800,16 @@ fn keys_that_may_not_be_counted_are_counted_while_they_are_looked_through() {
 #[cfg(target_os = "linux")]
 fn an_output_that_cannot_be_written_is_told() {
     let world = World::new();
-    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
     let output = world.nestlock(&["man"]).stdout(full).output().unwrap();
     let errors = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(125) && errors.contains("cannot write"), "{errors}");
+    assert!(
+        output.status.code() == Some(125) && errors.contains("cannot write"),
+        "{errors}"
+    );
 }
 
 /// The clients of others are known by their records: Redisson's, and python-redis-lock's.
@@ -491,7 +817,12 @@ fn an_output_that_cannot_be_written_is_told() {
 fn locks_of_other_libraries_are_listed() {
     let world = World::new();
     for record in [
-        &["HSET", "order", "0a1b2c3d-1111-4222-8333-444455556666:61", "2"][..],
+        &[
+            "HSET",
+            "order",
+            "0a1b2c3d-1111-4222-8333-444455556666:61",
+            "2",
+        ][..],
         &["SET", "lock:job", "k3yO0wNZ1DeF", "EX", "60"],
         &["PEXPIRE", "order", "60000"],
         &["SET", "redisson_lock_token:{order}", "x"],
@@ -506,7 +837,14 @@ fn locks_of_other_libraries_are_listed() {
         "{table}"
     );
     let job = line_of(&table, "job");
-    assert_eq!((job[1], job[2], job[5]), ("signal", "k3yO0wNZ1DeF", "-"), "{table}");
+    assert_eq!(
+        (job[1], job[2], job[5]),
+        ("signal", "k3yO0wNZ1DeF", "-"),
+        "{table}"
+    );
     assert_eq!(world.code(&["exec", "order", "-n", "--", "true"]), 75);
-    assert_eq!(world.code(&["exec", "job", "-n", "--kind", "signal", "--", "true"]), 75);
+    assert_eq!(
+        world.code(&["exec", "job", "-n", "--kind", "signal", "--", "true"]),
+        75
+    );
 }

@@ -64,9 +64,13 @@ impl Deref for World {
 /// What a server answers, as it says it: few bytes, by one reading.
 pub fn says(server: SocketAddr, words: &[&str]) -> String {
     let mut connection = TcpStream::connect(server).unwrap();
-    let words = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+    let words = words
+        .iter()
+        .map(|word| format!("${}\r\n{word}\r\n", word.len()));
     let words: Vec<String> = words.collect();
-    connection.write_all(format!("*{}\r\n{}", words.len(), words.concat()).as_bytes()).unwrap();
+    connection
+        .write_all(format!("*{}\r\n{}", words.len(), words.concat()).as_bytes())
+        .unwrap();
     let mut answer = [0; 4096];
     let length = connection.read(&mut answer).unwrap();
     String::from_utf8_lossy(&answer[..length]).into_owned()
@@ -74,7 +78,10 @@ pub fn says(server: SocketAddr, words: &[&str]) -> String {
 
 impl Place {
     pub fn at(url: impl Into<String>) -> Self {
-        Self { url: url.into(), folder: tempfile::tempdir().unwrap() }
+        Self {
+            url: url.into(),
+            folder: tempfile::tempdir().unwrap(),
+        }
     }
 
     pub fn url(&self) -> &str {
@@ -94,7 +101,14 @@ impl Place {
     /// forks meanwhile, and until that calls exec the copy cannot be executed (ETXTBSY).
     pub fn copy(&self, program: &str, name: &str) -> PathBuf {
         let copy = self.path(name);
-        assert!(Command::new("cp").arg(program).arg(&copy).status().unwrap().success());
+        assert!(
+            Command::new("cp")
+                .arg(program)
+                .arg(&copy)
+                .status()
+                .unwrap()
+                .success()
+        );
         copy
     }
 
@@ -107,14 +121,22 @@ impl Place {
         } else {
             Command::new(program)
         };
-        command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
-        command.env("NESTLOCK_URL", &self.url).env("SHELL", "/bin/sh");
+        command
+            .args(args)
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null());
+        command
+            .env("NESTLOCK_URL", &self.url)
+            .env("SHELL", "/bin/sh");
         command
     }
 
     /// The same, away from any terminal in which the tests run.
     pub fn nestlock_without_terminal(&self, args: &[&str]) -> Command {
-        self.program("setsid", &[&[env!("CARGO_BIN_EXE_nestlock")], args].concat())
+        self.program(
+            "setsid",
+            &[&[env!("CARGO_BIN_EXE_nestlock")], args].concat(),
+        )
     }
 
     pub fn output(&self, args: &[&str]) -> Output {
@@ -124,14 +146,21 @@ impl Place {
     pub fn code(&self, args: &[&str]) -> i32 {
         let output = self.output(args);
         let errors = String::from_utf8_lossy(&output.stderr);
-        output.status.code().unwrap_or_else(|| panic!("{args:?} {:?} {errors}", output.status))
+        output
+            .status
+            .code()
+            .unwrap_or_else(|| panic!("{args:?} {:?} {errors}", output.status))
     }
 
     /// Code, output and errors.
     pub fn said(&self, args: &[&str]) -> (Option<i32>, String, String) {
         let output = self.output(args);
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        (output.status.code(), text(output.stdout), text(output.stderr))
+        (
+            output.status.code(),
+            text(output.stdout),
+            text(output.stderr),
+        )
     }
 
     /// Somebody who has a lock until `go`.
@@ -151,7 +180,11 @@ impl Place {
     /// What is in a file, as soon as there is a line in it.
     pub fn text(&self, file: &str) -> String {
         let path = self.path(file);
-        let read = || fs::read_to_string(&path).ok().filter(|text| text.ends_with('\n'));
+        let read = || {
+            fs::read_to_string(&path)
+                .ok()
+                .filter(|text| text.ends_with('\n'))
+        };
         eventually(&format!("{file} is written"), || read().is_some());
         read().unwrap().trim().to_owned()
     }
@@ -217,14 +250,20 @@ impl Drop for Running {
 
 /// What has ended and was not asked about yet is not alive.
 pub fn is_alive(pid: i32) -> bool {
-    let is_over = || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "));
+    let is_over =
+        || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "));
     kill(Pid::from_raw(pid), None).is_ok() && !is_over()
 }
 
 /// All processes, with their parents and states.
 fn processes() -> String {
-    let ps = Command::new("ps").args(["-eo", "pid,ppid,pgid,stat,args"]).output();
-    ps.map_or_else(|error| error.to_string(), |ps| String::from_utf8_lossy(&ps.stdout).into_owned())
+    let ps = Command::new("ps")
+        .args(["-eo", "pid,ppid,pgid,stat,args"])
+        .output();
+    ps.map_or_else(
+        |error| error.to_string(),
+        |ps| String::from_utf8_lossy(&ps.stdout).into_owned(),
+    )
 }
 
 pub fn eventually(what: &str, is_so: impl FnMut() -> bool) {
@@ -234,18 +273,32 @@ pub fn eventually(what: &str, is_so: impl FnMut() -> bool) {
 pub fn within(limit: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < limit, "not within {limit:?}: {what}\n{}", processes());
+        assert!(
+            start.elapsed() < limit,
+            "not within {limit:?}: {what}\n{}",
+            processes()
+        );
         sleep(Duration::from_millis(10));
     }
 }
 
 /// A way to the server. What it answers itself goes no further.
-pub fn relay(at: TcpListener, server: SocketAddr, answers: fn(&[u8]) -> Option<&'static str>) -> SocketAddr {
+pub fn relay(
+    at: TcpListener,
+    server: SocketAddr,
+    answers: fn(&[u8]) -> Option<&'static str>,
+) -> SocketAddr {
     let address = at.local_addr().unwrap();
     thread::spawn(move || {
         for near in at.incoming() {
-            let (Ok(mut near), Ok(mut far)) = (near, TcpStream::connect(server)) else { return };
-            carry(far.try_clone().unwrap(), near.try_clone().unwrap(), Duration::ZERO);
+            let (Ok(mut near), Ok(mut far)) = (near, TcpStream::connect(server)) else {
+                return;
+            };
+            carry(
+                far.try_clone().unwrap(),
+                near.try_clone().unwrap(),
+                Duration::ZERO,
+            );
             thread::spawn(move || {
                 let mut bytes = [0; 4096];
                 while let Ok(length @ 1..) = near.read(&mut bytes) {
@@ -270,7 +323,9 @@ pub fn far_away(world: &World, takes: Duration) -> String {
     let (address, server) = (listener.local_addr().unwrap(), world.server.addr());
     thread::spawn(move || {
         for near in listener.incoming() {
-            let (Ok(near), Ok(far)) = (near, TcpStream::connect(server)) else { return };
+            let (Ok(near), Ok(far)) = (near, TcpStream::connect(server)) else {
+                return;
+            };
             carry(near.try_clone().unwrap(), far.try_clone().unwrap(), takes);
             carry(far, near, takes);
         }
@@ -284,7 +339,10 @@ fn carry(mut from: TcpStream, mut to: TcpStream, takes: Duration) {
     thread::spawn(move || {
         let mut bytes = [0; 4096];
         while let Ok(length @ 1..) = from.read(&mut bytes) {
-            if queue.send((Instant::now() + takes, bytes[..length].to_vec())).is_err() {
+            if queue
+                .send((Instant::now() + takes, bytes[..length].to_vec()))
+                .is_err()
+            {
                 return;
             }
         }

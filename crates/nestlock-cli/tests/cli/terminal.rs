@@ -33,9 +33,17 @@ impl Terminal {
         let mut script = Command::new("script");
         // whoever runs the tests in the background has SIGINT ignored, and with it all that they begin
         let shell = "env --default-signal PS1='$ ' bash --norc --noediting -i";
-        script.args(["-qfec", shell, "/dev/null"]).current_dir(world.path(""));
-        script.env("NESTLOCK_URL", world.url()).env("SHELL", "/bin/sh");
-        let mut shell = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script, of bsdutils");
+        script
+            .args(["-qfec", shell, "/dev/null"])
+            .current_dir(world.path(""));
+        script
+            .env("NESTLOCK_URL", world.url())
+            .env("SHELL", "/bin/sh");
+        let mut shell = script
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("script, of bsdutils");
         let (keys, mut screen) = (shell.stdin.take().unwrap(), shell.stdout.take().unwrap());
         let seen = Arc::new(Mutex::new(String::new()));
         let drawn = Arc::new(Mutex::new(vt100::Parser::new(30, 120, 0)));
@@ -44,10 +52,18 @@ impl Terminal {
             let mut bytes = [0; 1024];
             while let Ok(length @ 1..) = screen.read(&mut bytes) {
                 parser.lock().unwrap().process(&bytes[..length]);
-                written.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..length]).replace('\r', ""));
+                written
+                    .lock()
+                    .unwrap()
+                    .push_str(&String::from_utf8_lossy(&bytes[..length]).replace('\r', ""));
             }
         });
-        Self { shell, keys, seen, screen: drawn }
+        Self {
+            shell,
+            keys,
+            seen,
+            screen: drawn,
+        }
     }
 
     pub fn types(&mut self, keys: &str) {
@@ -60,7 +76,11 @@ impl Terminal {
         let screen = || self.screen.lock().unwrap().screen().contents();
         let start = Instant::now();
         while !screen().contains(text) {
-            assert!(start.elapsed() < PATIENCE, "{text:?} is not drawn: {}", screen());
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{text:?} is not drawn: {}",
+                screen()
+            );
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -79,7 +99,11 @@ impl Terminal {
     pub fn shows(&self, text: &str) {
         let start = Instant::now();
         while !self.has_shown(text) {
-            assert!(start.elapsed() < PATIENCE, "{text:?} is not shown: {:?}", self.seen.lock().unwrap());
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{text:?} is not shown: {:?}",
+                self.seen.lock().unwrap()
+            );
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -98,7 +122,9 @@ const NESTLOCK: &str = env!("CARGO_BIN_EXE_nestlock");
 fn the_command_has_the_terminal_and_then_the_shell_has_it_again() {
     let world = World::new();
     let mut terminal = Terminal::open(&world);
-    terminal.types(&format!("{NESTLOCK} exec l -c 'echo rea''dy; read x; echo read-$x'; read y; echo then-$y\n"));
+    terminal.types(&format!(
+        "{NESTLOCK} exec l -c 'echo rea''dy; read x; echo read-$x'; read y; echo then-$y\n"
+    ));
     terminal.shows("ready\n");
     terminal.types("one\n");
     terminal.shows("read-one\n");
@@ -123,7 +149,9 @@ fn control_c_is_the_commands_to_answer() {
 fn control_z_stops_it_and_fg_lets_it_go_on() {
     let world = World::new();
     let mut terminal = Terminal::open(&world);
-    terminal.types(&format!("{NESTLOCK} exec l --lease 60s -c 'echo rea''dy; read x; echo read-$x'\n"));
+    terminal.types(&format!(
+        "{NESTLOCK} exec l --lease 60s -c 'echo rea''dy; read x; echo read-$x'\n"
+    ));
     terminal.shows("ready\n");
     terminal.types("\x1a");
     terminal.shows("Stopped");
@@ -140,7 +168,9 @@ fn control_z_stops_it_and_fg_lets_it_go_on() {
 fn a_job_that_is_fetched_from_the_background_has_the_terminal() {
     let world = World::new();
     let mut terminal = Terminal::open(&world);
-    terminal.types(&format!("{NESTLOCK} exec l --lease 60s -c 'read x; echo read-$x' &\n"));
+    terminal.types(&format!(
+        "{NESTLOCK} exec l --lease 60s -c 'read x; echo read-$x' &\n"
+    ));
     eventually("it is held", || world.code(&["who", "l"]) == 0);
     // it reads a moment after it is held
     eventually("it is stopped", || {
@@ -156,10 +186,12 @@ fn a_job_that_is_fetched_from_the_background_has_the_terminal() {
 
 /// Nothing renewed while it was stopped: the command does nothing more.
 #[test]
-fn a_job_that_goes_on_after_its_lease_is_killed_before_it_does_anything() {
+fn a_job_resumed_after_its_lease_is_killed_before_it_acts() {
     let world = World::new();
     let mut terminal = Terminal::open(&world);
-    terminal.types(&format!("{NESTLOCK} exec l --lease 1s -c 'echo rea''dy; read x; echo > ran'\n"));
+    terminal.types(&format!(
+        "{NESTLOCK} exec l --lease 1s -c 'echo rea''dy; read x; echo > ran'\n"
+    ));
     terminal.shows("ready\n");
     terminal.types("\x1a");
     terminal.shows("Stopped");
@@ -176,8 +208,13 @@ fn a_job_that_goes_on_after_its_lease_is_killed_before_it_does_anything() {
 fn the_others_of_a_pipeline_have_the_terminal() {
     let world = World::new();
     let mut terminal = Terminal::open(&world);
-    let reader = format!("({}; echo rea''dy; read x < /dev/tty; echo read-$x; cat > /dev/null)", until("begun"));
-    terminal.types(&format!("{NESTLOCK} exec l -c 'echo > begun; exec sleep 1000' | {reader}; echo then-$?\n"));
+    let reader = format!(
+        "({}; echo rea''dy; read x < /dev/tty; echo read-$x; cat > /dev/null)",
+        until("begun")
+    );
+    terminal.types(&format!(
+        "{NESTLOCK} exec l -c 'echo > begun; exec sleep 1000' | {reader}; echo then-$?\n"
+    ));
     terminal.shows("ready\n");
     terminal.types("one\n");
     terminal.shows("read-one\n");
@@ -193,7 +230,10 @@ fn a_command_may_read_from_the_terminal_beside_its_input() {
     for how in ["{} < /dev/null", "echo x | {}"] {
         let mut terminal = Terminal::open(&world);
         let exec = format!("{NESTLOCK} exec l -c 'echo rea''dy; read x < /dev/tty; echo read-$x'");
-        terminal.types(&format!("{}; read y; echo then-$y\n", how.replace("{}", &exec)));
+        terminal.types(&format!(
+            "{}; read y; echo then-$y\n",
+            how.replace("{}", &exec)
+        ));
         terminal.shows("ready\n");
         terminal.types("one\n");
         terminal.shows("read-one\n");
@@ -228,10 +268,19 @@ fn control_z_and_control_c_are_for_a_whole_script() {
 #[test]
 fn a_command_with_a_name_that_is_no_text_stops_as_well() {
     let world = World::new();
-    let sleep = Command::new("sh").args(["-c", "command -v sleep"]).output().unwrap().stdout;
-    world.copy(String::from_utf8(sleep).unwrap().trim(), "aaaaaaaaaaaaaa\u{e9}");
+    let sleep = Command::new("sh")
+        .args(["-c", "command -v sleep"])
+        .output()
+        .unwrap()
+        .stdout;
+    world.copy(
+        String::from_utf8(sleep).unwrap().trim(),
+        "aaaaaaaaaaaaaa\u{e9}",
+    );
     let mut terminal = Terminal::open(&world);
-    terminal.types(&format!("{NESTLOCK} exec l --lease 60s -c 'echo $$ > pid; exec ./aaaaaaaaaaaaaa* 1000'\n"));
+    terminal.types(&format!(
+        "{NESTLOCK} exec l --lease 60s -c 'echo $$ > pid; exec ./aaaaaaaaaaaaaa* 1000'\n"
+    ));
     let pid = world.pid("pid");
     let name = || fs::read(format!("/proc/{pid}/comm")).unwrap();
     eventually("it has its name", || name().starts_with(b"aaaa"));
@@ -244,7 +293,11 @@ fn a_command_with_a_name_that_is_no_text_stops_as_well() {
 fn a_terminal_that_was_taken_meanwhile_is_not_taken_back() {
     let world = World::new();
     let exec = format!("{NESTLOCK} exec l -c 'echo > begun; {}'", until("go"));
-    fs::write(world.path("script"), format!("echo $$ > pid\n{exec}\ntrue\n")).unwrap();
+    fs::write(
+        world.path("script"),
+        format!("echo $$ > pid\n{exec}\ntrue\n"),
+    )
+    .unwrap();
     let mut terminal = Terminal::open(&world);
     terminal.types("sh ./script\n");
     world.text("begun");
@@ -260,9 +313,15 @@ fn a_terminal_that_was_taken_meanwhile_is_not_taken_back() {
 #[test]
 fn a_job_that_ignored_a_stop_stops_as_a_whole_later() {
     let world = World::new();
-    let line = format!("trap \"\" TSTP; echo > begun; {}; kill -STOP $$", until("go"));
-    fs::write(world.path("script"), format!("echo $$ > pid\n{NESTLOCK} exec l --lease 60s -c '{line}'\ntrue\n"))
-        .unwrap();
+    let line = format!(
+        "trap \"\" TSTP; echo > begun; {}; kill -STOP $$",
+        until("go")
+    );
+    fs::write(
+        world.path("script"),
+        format!("echo $$ > pid\n{NESTLOCK} exec l --lease 60s -c '{line}'\ntrue\n"),
+    )
+    .unwrap();
     let mut terminal = Terminal::open(&world);
     terminal.types("sh ./script\n");
     world.text("begun");
@@ -287,7 +346,12 @@ fn control_z_stops_nothing_where_nothing_lets_it_go_on() {
     terminal.types("\x1a");
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(3) {
-        assert_eq!(world.code(&["who", "l"]), 0, "lost after {:?}", start.elapsed());
+        assert_eq!(
+            world.code(&["who", "l"]),
+            0,
+            "lost after {:?}",
+            start.elapsed()
+        );
     }
     terminal.types("one\n");
     terminal.shows("read-one\n");
@@ -320,7 +384,9 @@ fn what_does_not_stop_with_its_job_ends_with_the_lease() {
 fn control_s_does_not_hold_up_the_end() {
     let world = World::new();
     let mut terminal = Terminal::open(&world);
-    terminal.types(&format!("{NESTLOCK} exec l --lease 3s -c 'echo $$ > pid; echo rea''dy; exec sleep 1000'\n"));
+    terminal.types(&format!(
+        "{NESTLOCK} exec l --lease 3s -c 'echo $$ > pid; echo rea''dy; exec sleep 1000'\n"
+    ));
     terminal.shows("ready\n");
     let pid = world.pid("pid");
     terminal.types("\x13");
@@ -337,12 +403,16 @@ const RESTORED: &str = "\x1b[?1049l";
 
 pub fn open_top(world: &Place, args: &str) -> Terminal {
     let mut terminal = Terminal::open(world);
-    terminal.types(&format!("stty rows 30 cols 120; {NESTLOCK} top {args}; echo code-$?\n"));
+    terminal.types(&format!(
+        "stty rows 30 cols 120; {NESTLOCK} top {args}; echo code-$?\n"
+    ));
     terminal
 }
 
+/// `top` shows who holds what, frees a lock only after a yes, and gives the terminal back when it
+/// quits.
 #[test]
-fn top_shows_who_holds_what_frees_it_after_a_yes_and_gives_the_terminal_back() {
+fn top_shows_holders_frees_on_a_yes_and_restores_the_terminal() {
     let world = World::new();
     let line = format!("echo held > held; {}", until("go"));
     let _holder = world.begin(&["exec", "order:7", "-c", &line], "held");
@@ -364,8 +434,9 @@ fn top_shows_who_holds_what_frees_it_after_a_yes_and_gives_the_terminal_back() {
     terminal.shows(" icanon");
 }
 
+/// A read-only `top` frees nothing, and gives the terminal back when it is terminated.
 #[test]
-fn top_gives_the_terminal_back_when_it_is_ended_and_frees_nothing_read_only() {
+fn a_read_only_top_frees_nothing_and_restores_the_terminal() {
     let world = World::new();
     let line = format!("echo held > held; {}", until("go"));
     let _holder = world.begin(&["exec", "order:7", "-c", &line], "held");
@@ -375,7 +446,10 @@ fn top_gives_the_terminal_back_when_it_is_ended_and_frees_nothing_read_only() {
     terminal.types("?");
     terminal.draws("quit");
     assert_eq!(world.code(&["who", "order:7"]), 0);
-    let found = Command::new("pgrep").args(["-f", &format!("{NESTLOCK} top --read-only")]).output().unwrap();
+    let found = Command::new("pgrep")
+        .args(["-f", &format!("{NESTLOCK} top --read-only")])
+        .output()
+        .unwrap();
     let pids = String::from_utf8(found.stdout).unwrap();
     // of those, ours: it talks to our server
     let address = format!("127.0.0.1:{}", world.server.addr().port());
@@ -384,7 +458,13 @@ fn top_gives_the_terminal_back_when_it_is_ended_and_frees_nothing_read_only() {
         String::from_utf8_lossy(&environ).contains(&address)
     };
     let pid = pids.lines().rfind(ours).expect("it runs");
-    assert!(Command::new("kill").args(["-TERM", pid]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args(["-TERM", pid])
+            .status()
+            .unwrap()
+            .success()
+    );
     terminal.shows(RESTORED);
 }
 
@@ -407,7 +487,9 @@ fn top_ends_with_its_terminal() {
     let begun = Instant::now();
     while is_alive(pid) {
         if begun.elapsed() > PATIENCE {
-            let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+            let _ = Command::new("kill")
+                .args(["-KILL", &pid.to_string()])
+                .status();
             panic!("it goes on without a terminal");
         }
         thread::sleep(Duration::from_millis(10));
@@ -448,13 +530,33 @@ fn top_needs_no_more_than_what_acl_says() {
     let acl = world.output(&["acl", "--for", "top", "--user", "some", "--json"]);
     let json = String::from_utf8(acl.stdout).unwrap();
     let list = |name: &str| -> Vec<String> {
-        let rest = json.split_once(&format!("\"{name}\":[")).unwrap().1.split_once(']').unwrap().0.to_owned();
-        rest.split(',').map(|word| word.trim_matches('"').to_owned()).collect()
+        let rest = json
+            .split_once(&format!("\"{name}\":["))
+            .unwrap()
+            .1
+            .split_once(']')
+            .unwrap()
+            .0
+            .to_owned();
+        rest.split(',')
+            .map(|word| word.trim_matches('"').to_owned())
+            .collect()
     };
-    let commands = list("commands").into_iter().map(|command| format!("+{command}"));
+    let commands = list("commands")
+        .into_iter()
+        .map(|command| format!("+{command}"));
     let rules: Vec<String> = [list("keys"), list("channels"), commands.collect()].concat();
     let rules: Vec<&str> = rules.iter().map(|rule| &**rule).collect();
-    assert_eq!(world.server_says(&[&["ACL", "SETUSER", "some", "reset", "on", ">pw"], &rules[..]].concat()), "+OK\r\n");
+    assert_eq!(
+        world.server_says(
+            &[
+                &["ACL", "SETUSER", "some", "reset", "on", ">pw"],
+                &rules[..]
+            ]
+            .concat()
+        ),
+        "+OK\r\n"
+    );
     for kind in ["fair", "signal"] {
         let line = format!("echo held > held-{kind}; {}", until("go"));
         let args = ["exec", "order:7", "--kind", kind, "-c", &line];
@@ -462,22 +564,39 @@ fn top_needs_no_more_than_what_acl_says() {
     }
     let mut terminal = Terminal::open(&world);
     let url = world.server.url().replace("redis://", "redis://some:pw@");
-    terminal.types(&format!("stty rows 30 cols 120; NESTLOCK_URL={url} {NESTLOCK} top; echo code-$?\n"));
+    terminal.types(&format!(
+        "stty rows 30 cols 120; NESTLOCK_URL={url} {NESTLOCK} top; echo code-$?\n"
+    ));
     // who holds them is known by the names of connections
     terminal.draws("sh on ");
     terminal.draws("releases: 0/s");
-    assert!(!terminal.screen.lock().unwrap().screen().contents().contains("may not"));
+    assert!(
+        !terminal
+            .screen
+            .lock()
+            .unwrap()
+            .screen()
+            .contents()
+            .contains("may not")
+    );
     terminal.types("jf");
     terminal.draws("Free order:7");
     terminal.types("y");
     terminal.draws("freed order:7");
     assert_eq!(
-        (world.code(&["who", "order:7", "--kind", "fair"]), world.code(&["who", "order:7", "--kind", "signal"])),
+        (
+            world.code(&["who", "order:7", "--kind", "fair"]),
+            world.code(&["who", "order:7", "--kind", "signal"])
+        ),
         (0, 1)
     );
     terminal.types("q");
     terminal.shows("code-0");
-    assert_eq!(world.server_says(&["ACL", "LOG"]), "*0\r\n", "nothing was denied");
+    assert_eq!(
+        world.server_says(&["ACL", "LOG"]),
+        "*0\r\n",
+        "nothing was denied"
+    );
     world.make("go");
 }
 
@@ -493,10 +612,14 @@ fn top_fits_into_a_small_terminal_and_colours_nothing_unasked() {
     eventually("it is coloured", || coloured(&terminal));
     terminal.types("q");
     terminal.shows(RESTORED);
-    terminal.types(&format!("stty rows 5 cols 20; NO_COLOR=1 {NESTLOCK} top; echo code-$?\n"));
+    terminal.types(&format!(
+        "stty rows 5 cols 20; NO_COLOR=1 {NESTLOCK} top; echo code-$?\n"
+    ));
     // what is selected is to be seen all the same
     terminal.draws("order:7");
-    eventually("it is selected", || terminal.seen.lock().unwrap().contains("\x1b[7morder:7"));
+    eventually("it is selected", || {
+        terminal.seen.lock().unwrap().contains("\x1b[7morder:7")
+    });
     assert!(!coloured(&terminal));
     terminal.types("?");
     terminal.draws("Keys");
@@ -517,13 +640,29 @@ fn top_hears_of_releases_and_says_when_it_does_not() {
     let line = format!("echo held > held; {}", until("go"));
     let _holder = world.begin(&["exec", "order:9", "-c", &line], "held");
     terminal.draws("order:9");
-    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(8),
+        "{:?}",
+        began.elapsed()
+    );
     terminal.types("q");
     terminal.shows("code-0");
-    let rules = ["ACL", "SETUSER", "some", "reset", "on", ">pw", "~*", "+@all", "-psubscribe"];
+    let rules = [
+        "ACL",
+        "SETUSER",
+        "some",
+        "reset",
+        "on",
+        ">pw",
+        "~*",
+        "+@all",
+        "-psubscribe",
+    ];
     assert_eq!(world.server_says(&rules), "+OK\r\n");
     let url = world.server.url().replace("redis://", "redis://some:pw@");
-    terminal.types(&format!("NESTLOCK_URL={url} {NESTLOCK} top; echo code-$?\n"));
+    terminal.types(&format!(
+        "NESTLOCK_URL={url} {NESTLOCK} top; echo code-$?\n"
+    ));
     terminal.draws("releases: -/s");
     terminal.draws("order:9");
     terminal.types("q");

@@ -18,8 +18,17 @@ use crate::{
 
 /// A name, which belongs to this node of the cluster.
 fn name_at(cluster: &SpawnedCluster, node: &SpawnedServer, before: &str) -> String {
-    let is_there = |name: &String| cluster.master_of(SpawnedCluster::slot_of(name)).unwrap().addr() == node.addr();
-    (0..10_000).map(|n| format!("{before}{n}")).find(is_there).unwrap()
+    let is_there = |name: &String| {
+        cluster
+            .master_of(SpawnedCluster::slot_of(name))
+            .unwrap()
+            .addr()
+            == node.addr()
+    };
+    (0..10_000)
+        .map(|n| format!("{before}{n}"))
+        .find(is_there)
+        .unwrap()
 }
 
 /// Somebody who has it until `go`.
@@ -32,7 +41,9 @@ fn holder(place: &Place, name: &str) -> Running {
 /// Listens there, until it is dropped.
 fn listen(at: SocketAddr, command: &str, channel: &str) -> TcpStream {
     let mut connection = TcpStream::connect(at).unwrap();
-    connection.write_all(format!("{command} {channel}\r\n").as_bytes()).unwrap();
+    connection
+        .write_all(format!("{command} {channel}\r\n").as_bytes())
+        .unwrap();
     assert!(connection.read(&mut [0; 256]).unwrap() > 0);
     connection
 }
@@ -45,16 +56,27 @@ struct Lines {
 
 impl Lines {
     fn of(place: &Place, args: &[&str]) -> Self {
-        let mut program = place.nestlock(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut program = place
+            .nestlock(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let (tell, told) = mpsc::channel();
         let errors = program.stderr.take().unwrap();
         let output = program.stdout.take().unwrap();
         let other = tell.clone();
         thread::spawn(move || {
-            BufReader::new(errors).lines().map_while(Result::ok).try_for_each(|line| other.send(line))
+            BufReader::new(errors)
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| other.send(line))
         });
         thread::spawn(move || {
-            BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
+            BufReader::new(output)
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| tell.send(line))
         });
         Self { program, told }
     }
@@ -63,7 +85,9 @@ impl Lines {
     fn until(&self, text: &str) -> Vec<String> {
         let (start, mut before) = (Instant::now(), Vec::new());
         loop {
-            let line = self.told.recv_timeout(PATIENCE.saturating_sub(start.elapsed()));
+            let line = self
+                .told
+                .recv_timeout(PATIENCE.saturating_sub(start.elapsed()));
             let line = line.unwrap_or_else(|_| panic!("{text:?} is not told: {before:?}"));
             if line.contains(text) {
                 return before;
@@ -84,27 +108,57 @@ impl Drop for Lines {
 fn all_is_shown_and_done(place: &Place, names: &[String]) {
     let _holders: Vec<Running> = names.iter().map(|name| holder(place, name)).collect();
     let (code, table, errors) = place.said(&["ls"]);
-    assert!(code == Some(0) && errors.is_empty() && table.lines().count() == 1 + names.len(), "{table}{errors}");
+    assert!(
+        code == Some(0) && errors.is_empty() && table.lines().count() == 1 + names.len(),
+        "{table}{errors}"
+    );
     for name in names {
         let owner = place.text(&format!("held-{name}"));
-        assert_eq!(line_of(&table, name)[1..4], ["reentrant", &owner, "1"], "{table}");
+        assert_eq!(
+            line_of(&table, name)[1..4],
+            ["reentrant", &owner, "1"],
+            "{table}"
+        );
         assert_eq!(line_of(&table, name)[5..7], ["0", "clients"], "{table}");
         // whose connection it is, wherever that leads
         let (code, told, errors) = place.said(&["who", name]);
-        assert!(code == Some(0) && told.starts_with(&owner) && told.contains(" sh "), "{told}{errors}");
-        assert_eq!(place.said(&["extend", name, "5m", "--owner", &owner]), (Some(0), String::new(), String::new()));
+        assert!(
+            code == Some(0) && told.starts_with(&owner) && told.contains(" sh "),
+            "{told}{errors}"
+        );
+        assert_eq!(
+            place.said(&["extend", name, "5m", "--owner", &owner]),
+            (Some(0), String::new(), String::new())
+        );
         let ttl = |line: &[&str]| line[4].trim_end_matches("ms").parse::<u64>().unwrap();
         assert!(ttl(&line_of(&place.said(&["ls"]).1, name)) > 200_000);
     }
-    let [first, second, ..] = names else { panic!("too few") };
-    assert_eq!(place.code(&["release", first, "--owner", &place.text(&format!("held-{first}"))]), 0);
+    let [first, second, ..] = names else {
+        panic!("too few")
+    };
+    assert_eq!(
+        place.code(&[
+            "release",
+            first,
+            "--owner",
+            &place.text(&format!("held-{first}"))
+        ]),
+        0
+    );
     let (code, told, _) = place.said(&["force", second]);
-    assert!(code == Some(0) && told.starts_with(&format!("freed {second} ")), "{told}");
+    assert!(
+        code == Some(0) && told.starts_with(&format!("freed {second} ")),
+        "{told}"
+    );
     let (_, table, _) = place.said(&["ls", "--json"]);
     assert_eq!(table.lines().count(), names.len() - 2, "{table}");
     place.make("go");
-    let (code, figures, errors) = place.said(&["bench", "--pairs", "1000", "--rounds", "1", "--yes"]);
-    assert!(code == Some(0) && figures.contains("hand-over, fair"), "{figures}{errors}");
+    let (code, figures, errors) =
+        place.said(&["bench", "--pairs", "1000", "--rounds", "1", "--yes"]);
+    assert!(
+        code == Some(0) && figures.contains("hand-over, fair"),
+        "{figures}{errors}"
+    );
 }
 
 /// Of a cluster that all tests here only look at.
@@ -113,18 +167,31 @@ fn a_cluster_is_shown_whole() {
     let cluster = SpawnedCluster::start(3, 3).unwrap();
     let masters = cluster.masters().unwrap();
     let place = Place::at(cluster.url());
-    let mut names: Vec<String> = masters.iter().map(|node| name_at(&cluster, node, "lock")).collect();
+    let mut names: Vec<String> = masters
+        .iter()
+        .map(|node| name_at(&cluster, node, "lock"))
+        .collect();
     names.push("{tag}:lock".into());
     all_is_shown_and_done(&place, &names);
-    assert_eq!(place.said(&["ls"]), (Some(0), String::new(), String::new()), "nothing stays");
+    assert_eq!(
+        place.said(&["ls"]),
+        (Some(0), String::new(), String::new()),
+        "nothing stays"
+    );
 
     // --- who waits: by sharded messages and by others, at whichever node, each once ---
     let place = Place::at(cluster.url());
-    let _holders = [place.hold(&names[0], "reentrant"), place.hold("{t}fair", "fair")];
-    let _waiters = [(&*names[0], "reentrant"), ("{t}fair", "fair")]
-        .map(|(name, kind)| Running::of(place.nestlock(&["exec", name, "--kind", kind, "--", "true"])));
+    let _holders = [
+        place.hold(&names[0], "reentrant"),
+        place.hold("{t}fair", "fair"),
+    ];
+    let _waiters = [(&*names[0], "reentrant"), ("{t}fair", "fair")].map(|(name, kind)| {
+        Running::of(place.nestlock(&["exec", name, "--kind", kind, "--", "true"]))
+    });
     let waiting = |name: &str| line_of(&place.said(&["ls"]).1, name)[5..].join(" ");
-    eventually("both wait", || waiting(&names[0]) == "1 client -" && waiting("{t}fair") == "1 -");
+    eventually("both wait", || {
+        waiting(&names[0]) == "1 client -" && waiting("{t}fair") == "1 -"
+    });
     let channel = format!("redisson_lock__channel:{{{}}}", names[0]);
     let replica = cluster.replicas_of(masters[0]).unwrap()[0].addr();
     let _elsewhere = [masters[1].addr(), replica].map(|at| listen(at, "SUBSCRIBE", &channel));
@@ -134,14 +201,27 @@ fn a_cluster_is_shown_whole() {
         let gone = cluster.replicas_of(masters[2]).unwrap()[0];
         gone.stop().unwrap();
         let (code, table, errors) = place.said(&["ls"]);
-        assert_eq!((code, &*line_of(&table, &names[0])[5..].join(" ")), (Some(0), "- -"), "{table}");
-        assert!(errors.contains(&gone.addr().to_string()) && errors.contains("who waits is not known"), "{errors}");
+        assert_eq!(
+            (code, &*line_of(&table, &names[0])[5..].join(" ")),
+            (Some(0), "- -"),
+            "{table}"
+        );
+        assert!(
+            errors.contains(&gone.addr().to_string()) && errors.contains("who waits is not known"),
+            "{errors}"
+        );
         gone.cont().unwrap();
     }
     eventually("it is back", || waiting(&names[0]) == "3 clients -");
 
-    assert_eq!(place.said(&["who", "nobody's"]), (Some(1), String::new(), String::new()));
-    assert_eq!(place.code(&["exec", "{t}s", "--kind", "signal", "--", "true"]), 0);
+    assert_eq!(
+        place.said(&["who", "nobody's"]),
+        (Some(1), String::new(), String::new())
+    );
+    assert_eq!(
+        place.code(&["exec", "{t}s", "--kind", "signal", "--", "true"]),
+        0
+    );
     let (code, _, errors) = place.said(&["exec", "s", "--kind", "signal", "--", "true"]);
     assert!(code == Some(64) && errors.contains('{'), "{errors}");
 
@@ -149,19 +229,29 @@ fn a_cluster_is_shown_whole() {
     let keys = |most: &str| place.code(&["ls", "--max-keys", most]);
     for node in &masters {
         for n in 0..3 {
-            says(node.addr(), &["SET", &name_at(&cluster, node, &format!("data{n}:")), "x"]);
+            says(
+                node.addr(),
+                &["SET", &name_at(&cluster, node, &format!("data{n}:")), "x"],
+            );
         }
     }
     assert_eq!((keys("8"), keys("1000")), (64, 0));
 
     // --- a slot that is on its way: some keys are there, some here ---
     let slot = SpawnedCluster::slot_of("t");
-    let to = masters.iter().find(|node| node.addr() != cluster.master_of(slot).unwrap().addr()).unwrap();
+    let to = masters
+        .iter()
+        .find(|node| node.addr() != cluster.master_of(slot).unwrap().addr())
+        .unwrap();
     let migration = cluster.begin_migration(slot, to).unwrap();
     for moved in ["{t}fair", "redisson_lock_queue:{t}fair"] {
         let (_, table, errors) = place.said(&["ls"]);
         let line = line_of(&table, "{t}fair");
-        assert_eq!((line[1], line[5], &*errors), ("fair", "1", ""), "{moved}: {table}");
+        assert_eq!(
+            (line[1], line[5], &*errors),
+            ("fair", "1", ""),
+            "{moved}: {table}"
+        );
         assert!(migration.move_key(moved).unwrap());
     }
     assert_eq!(line_of(&place.said(&["ls"]).1, "{t}fair")[5], "1");
@@ -191,9 +281,15 @@ fn a_cluster_is_shown_whole() {
     assert!(code == Some(2) && rows.contains(&worst), "{rows}");
     let alone = Place::at(masters[0].url());
     let (code, rows, _) = alone.said(&["doctor"]);
-    assert!(code == Some(2) && rows.contains("warn     role") && rows.contains("a node of a cluster"), "{rows}");
+    assert!(
+        code == Some(2) && rows.contains("warn     role") && rows.contains("a node of a cluster"),
+        "{rows}"
+    );
     let (code, _, errors) = alone.said(&["ls"]);
-    assert!(code == Some(64) && errors.contains("redis-cluster://"), "{errors}");
+    assert!(
+        code == Some(64) && errors.contains("redis-cluster://"),
+        "{errors}"
+    );
     the_rules_are_enough_in_a_cluster(&cluster);
 }
 
@@ -201,9 +297,14 @@ fn a_cluster_is_shown_whole() {
 fn rules(place: &Place, args: &[&str]) -> Vec<String> {
     let (_, line, _) = place.said(&[&["acl", "--prefix", "app:"], args].concat());
     assert!(!line.contains("+@all"));
-    let shell = format!("set -- {}; for word; do printf '%s\\n' \"$word\"; done", line.trim());
+    let shell = format!(
+        "set -- {}; for word; do printf '%s\\n' \"$word\"; done",
+        line.trim()
+    );
     let words = Command::new("sh").args(["-c", &shell]).output().unwrap();
-    let words = String::from_utf8(words.stdout).unwrap().replace(">PASSWORD", ">pw");
+    let words = String::from_utf8(words.stdout)
+        .unwrap()
+        .replace(">PASSWORD", ">pw");
     words.lines().skip(3).map(str::to_owned).collect()
 }
 
@@ -213,42 +314,77 @@ fn the_rules_are_enough_in_a_cluster(cluster: &SpawnedCluster) {
         let rules = rules(&place, &["--for", tool]);
         let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
         for node in cluster.nodes() {
-            let told = says(node.addr(), &[&["ACL", "SETUSER", "some", "reset"], &rules[..]].concat());
+            let told = says(
+                node.addr(),
+                &[&["ACL", "SETUSER", "some", "reset"], &rules[..]].concat(),
+            );
             assert_eq!(told, "+OK\r\n", "{rules:?}");
             says(node.addr(), &["ACL", "LOG", "RESET"]);
         }
         let user = Place::at(cluster.url().replace("://", "://some:pw@"));
-        let run = |args: &[&str]| user.nestlock(args).env("NESTLOCK_PREFIX", "app:").output().unwrap();
+        let run = |args: &[&str]| {
+            user.nestlock(args)
+                .env("NESTLOCK_PREFIX", "app:")
+                .output()
+                .unwrap()
+        };
         let codes: Vec<Option<i32>> = match tool {
             "exec" => ["{l}", "m"]
                 .iter()
                 .flat_map(|name| {
-                    ["fair", "read", "write", "reentrant"]
-                        .map(|kind| run(&["exec", &format!("{name}x"), "--kind", kind, "--", "true"]).status.code())
+                    ["fair", "read", "write", "reentrant"].map(|kind| {
+                        run(&["exec", &format!("{name}x"), "--kind", kind, "--", "true"])
+                            .status
+                            .code()
+                    })
                 })
                 .collect(),
             "ls" => vec![run(&["ls"]).status.code()],
             "who" => vec![run(&["who", "l"]).status.code().map(|code| code - 1)],
             "force" => vec![run(&["force", "l"]).status.code().map(|code| code - 1)],
-            "bench" => vec![run(&["bench", "--pairs", "1000", "--rounds", "1", "--yes"]).status.code()],
+            "bench" => vec![
+                run(&["bench", "--pairs", "1000", "--rounds", "1", "--yes"])
+                    .status
+                    .code(),
+            ],
             _ => {
                 let rows = String::from_utf8(run(&["doctor"]).stdout).unwrap();
-                assert!(!rows.contains("unknown") && rows.contains("each master"), "{rows}");
+                assert!(
+                    !rows.contains("unknown") && rows.contains("each master"),
+                    "{rows}"
+                );
                 for pattern in rules.iter().filter(|rule| rule.starts_with('~')) {
-                    let others: Vec<&str> = rules.iter().copied().filter(|rule| rule != pattern).collect();
+                    let others: Vec<&str> = rules
+                        .iter()
+                        .copied()
+                        .filter(|rule| rule != pattern)
+                        .collect();
                     for node in cluster.nodes() {
-                        says(node.addr(), &[&["ACL", "SETUSER", "some", "reset"], &others[..]].concat());
+                        says(
+                            node.addr(),
+                            &[&["ACL", "SETUSER", "some", "reset"], &others[..]].concat(),
+                        );
                     }
                     let rows = String::from_utf8(run(&["doctor"]).stdout).unwrap();
                     assert!(rows.contains("unknown"), "without {pattern}: {rows}");
                 }
-                cluster.nodes().iter().for_each(|node| drop(says(node.addr(), &["ACL", "LOG", "RESET"])));
+                cluster
+                    .nodes()
+                    .iter()
+                    .for_each(|node| drop(says(node.addr(), &["ACL", "LOG", "RESET"])));
                 vec![Some(0)]
             }
         };
-        assert!(codes.iter().all(|code| *code == Some(0)), "{tool}: {codes:?}");
+        assert!(
+            codes.iter().all(|code| *code == Some(0)),
+            "{tool}: {codes:?}"
+        );
         for node in cluster.nodes() {
-            assert_eq!(says(node.addr(), &["ACL", "LOG"]), "*0\r\n", "{tool}: nothing was denied");
+            assert_eq!(
+                says(node.addr(), &["ACL", "LOG"]),
+                "*0\r\n",
+                "{tool}: nothing was denied"
+            );
         }
     }
 }
@@ -257,9 +393,17 @@ fn the_rules_are_enough_in_a_cluster(cluster: &SpawnedCluster) {
 #[test]
 fn a_cluster_that_loses_a_master_is_watched_on() {
     // nobody takes over before it is seen that somebody is away
-    let cluster =
-        SpawnedCluster::start_with(3, 1, ["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "4000"])
-            .unwrap();
+    let cluster = SpawnedCluster::start_with(
+        3,
+        1,
+        [
+            "--cluster-require-full-coverage",
+            "no",
+            "--cluster-node-timeout",
+            "4000",
+        ],
+    )
+    .unwrap();
     let place = Place::at(cluster.url());
     let masters = cluster.masters().unwrap();
     let names = [0, 1, 2].map(|at| name_at(&cluster, masters[at], &format!("lock{at}:")));
@@ -281,11 +425,25 @@ fn a_cluster_that_loses_a_master_is_watched_on() {
     let replaced = masters[0];
     replaced.stop().unwrap();
     let (code, table, errors) = place.said(&["ls"]);
-    assert!(code == Some(1) && errors.contains(&replaced.addr().to_string()), "{errors}");
-    let lists = |table: &str, name: &str| table.lines().any(|line| line.starts_with(&format!("{name} ")));
-    assert_eq!(names.each_ref().map(|name| lists(&table, name)), [false, true, true], "{table}");
+    assert!(
+        code == Some(1) && errors.contains(&replaced.addr().to_string()),
+        "{errors}"
+    );
+    let lists = |table: &str, name: &str| {
+        table
+            .lines()
+            .any(|line| line.starts_with(&format!("{name} ")))
+    };
+    assert_eq!(
+        names.each_ref().map(|name| lists(&table, name)),
+        [false, true, true],
+        "{table}"
+    );
     let (code, rows, _) = place.said(&["doctor"]);
-    assert!(code == Some(2) && rows.contains(&format!("bad      {}", replaced.addr())), "{rows}");
+    assert!(
+        code == Some(2) && rows.contains(&format!("bad      {}", replaced.addr())),
+        "{rows}"
+    );
     cluster.wait_until_settled().unwrap();
     let mut before = watch.until("what is told of the locks there is old");
     before.extend(watch.until("all servers answer"));
@@ -297,12 +455,18 @@ fn a_cluster_that_loses_a_master_is_watched_on() {
         }
     }
     let (code, table, errors) = place.said(&["ls"]);
-    assert!(code == Some(0) && names.iter().all(|name| lists(&table, name)), "{table}{errors}");
+    assert!(
+        code == Some(0) && names.iter().all(|name| lists(&table, name)),
+        "{table}{errors}"
+    );
 
     // the new master's locks are seen to come and go
     assert_eq!(place.code(&["force", &names[0]]), 0);
     before.extend(watch.until(&format!("- {} ", names[0])));
-    assert!(!before.iter().any(|line| line.starts_with('-')), "{before:?}");
+    assert!(
+        !before.iter().any(|line| line.starts_with('-')),
+        "{before:?}"
+    );
     // by now: a machine that stands still for as long as a node may be silent has others replaced, too
     let master_of = |name: &String| cluster.master_of(SpawnedCluster::slot_of(name)).unwrap();
     let (well, alone) = (master_of(&names[1]), master_of(&names[2]));
@@ -321,7 +485,10 @@ fn a_cluster_that_loses_a_master_is_watched_on() {
     let new = name_at(&cluster, well, "new");
     let _new = holder(&place, &new);
     before.extend(watch.until(&format!("+ {new} ")));
-    assert!(!before.iter().any(|line| line.starts_with('-')), "{before:?}");
+    assert!(
+        !before.iter().any(|line| line.starts_with('-')),
+        "{before:?}"
+    );
     #[cfg(target_os = "linux")]
     {
         top.types("q");
@@ -333,7 +500,11 @@ fn a_cluster_that_loses_a_master_is_watched_on() {
         "{table}{errors}"
     );
     // a server that is gone has no listeners
-    assert_eq!(line_of(&table, &names[1])[5..7], ["0", "clients"], "{table}");
+    assert_eq!(
+        line_of(&table, &names[1])[5..7],
+        ["0", "clients"],
+        "{table}"
+    );
     replaced.cont().unwrap();
 }
 
@@ -347,10 +518,16 @@ fn exec_waits_for_as_many_replicas_as_are_wanted() {
     let waits = || says(master, &["INFO", "commandstats"]).contains("cmdstat_wait:");
     assert_eq!(place.code(&["exec", "l", "--", "true"]), 0);
     assert!(!waits());
-    assert_eq!(place.code(&["exec", "--replicas", "1", "l", "--", "true"]), 0);
+    assert_eq!(
+        place.code(&["exec", "--replicas", "1", "l", "--", "true"]),
+        0
+    );
     assert!(waits());
     let (code, _, errors) = place.said(&["exec", "--replicas", "2", "l", "--", "true"]);
-    assert!(code != Some(0) && errors.contains("replicas are 2"), "{code:?} {errors}");
+    assert!(
+        code != Some(0) && errors.contains("replicas are 2"),
+        "{code:?} {errors}"
+    );
 }
 
 #[test]
@@ -377,7 +554,13 @@ fn sentinels_lead_to_the_master_and_to_the_next_one() {
     // a failover may be over before anybody has looked: it begins when that was told
     let down_after = |time: &str| {
         for sentinel in group.sentinels() {
-            let set = ["SENTINEL", "SET", SpawnedSentinel::MASTER_NAME, "down-after-milliseconds", time];
+            let set = [
+                "SENTINEL",
+                "SET",
+                SpawnedSentinel::MASTER_NAME,
+                "down-after-milliseconds",
+                time,
+            ];
             assert_eq!(says(sentinel.addr(), &set), "+OK\r\n");
         }
     };
@@ -392,17 +575,26 @@ fn sentinels_lead_to_the_master_and_to_the_next_one() {
     assert!(code == Some(0) && table.contains("kept"), "{table}{errors}");
     assert_eq!(place.code(&["force", "kept"]), 0);
     before.extend(watch.until("- kept "));
-    assert!(!before.iter().any(|line| line.starts_with('-')), "{before:?}");
+    assert!(
+        !before.iter().any(|line| line.starts_with('-')),
+        "{before:?}"
+    );
 }
 
 fn sentinels_are_asked_with_the_rules_that_are_printed(group: &SpawnedSentinel) {
     let place = Place::at(group.url());
-    let user = Place::at(format!("{}?sentinelUsername=some&sentinelPassword=pw", group.url()));
+    let user = Place::at(format!(
+        "{}?sentinelUsername=some&sentinelPassword=pw",
+        group.url()
+    ));
     let doctor = |args: &[&str]| {
         let rules = rules(&place, args);
         let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
         for sentinel in group.sentinels() {
-            let told = says(sentinel.addr(), &[&["ACL", "SETUSER", "some", "reset"], &rules[..]].concat());
+            let told = says(
+                sentinel.addr(),
+                &[&["ACL", "SETUSER", "some", "reset"], &rules[..]].concat(),
+            );
             assert_eq!(told, "+OK\r\n", "{rules:?}");
         }
         user.said(&["doctor"]).1
@@ -410,10 +602,17 @@ fn sentinels_are_asked_with_the_rules_that_are_printed(group: &SpawnedSentinel) 
     let rows = doctor(&["--sentinel", "--for", "doctor"]);
     assert!(rows.contains("3 of 3 answer, there are 3"), "{rows}");
     for sentinel in group.sentinels() {
-        assert_eq!(says(sentinel.addr(), &["ACL", "LOG"]), "*0\r\n", "nothing was denied");
+        assert_eq!(
+            says(sentinel.addr(), &["ACL", "LOG"]),
+            "*0\r\n",
+            "nothing was denied"
+        );
     }
     let rows = doctor(&["--sentinel"]);
-    assert!(rows.contains("unknown  sentinels") && rows.contains("+sentinel|masters"), "{rows}");
+    assert!(
+        rows.contains("unknown  sentinels") && rows.contains("+sentinel|masters"),
+        "{rows}"
+    );
     // the servers': where the master is looked for
     assert!(place.said(&["acl"]).1.contains("+role"));
 }
@@ -421,7 +620,12 @@ fn sentinels_are_asked_with_the_rules_that_are_printed(group: &SpawnedSentinel) 
 #[test]
 fn several_addresses_lead_to_the_one_that_is_the_master() {
     let master = SpawnedServer::start().unwrap();
-    let replica = SpawnedServer::start_with(["--replicaof", "127.0.0.1", &master.addr().port().to_string()]).unwrap();
+    let replica = SpawnedServer::start_with([
+        "--replicaof",
+        "127.0.0.1",
+        &master.addr().port().to_string(),
+    ])
+    .unwrap();
     let place = Place::at(format!("redis://{},{}", replica.addr(), master.addr()));
     all_is_shown_and_done(&place, &["a".into(), "b".into(), "c".into()]);
     let (code, rows, _) = place.said(&["doctor"]);
@@ -434,11 +638,22 @@ fn a_url_that_leads_nowhere_is_told() {
         ("redis://127.0.0.1:1,redis://127.0.0.1:2", "several URLs"),
         ("http://127.0.0.1:1", "no such scheme"),
         ("redis-sentinel://127.0.0.1:1", "names no service"),
-        ("redis-cluster://127.0.0.1:1/x", "the database must be a number"),
+        (
+            "redis-cluster://127.0.0.1:1/x",
+            "the database must be a number",
+        ),
     ] {
-        for args in [&["ls"][..], &["doctor"], &["who", "l"], &["exec", "l", "--", "true"]] {
+        for args in [
+            &["ls"][..],
+            &["doctor"],
+            &["who", "l"],
+            &["exec", "l", "--", "true"],
+        ] {
             let (code, _, errors) = Place::at(url).said(args);
-            assert!(code == Some(64) && errors.contains(told), "{url} {args:?}: {code:?} {errors}");
+            assert!(
+                code == Some(64) && errors.contains(told),
+                "{url} {args:?}: {code:?} {errors}"
+            );
         }
     }
 }
@@ -446,7 +661,11 @@ fn a_url_that_leads_nowhere_is_told() {
 /// A server that asks for certificates; its own is for `redis.internal`.
 #[test]
 fn certificates_are_shown_and_checked_by_each_connection() {
-    let (servers, clients, strangers) = (authority("servers"), authority("clients"), authority("strangers"));
+    let (servers, clients, strangers) = (
+        authority("servers"),
+        authority("clients"),
+        authority("strangers"),
+    );
     let files = Place::at("");
     let file = |name: &str, pem: String| {
         std::fs::write(files.path(name), pem).unwrap();
@@ -454,11 +673,24 @@ fn certificates_are_shown_and_checked_by_each_connection() {
     };
     let pair = |name: &str, by: &Authority, host: &str| {
         let [cert, key] = signed(by, host);
-        (file(&format!("{name}.pem"), cert), file(&format!("{name}-key.pem"), key))
+        (
+            file(&format!("{name}.pem"), cert),
+            file(&format!("{name}-key.pem"), key),
+        )
     };
-    let ((cert, key), (own, own_key)) = (pair("server", &servers, "redis.internal"), pair("own", &clients, "client"));
-    let (ca, believed) = (file("ca.pem", servers.pem()), file("clients.pem", clients.pem()));
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let ((cert, key), (own, own_key)) = (
+        pair("server", &servers, "redis.internal"),
+        pair("own", &clients, "client"),
+    );
+    let (ca, believed) = (
+        file("ca.pem", servers.pem()),
+        file("clients.pem", clients.pem()),
+    );
+    let free = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
     let _server = SpawnedServer::start_with([
         "--tls-port",
         &free.to_string(),
@@ -473,8 +705,21 @@ fn certificates_are_shown_and_checked_by_each_connection() {
     ])
     .unwrap();
     let place = Place::at(format!("rediss://127.0.0.1:{free}"));
-    let all = ["--tls-ca", &ca, "--tls-cert", &own, "--tls-key", &own_key, "--tls-server-name", "redis.internal"];
-    for args in [&["ls"][..], &["bench", "--pairs", "1000", "--rounds", "1"], &["exec", "l", "--", "true"]] {
+    let all = [
+        "--tls-ca",
+        &ca,
+        "--tls-cert",
+        &own,
+        "--tls-key",
+        &own_key,
+        "--tls-server-name",
+        "redis.internal",
+    ];
+    for args in [
+        &["ls"][..],
+        &["bench", "--pairs", "1000", "--rounds", "1"],
+        &["exec", "l", "--", "true"],
+    ] {
         let (code, _, errors) = place.said(&[&all, args].concat());
         assert_eq!(code, Some(0), "{args:?}: {errors}");
     }
@@ -484,15 +729,51 @@ fn certificates_are_shown_and_checked_by_each_connection() {
         doctor.env(format!("NESTLOCK_TLS_{name}"), all[2 * at + 1]);
     }
     let rows = String::from_utf8(doctor.output().unwrap().stdout).unwrap();
-    assert!(rows.contains("ok       messages") && rows.contains("ok       version"), "{rows}");
+    assert!(
+        rows.contains("ok       messages") && rows.contains("ok       version"),
+        "{rows}"
+    );
     let (other, other_key) = pair("other", &strangers, "client");
     for (wrong, code) in [
-        (["--tls-ca", &ca, "--tls-cert", &other, "--tls-key", &other_key, "--tls-server-name", "redis.internal"], 125),
         (
-            ["--tls-ca", &believed, "--tls-cert", &own, "--tls-key", &own_key, "--tls-server-name", "redis.internal"],
+            [
+                "--tls-ca",
+                &ca,
+                "--tls-cert",
+                &other,
+                "--tls-key",
+                &other_key,
+                "--tls-server-name",
+                "redis.internal",
+            ],
             125,
         ),
-        (["--tls-ca", &ca, "--tls-cert", &own, "--tls-key", &other_key, "--tls-server-name", "redis.internal"], 64),
+        (
+            [
+                "--tls-ca",
+                &believed,
+                "--tls-cert",
+                &own,
+                "--tls-key",
+                &own_key,
+                "--tls-server-name",
+                "redis.internal",
+            ],
+            125,
+        ),
+        (
+            [
+                "--tls-ca",
+                &ca,
+                "--tls-cert",
+                &own,
+                "--tls-key",
+                &other_key,
+                "--tls-server-name",
+                "redis.internal",
+            ],
+            64,
+        ),
         (
             [
                 "--tls-ca",
@@ -521,16 +802,23 @@ type Authority = rcgen::CertifiedIssuer<'static, rcgen::KeyPair>;
 fn authority(name: &str) -> Authority {
     let mut params = rcgen::CertificateParams::default();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    params.distinguished_name.push(rcgen::DnType::CommonName, name);
+    params
+        .distinguished_name
+        .push(rcgen::DnType::CommonName, name);
     Authority::self_signed(params, rcgen::KeyPair::generate().unwrap()).unwrap()
 }
 
 /// A certificate, and its key, in PEM.
 fn signed(by: &Authority, host: &str) -> [String; 2] {
     let mut params = rcgen::CertificateParams::new(vec![host.to_owned()]).unwrap();
-    params.distinguished_name.push(rcgen::DnType::CommonName, "somebody");
+    params
+        .distinguished_name
+        .push(rcgen::DnType::CommonName, "somebody");
     let key = rcgen::KeyPair::generate().unwrap();
-    [params.signed_by(&key, by).unwrap().pem(), key.serialize_pem()]
+    [
+        params.signed_by(&key, by).unwrap().pem(),
+        key.serialize_pem(),
+    ]
 }
 
 /// What is heard by a pattern, where that hears all: before 7.0.
@@ -544,9 +832,15 @@ fn messages_are_heard_where_no_server_has_others() {
         top.draws("releases: 0/s");
     } else {
         // once by us, once by the library, and once by whoever would listen
-        let asked = || says(cluster.nodes()[0].addr(), &["INFO", "commandstats"]).contains("shardnumsub:calls=3,");
+        let asked = || {
+            says(cluster.nodes()[0].addr(), &["INFO", "commandstats"])
+                .contains("shardnumsub:calls=3,")
+        };
         eventually("it has seen that there are others", asked);
-        assert_eq!(says(cluster.nodes()[0].addr(), &["PUBSUB", "NUMPAT"]), ":0\r\n");
+        assert_eq!(
+            says(cluster.nodes()[0].addr(), &["PUBSUB", "NUMPAT"]),
+            ":0\r\n"
+        );
         top.draws("releases: -/s");
     }
     top.types("q");

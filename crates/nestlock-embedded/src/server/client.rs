@@ -1,4 +1,4 @@
-//! What the server knows of a connection.
+//! The server's state of a client connection.
 
 use std::{net::SocketAddr, rc::Rc, time::Duration};
 
@@ -7,7 +7,8 @@ use tokio::sync::Notify;
 
 use super::resp::{Protocol, Reply};
 
-/// The most bytes that wait for a client that does not read: Redis's hard limit for subscribers.
+/// How many bytes of output a client that does not read may accumulate: Redis's hard limit for
+/// subscribers.
 const MAX_OUTPUT: usize = 32 * 1024 * 1024;
 
 #[derive(Debug, Default)]
@@ -30,23 +31,23 @@ pub(crate) enum End {
     Right,
 }
 
-/// What a client waits for.
+/// A client's pending blocking command.
 #[derive(Debug)]
 pub(crate) struct Blocked {
     pub(crate) db: usize,
     pub(crate) keys: Vec<Vec<u8>>,
     pub(crate) end: End,
-    /// Time since the epoch; `None` waits for ever.
+    /// Time since the Unix epoch; `None` waits forever.
     pub(crate) until: Option<Duration>,
 }
 
-/// Whether a connection goes on.
+/// Whether a connection stays open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Open,
-    /// It ends when what was answered is written.
+    /// It closes when the pending output is written.
     Ending,
-    /// It ends now.
+    /// It closes now, without writing the pending output.
     Ended,
 }
 
@@ -61,14 +62,14 @@ pub(crate) struct Client {
     pub(crate) subscriptions: Subscriptions,
     pub(crate) monitors: bool,
     pub(crate) blocked: Option<Blocked>,
-    /// When it connected, and when it last sent something; time since the epoch.
+    /// When the client connected, and when it last sent a request, as times since the Unix epoch.
     pub(crate) connected: Duration,
     pub(crate) active: Duration,
     pub(crate) last_command: &'static str,
     pub(crate) fate: Fate,
-    /// What is to be written.
+    /// The bytes that are still to be written.
     pub(crate) output: Vec<u8>,
-    /// Tells the connection's task that output or fate have changed.
+    /// Wakes the connection's task when the output or the fate has changed.
     pub(crate) wake: Rc<Notify>,
 }
 
@@ -93,12 +94,14 @@ impl Client {
         }
     }
 
-    /// Writes a reply or message behind what was written before.
+    /// Appends a reply or a message to the output.
     pub(crate) fn send(&mut self, reply: &Reply) {
         if self.fate == Fate::Ended {
             return;
         }
         reply.write(self.protocol, &mut self.output);
+        // Only messages and MONITOR lines pile up: with 1 MiB unread, no request of the client is
+        // executed.
         if matches!(reply, Reply::Push(_) | Reply::Status(_)) && self.output.len() > MAX_OUTPUT {
             self.end(Fate::Ended);
         }
@@ -113,14 +116,19 @@ impl Client {
         self.wake.notify_one();
     }
 
-    /// In RESP2, a subscribed connection may do nothing else.
+    /// Returns whether the connection may only send subscription commands: RESP2 allows no others
+    /// while the client is subscribed.
     pub(crate) fn only_subscribes(&self) -> bool {
         self.protocol == Protocol::Resp2 && !self.subscriptions.is_empty()
     }
 
-    /// Its line in CLIENT LIST.
+    /// Returns the client's line in CLIENT LIST.
     pub(crate) fn describe(&self, now: Duration) -> String {
-        let flags = match (self.monitors, self.subscriptions.is_empty(), self.blocked.is_some()) {
+        let flags = match (
+            self.monitors,
+            self.subscriptions.is_empty(),
+            self.blocked.is_some(),
+        ) {
             (true, ..) => "O",
             (_, false, _) => "P",
             (_, _, true) => "b",
@@ -141,7 +149,11 @@ impl Client {
             self.subscriptions.shards.len(),
             self.output.len(),
             self.last_command,
-            if self.protocol == Protocol::Resp3 { 3 } else { 2 },
+            if self.protocol == Protocol::Resp3 {
+                3
+            } else {
+                2
+            },
         )
     }
 }

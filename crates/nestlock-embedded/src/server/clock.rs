@@ -1,11 +1,12 @@
-//! The server's clock: one for expiry, TIME and timeouts, which a user can put forward.
+//! The server's clock. It drives expiry, TIME and timeouts, and can be advanced.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Wall-clock time that never goes back, stands still within a command or script, and jumps on order.
+/// Wall-clock time that never goes backwards, stands still during a command or script, and can jump
+/// forward.
 #[derive(Debug)]
 pub(crate) struct Clock {
-    /// When this clock was made, on the monotonic clock and since the epoch.
+    /// When this clock was created: on the monotonic clock, and since the Unix epoch.
     made: (Instant, Duration),
     jumped: Duration,
     now: Duration,
@@ -13,11 +14,17 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn new() -> Self {
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { made: (Instant::now(), epoch), jumped: Duration::ZERO, now: epoch }
+        let epoch = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        Self {
+            made: (Instant::now(), epoch),
+            jumped: Duration::ZERO,
+            now: epoch,
+        }
     }
 
-    /// Looks at the time. Until the next look, it stands still.
+    /// Reads the time. It stands still until the next call.
     pub(crate) fn tick(&mut self) {
         self.now = self.made.1 + self.made.0.elapsed() + self.jumped;
     }
@@ -27,17 +34,17 @@ impl Clock {
         self.tick();
     }
 
-    /// Milliseconds since the epoch, when last looked at.
+    /// Returns the milliseconds since the Unix epoch, as of the last [`Clock::tick`].
     pub(crate) fn now_ms(&self) -> i64 {
         i64::try_from(self.now.as_millis()).unwrap_or(i64::MAX)
     }
 
-    /// Time since the epoch, when last looked at.
+    /// Returns the time since the Unix epoch, as of the last [`Clock::tick`].
     pub(crate) fn now(&self) -> Duration {
         self.now
     }
 
-    /// Time since the server started, jumps included.
+    /// Returns the time since the server started, jumps included.
     pub(crate) fn uptime(&self) -> Duration {
         self.now.saturating_sub(self.made.1)
     }

@@ -1,4 +1,4 @@
-//! What the server holds: databases of keys, their values and the time at which they end.
+//! The server's data: databases of keys, with their values and deadlines.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -11,10 +11,11 @@ use super::sorted_set::SortedSet;
 
 pub(crate) const DATABASES: usize = 16;
 
-/// A hash in order of insertion, as Redis keeps small ones.
+/// A hash in insertion order, as Redis keeps small hashes.
 pub(crate) type Hash = IndexMap<Vec<u8>, Vec<u8>>;
 
-/// The value of a key. None is ever empty but a string: a collection's key goes with its last element.
+/// The value of a key. Only a string may be empty: a collection's key is removed with its last
+/// element.
 #[derive(Debug, Clone)]
 pub(crate) enum Value {
     String(Vec<u8>),
@@ -47,30 +48,33 @@ impl Value {
 struct Entry {
     key: Vec<u8>,
     value: Value,
-    /// Milliseconds since the epoch.
+    /// Milliseconds since the Unix epoch.
     deadline: Option<i64>,
 }
 
-/// One numbered database.
+/// A numbered database.
 ///
-/// Keys are ordered by a hash of theirs, so that SCAN can go on from a number and meets each key that stays.
+/// Keys are ordered by a hash of the key. A SCAN can therefore resume at a number, and it returns
+/// every key that exists during the whole scan.
 #[derive(Debug, Default)]
 struct Database {
     entries: BTreeMap<u64, Vec<Entry>>,
     len: usize,
 }
 
-/// All databases.
+/// All databases of the server.
 #[derive(Debug)]
 pub(crate) struct Keyspace {
     databases: Vec<Database>,
     /// Every deadline, in order: `(deadline, database, key)`.
     deadlines: BTreeSet<(i64, usize, Vec<u8>)>,
-    /// Lists that were pushed to since somebody last looked: clients may wait for them.
+    /// The lists that have received elements since the last [`Keyspace::take_pushed`]: blocked
+    /// clients may be waiting for them.
     pushed: Vec<(usize, Vec<u8>)>,
 }
 
-/// 48 bits: a cursor has to be a number in every language. Never 0, which means the start and the end.
+/// Returns the hash that orders a key. It has 48 bits, so that every client language can hold a
+/// cursor exactly, even as a double. It is never 0, which marks the start and the end of a scan.
 fn slot(key: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(key);
@@ -86,12 +90,19 @@ impl Keyspace {
         }
     }
 
-    /// Removes what has ended. Called before each command, so that none ever sees a key that is over.
+    /// Removes the expired keys and returns how many there were. Runs before each command, so that
+    /// no command sees an expired key.
     pub(crate) fn expire(&mut self, now: i64) -> u64 {
         let mut expired = 0;
-        // a key still lives in the very millisecond of its deadline
-        while self.deadlines.first().is_some_and(|(deadline, ..)| *deadline < now) {
-            let Some((_, db, key)) = self.deadlines.pop_first() else { break };
+        // a key still exists in the millisecond of its deadline
+        while self
+            .deadlines
+            .first()
+            .is_some_and(|(deadline, ..)| *deadline < now)
+        {
+            let Some((_, db, key)) = self.deadlines.pop_first() else {
+                break;
+            };
             self.take(db, &key);
             expired += 1;
         }
@@ -99,44 +110,66 @@ impl Keyspace {
     }
 
     fn entry(&self, db: usize, key: &[u8]) -> Option<&Entry> {
-        self.databases[db].entries.get(&slot(key))?.iter().find(|entry| entry.key == key)
+        self.databases[db]
+            .entries
+            .get(&slot(key))?
+            .iter()
+            .find(|entry| entry.key == key)
     }
 
     fn entry_mut(&mut self, db: usize, key: &[u8]) -> Option<&mut Entry> {
-        self.databases[db].entries.get_mut(&slot(key))?.iter_mut().find(|entry| entry.key == key)
+        self.databases[db]
+            .entries
+            .get_mut(&slot(key))?
+            .iter_mut()
+            .find(|entry| entry.key == key)
     }
 
     pub(crate) fn get(&self, db: usize, key: &[u8]) -> Option<&Value> {
         self.entry(db, key).map(|entry| &entry.value)
     }
 
-    /// A value to change in place; follow it by [`Keyspace::tidy`] if elements were removed.
+    /// Returns a value to change in place. Call [`Keyspace::tidy`] after removing elements.
     pub(crate) fn get_mut(&mut self, db: usize, key: &[u8]) -> Option<&mut Value> {
         self.entry_mut(db, key).map(|entry| &mut entry.value)
     }
 
-    /// The value of a key, made by `make` if there is none.
-    pub(crate) fn get_or_insert(&mut self, db: usize, key: &[u8], make: impl FnOnce() -> Value) -> &mut Value {
+    /// Returns the value of a key, inserting the result of `make` if the key does not exist.
+    pub(crate) fn get_or_insert(
+        &mut self,
+        db: usize,
+        key: &[u8],
+        make: impl FnOnce() -> Value,
+    ) -> &mut Value {
         let database = &mut self.databases[db];
         let bucket = database.entries.entry(slot(key)).or_default();
-        let at = bucket.iter().position(|entry| entry.key == key).unwrap_or_else(|| {
-            database.len += 1;
-            bucket.push(Entry { key: key.to_vec(), value: make(), deadline: None });
-            bucket.len() - 1
-        });
+        let at = bucket
+            .iter()
+            .position(|entry| entry.key == key)
+            .unwrap_or_else(|| {
+                database.len += 1;
+                bucket.push(Entry {
+                    key: key.to_vec(),
+                    value: make(),
+                    deadline: None,
+                });
+                bucket.len() - 1
+            });
         &mut bucket[at].value
     }
 
-    /// Replaces the value; the deadline is kept.
+    /// Sets the value of a key and keeps its deadline.
     pub(crate) fn put(&mut self, db: usize, key: &[u8], value: Value) {
         let mut value = Some(value);
-        let slot = self.get_or_insert(db, key, || value.take().unwrap_or(Value::String(Vec::new())));
+        let slot = self.get_or_insert(db, key, || {
+            value.take().unwrap_or(Value::String(Vec::new()))
+        });
         if let Some(value) = value {
             *slot = value;
         }
     }
 
-    /// Removes a key.
+    /// Removes a key and returns its value.
     pub(crate) fn take(&mut self, db: usize, key: &[u8]) -> Option<Value> {
         let database = &mut self.databases[db];
         let slot = slot(key);
@@ -153,7 +186,7 @@ impl Keyspace {
         Some(entry.value)
     }
 
-    /// Removes a key whose last element has gone.
+    /// Removes a key if its value is an empty collection.
     pub(crate) fn tidy(&mut self, db: usize, key: &[u8]) {
         if self.get(db, key).is_some_and(Value::is_empty) {
             self.take(db, key);
@@ -169,7 +202,9 @@ impl Keyspace {
     }
 
     pub(crate) fn set_deadline(&mut self, db: usize, key: &[u8], deadline: Option<i64>) {
-        let Some(entry) = self.entry_mut(db, key) else { return };
+        let Some(entry) = self.entry_mut(db, key) else {
+            return;
+        };
         let before = std::mem::replace(&mut entry.deadline, deadline);
         if let Some(before) = before {
             self.deadlines.remove(&(before, db, key.to_vec()));
@@ -183,23 +218,35 @@ impl Keyspace {
         self.databases[db].len
     }
 
-    /// How many keys of a database have a deadline.
+    /// Returns how many keys of a database have a deadline.
     pub(crate) fn volatile(&self, db: usize) -> usize {
-        self.deadlines.iter().filter(|(_, database, _)| *database == db).count()
+        self.deadlines
+            .iter()
+            .filter(|(_, database, _)| *database == db)
+            .count()
     }
 
     pub(crate) fn keys(&self, db: usize) -> impl Iterator<Item = (&[u8], &Value)> {
-        self.databases[db].entries.values().flatten().map(|entry| (entry.key.as_slice(), &entry.value))
+        self.databases[db]
+            .entries
+            .values()
+            .flatten()
+            .map(|entry| (entry.key.as_slice(), &entry.value))
     }
 
-    /// At least `count` keys from a cursor on, if there are as many, and the next cursor.
+    /// Returns the next cursor and the keys from `cursor` on: at least `count`, unless fewer are
+    /// left. The next cursor is 0 at the end.
     pub(crate) fn scan(&self, db: usize, cursor: u64, count: usize) -> (u64, Vec<(&[u8], &Value)>) {
         let mut found = Vec::new();
         for (slot, bucket) in self.databases[db].entries.range(cursor..) {
             if found.len() >= count {
                 return (*slot, found);
             }
-            found.extend(bucket.iter().map(|entry| (entry.key.as_slice(), &entry.value)));
+            found.extend(
+                bucket
+                    .iter()
+                    .map(|entry| (entry.key.as_slice(), &entry.value)),
+            );
         }
         (0, found)
     }
@@ -209,14 +256,18 @@ impl Keyspace {
         self.deadlines.retain(|(_, database, _)| *database != db);
     }
 
-    /// Says that elements were pushed to a list.
+    /// Records that elements were pushed to a list.
     pub(crate) fn note_push(&mut self, db: usize, key: &[u8]) {
-        if !self.pushed.iter().any(|(database, pushed)| *database == db && pushed == key) {
+        if !self
+            .pushed
+            .iter()
+            .any(|(database, pushed)| *database == db && pushed == key)
+        {
             self.pushed.push((db, key.to_vec()));
         }
     }
 
-    /// The lists that were pushed to since the last call, in order of the first push.
+    /// Returns the lists that received elements since the last call, in order of the first push.
     pub(crate) fn take_pushed(&mut self) -> Vec<(usize, Vec<u8>)> {
         std::mem::take(&mut self.pushed)
     }

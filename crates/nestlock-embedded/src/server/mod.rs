@@ -1,4 +1,4 @@
-//! The emulated server: one thread, one command at a time, as Redis.
+//! The emulated server. As in Redis, one thread runs one command at a time.
 
 pub(crate) mod client;
 mod clock;
@@ -29,7 +29,7 @@ use self::{
     script::Scripts,
 };
 
-/// What CLIENT PAUSE holds up.
+/// The commands that CLIENT PAUSE holds up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PauseMode {
     Write,
@@ -58,7 +58,7 @@ impl Stats {
     }
 }
 
-/// Everything but the scripts.
+/// The server's state, without its scripts.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) clock: Clock,
@@ -66,9 +66,9 @@ pub(crate) struct Server {
     pub(crate) clients: BTreeMap<u64, Client>,
     pub(crate) stats: Stats,
     pub(crate) port: u16,
-    /// Another one for each server.
+    /// A random id, different for each server.
     pub(crate) run_id: String,
-    /// The clients that wait for a list, in order of their coming.
+    /// The clients that are blocked on a list, in order of arrival.
     waiters: VecDeque<u64>,
     paused: Option<(Duration, PauseMode)>,
     last_client: u64,
@@ -115,7 +115,7 @@ impl Server {
         }
     }
 
-    /// Answers a client that waited.
+    /// Sends the reply to a blocked client and ends its wait.
     pub(crate) fn unblock(&mut self, id: u64, reply: &Reply) {
         self.waiters.retain(|waiter| *waiter != id);
         if let Some(client) = self.clients.get_mut(&id) {
@@ -124,21 +124,28 @@ impl Server {
         }
     }
 
-    /// The clients that wait for this list, first come, first.
+    /// Returns the clients that wait for a list, in order of arrival.
     pub(crate) fn waiting_for(&self, db: usize, key: &[u8]) -> Vec<u64> {
         let waits = |id: &&u64| {
-            let blocked = self.clients.get(id).and_then(|client| client.blocked.as_ref());
-            blocked.is_some_and(|blocked| blocked.db == db && blocked.keys.iter().any(|other| other == key))
+            let blocked = self
+                .clients
+                .get(id)
+                .and_then(|client| client.blocked.as_ref());
+            blocked.is_some_and(|blocked| {
+                blocked.db == db && blocked.keys.iter().any(|other| other == key)
+            })
         };
         self.waiters.iter().filter(waits).copied().collect()
     }
 
     pub(crate) fn pause_clients(&mut self, until: Duration, mode: PauseMode) {
-        // a later pause may only add to one that goes on
-        self.paused = Some(match self.paused.filter(|(end, _)| *end > self.clock.now()) {
-            Some((end, before)) => (end.max(until), before.max(mode)),
-            None => (until, mode),
-        });
+        // a later CLIENT PAUSE may extend or widen an active pause, but not shorten or narrow it
+        self.paused = Some(
+            match self.paused.filter(|(end, _)| *end > self.clock.now()) {
+                Some((end, before)) => (end.max(until), before.max(mode)),
+                None => (until, mode),
+            },
+        );
     }
 
     pub(crate) fn unpause_clients(&mut self) {
@@ -146,26 +153,29 @@ impl Server {
         self.wake_all();
     }
 
-    /// Lets every connection look again: the clock has jumped, or a pause has ended.
+    /// Wakes the task of every connection, after the clock has jumped or a pause has ended.
     fn wake_all(&self) {
         for client in self.clients.values() {
             client.wake.notify_one();
         }
     }
 
-    /// How long this request has to wait because of CLIENT PAUSE.
+    /// Returns how long CLIENT PAUSE still holds up this request. Returns `None` if it may run now.
     fn held_up(&mut self, request: &Request) -> Option<Duration> {
         let (until, mode) = self.paused?;
         self.clock.tick();
-        let left = until.checked_sub(self.clock.now()).filter(|left| !left.is_zero());
+        let left = until
+            .checked_sub(self.clock.now())
+            .filter(|left| !left.is_zero());
         if left.is_none() {
             self.paused = None;
         }
-        let waits = mode == PauseMode::All || commands::find(request).is_ok_and(Command::waits_for_writes);
+        let waits =
+            mode == PauseMode::All || commands::find(request).is_ok_and(Command::waits_for_writes);
         left.filter(|_| waits)
     }
 
-    /// Runs a command that needs no scripts.
+    /// Runs a command other than a script command.
     fn run(
         &mut self,
         client: u64,
@@ -176,7 +186,15 @@ impl Server {
     ) -> Outcome {
         let now = self.clock.now_ms();
         self.stats.expired += self.keys.expire(now);
-        let mut call = Call { server: self, client, db: *db, args, in_script, protocol, command };
+        let mut call = Call {
+            server: self,
+            client,
+            db: *db,
+            args,
+            in_script,
+            protocol,
+            command,
+        };
         let outcome = run(&mut call);
         *db = call.db;
         self.count(command.name, &outcome);
@@ -198,9 +216,16 @@ impl Server {
             return;
         }
         let now = self.clock.now();
-        let sender = self.clients.get(&client).map_or_else(String::new, |client| client.peer.to_string());
+        let sender = self
+            .clients
+            .get(&client)
+            .map_or_else(String::new, |client| client.peer.to_string());
         let sender = if from_script { "lua".into() } else { sender };
-        let mut line = format!("{}.{:06} [{db} {sender}]", now.as_secs(), now.subsec_micros());
+        let mut line = format!(
+            "{}.{:06} [{db} {sender}]",
+            now.as_secs(),
+            now.subsec_micros()
+        );
         for arg in args {
             line += " \"";
             for byte in arg {
@@ -236,7 +261,7 @@ impl Engine {
         Ok(Self { server, scripts })
     }
 
-    /// Puts the clock forward; what ends thereby is gone when this returns.
+    /// Advances the clock. Keys that expire as a result are removed before it returns.
     pub(crate) fn advance(&self, by: Duration) {
         let mut server = self.server.borrow_mut();
         server.clock.advance(by);
@@ -245,7 +270,8 @@ impl Engine {
         server.wake_all();
     }
 
-    /// What a client sends is no request: it is told, and its connection ends.
+    /// Replies with a protocol error and closes the connection, because the client has sent invalid
+    /// RESP.
     pub(crate) fn give_up(&self, id: u64, text: &Text) {
         self.with_client(id, |client| {
             client.send(&Reply::Error(Text([b"ERR ", &text.0[..]].concat().into())));
@@ -253,12 +279,14 @@ impl Engine {
         });
     }
 
-    /// Runs one request and writes its reply.
+    /// Runs a request and writes its reply.
     pub(crate) fn execute(&self, id: u64, request: &Request) {
         let mut server = self.server.borrow_mut();
         server.clock.tick();
         let now = server.clock.now();
-        let Some(client) = server.clients.get_mut(&id) else { return };
+        let Some(client) = server.clients.get_mut(&id) else {
+            return;
+        };
         client.active = now;
         let (mut db, protocol) = (client.db, client.protocol);
         let only_subscribes = client.only_subscribes();
@@ -307,7 +335,8 @@ impl Engine {
         commands::serve_blocked(&mut server);
     }
 
-    /// Ends the wait of a client whose time is up; else how long it still may wait.
+    /// Returns how long a blocked client may still wait, or ends its wait if the time is up.
+    /// Returns `None` if the client is not blocked, waits forever, or has just been unblocked.
     pub(crate) fn time_left(&self, id: u64) -> Option<Duration> {
         let mut server = self.server.borrow_mut();
         server.clock.tick();

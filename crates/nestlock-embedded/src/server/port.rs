@@ -1,4 +1,4 @@
-//! The port: accepts connections, reads requests, writes replies.
+//! The server's TCP port: accepts connections, reads requests and writes replies.
 
 use std::{io::ErrorKind, rc::Rc, time::Duration};
 
@@ -10,19 +10,20 @@ use super::{
     resp::{MAX_REQUEST, Parser},
 };
 
-/// A client that has more than this to read is not listened to until it does.
+/// The amount of unread output, in bytes, at which a client's requests are no longer read or
+/// executed.
 const ENOUGH_OUTPUT: usize = 1024 * 1024;
-/// Requests of one client that are executed before others get a turn.
+/// How many requests of a client run before other clients get a turn.
 const TURN: usize = 64;
 
-/// Serves connections for as long as it is polled.
+/// Accepts connections and serves each of them in a task. Never returns.
 pub(crate) async fn serve(engine: Rc<Engine>, listener: TcpListener) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 tokio::task::spawn_local(Connection::run(Rc::clone(&engine), stream));
             }
-            // out of file descriptors, mostly: others may end soon
+            // most likely out of file descriptors: other connections may close soon
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }
     }
@@ -43,17 +44,29 @@ impl Drop for Connection {
 
 impl Connection {
     async fn run(engine: Rc<Engine>, stream: TcpStream) {
-        let (Ok(peer), Ok(local)) = (stream.peer_addr(), stream.local_addr()) else { return };
+        let (Ok(peer), Ok(local)) = (stream.peer_addr(), stream.local_addr()) else {
+            return;
+        };
         let _ = stream.set_nodelay(true);
         let id = engine.server.borrow_mut().enter(peer, local);
-        let mut connection = Self { engine, id, stream, parser: Parser::default() };
-        // an error here is a connection that has ended: nobody to tell
+        let mut connection = Self {
+            engine,
+            id,
+            stream,
+            parser: Parser::default(),
+        };
+        // an error here means that the connection is lost, so it cannot be reported
         let _ = connection.serve().await;
     }
 
     async fn serve(&mut self) -> std::io::Result<()> {
-        let Some(wake) = self.engine.with_client(self.id, |client| Rc::clone(&client.wake)) else { return Ok(()) };
-        // a request that was read, but has to wait because of CLIENT PAUSE
+        let Some(wake) = self
+            .engine
+            .with_client(self.id, |client| Rc::clone(&client.wake))
+        else {
+            return Ok(());
+        };
+        // a request that has been read, but that CLIENT PAUSE holds up
         let mut held = None;
         loop {
             let mut timer = self.execute_waiting(&mut held);
@@ -62,25 +75,38 @@ impl Connection {
             self.write()?;
             let (fate, unwritten, blocked) = self
                 .engine
-                .with_client(self.id, |client| (client.fate, client.output.len(), client.blocked.is_some()))
+                .with_client(self.id, |client| {
+                    (client.fate, client.output.len(), client.blocked.is_some())
+                })
                 .unwrap_or((Fate::Ended, 0, false));
             if fate == Fate::Ended || fate == Fate::Ending && unwritten == 0 {
                 return Ok(());
             }
-            // requests that were put off because of that: nothing else would come to wake this task
+            // requests were put off because the output was full, and no event would wake this task
+            // for them
             if was_full && unwritten < ENOUGH_OUTPUT {
                 continue;
             }
             if blocked {
                 timer = self.engine.time_left(self.id);
-                if timer.is_none() && self.engine.with_client(self.id, |client| client.blocked.is_none()) == Some(true)
+                if timer.is_none()
+                    && self
+                        .engine
+                        .with_client(self.id, |client| client.blocked.is_none())
+                        == Some(true)
                 {
                     continue;
                 }
             }
-            // a client that has enough to read, or waits, is read no further than it may send ahead
-            let ahead = if blocked || held.is_some() { ENOUGH_OUTPUT } else { MAX_REQUEST + ENOUGH_OUTPUT };
-            let reads = fate == Fate::Open && unwritten < ENOUGH_OUTPUT && self.parser.waiting() < ahead;
+            // bounds the unparsed input: a waiting client may send 1 MiB ahead, any other its
+            // largest request
+            let ahead = if blocked || held.is_some() {
+                ENOUGH_OUTPUT
+            } else {
+                MAX_REQUEST + ENOUGH_OUTPUT
+            };
+            let reads =
+                fate == Fate::Open && unwritten < ENOUGH_OUTPUT && self.parser.waiting() < ahead;
             tokio::select! {
                 biased;
                 () = wake.notified() => {}
@@ -96,16 +122,22 @@ impl Connection {
         }
     }
 
-    /// Executes what has come. `Some`: when to look again although nothing new has.
+    /// Executes the requests that have arrived, at most [`TURN`]. Returns how long to wait before
+    /// the next call if no event triggers it earlier, or `None` if only an event can.
     fn execute_waiting(&mut self, held: &mut Option<Vec<Vec<u8>>>) -> Option<Duration> {
         for _ in 0..TURN {
             let goes_on = self.engine.with_client(self.id, |client| {
-                client.fate == Fate::Open && client.blocked.is_none() && client.output.len() < ENOUGH_OUTPUT
+                client.fate == Fate::Open
+                    && client.blocked.is_none()
+                    && client.output.len() < ENOUGH_OUTPUT
             });
             if goes_on != Some(true) {
                 return None;
             }
-            let request = match held.take().map_or_else(|| self.parser.next(), |request| Ok(Some(request))) {
+            let request = match held
+                .take()
+                .map_or_else(|| self.parser.next(), |request| Ok(Some(request)))
+            {
                 Ok(Some(request)) => request,
                 Ok(None) => return None,
                 Err(text) => {
@@ -122,7 +154,7 @@ impl Connection {
         Some(Duration::ZERO)
     }
 
-    /// `false`: the client has closed the connection.
+    /// Reads from the socket. Returns `false` if the client has closed the connection.
     fn read(&mut self) -> std::io::Result<bool> {
         let mut buffer = [0; 16 * 1024];
         match self.stream.try_read(&mut buffer) {
@@ -136,10 +168,12 @@ impl Connection {
         }
     }
 
-    /// Writes as much as the socket takes.
+    /// Writes as much of the output as the socket accepts.
     fn write(&mut self) -> std::io::Result<()> {
-        let mut output =
-            self.engine.with_client(self.id, |client| std::mem::take(&mut client.output)).unwrap_or_default();
+        let mut output = self
+            .engine
+            .with_client(self.id, |client| std::mem::take(&mut client.output))
+            .unwrap_or_default();
         let mut written = 0;
         let result = loop {
             if written == output.len() {
@@ -155,8 +189,9 @@ impl Connection {
         if output.capacity() > ENOUGH_OUTPUT && output.is_empty() {
             output = Vec::new();
         }
-        // nobody else ran in between
-        self.engine.with_client(self.id, |client| client.output = output);
+        // no other task ran since the output was taken, so this overwrites nothing
+        self.engine
+            .with_client(self.id, |client| client.output = output);
         result
     }
 }

@@ -1,29 +1,29 @@
-//! The wire: requests in, replies out, in RESP2 and RESP3.
+//! The wire protocol: parses requests and writes replies, in RESP2 and RESP3.
 
 use std::{borrow::Cow, fmt::Write as _};
 
 /// A request: the command's name and its arguments.
 pub(crate) type Request = Vec<Vec<u8>>;
 
-/// The most arguments of one request. Redis takes more; a request that is larger than this is no lock's.
+/// The maximum number of arguments in a request. Redis allows more, but no lock needs them.
 const MAX_ARGS: i64 = 1024 * 1024;
-/// The longest line without its end, as in Redis.
+/// The maximum length of a line without its line end, as in Redis.
 const MAX_LINE: usize = 64 * 1024;
-/// The most bytes of one request. Redis takes more, see above.
+/// The maximum size of a request in bytes. Redis allows more, but no lock needs it.
 pub(crate) const MAX_REQUEST: usize = 64 * 1024 * 1024;
 
-/// Takes requests out of what a client sent, however it was cut into pieces.
+/// Extracts requests from a client's bytes, however these are split into reads.
 ///
-/// Announced sizes reserve nothing: memory is used for bytes that came.
+/// A length prefix reserves no memory: only bytes that have arrived use any.
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     input: Vec<u8>,
-    /// Where the next unread byte is.
+    /// The position of the next unread byte.
     at: usize,
-    /// The arguments that are still to come, while within a request.
+    /// How many arguments of the current request are still missing.
     missing: i64,
     args: Request,
-    /// The bytes of the request so far.
+    /// The bytes in the arguments of the current request so far.
     taken: usize,
 }
 
@@ -32,7 +32,7 @@ impl Parser {
         if self.at > self.input.len() / 2 {
             self.input.drain(..self.at);
             self.at = 0;
-            // one large request must not cost its memory for ever
+            // release the memory of one large request
             if self.input.is_empty() && self.input.capacity() > 1024 * 1024 {
                 self.input = Vec::new();
             }
@@ -40,12 +40,13 @@ impl Parser {
         self.input.extend_from_slice(bytes);
     }
 
-    /// The bytes that wait here.
+    /// Returns how many bytes are still unparsed.
     pub(crate) fn waiting(&self) -> usize {
         self.input.len() - self.at
     }
 
-    /// The next whole request. An error is a violation of the protocol: the connection has to end.
+    /// Returns the next complete request. Returns `None` if more bytes are needed. An error is a
+    /// protocol violation: the connection has to be closed.
     pub(crate) fn next(&mut self) -> Result<Option<Request>, Text> {
         loop {
             if self.missing == 0 {
@@ -57,7 +58,9 @@ impl Parser {
                 }
             }
             while self.missing > 0 {
-                let Some(arg) = self.argument()? else { return Ok(None) };
+                let Some(arg) = self.argument()? else {
+                    return Ok(None);
+                };
                 self.args.push(arg);
                 self.missing -= 1;
             }
@@ -71,7 +74,9 @@ impl Parser {
             return Ok(Begin::More);
         }
         if self.input[self.at] == b'*' {
-            let Some(line) = self.line("too big mbulk count string")? else { return Ok(Begin::More) };
+            let Some(line) = self.line("too big mbulk count string")? else {
+                return Ok(Begin::More);
+            };
             let count = integer(&line[1..]).filter(|count| *count <= MAX_ARGS);
             let count = count.ok_or("Protocol error: invalid multibulk length")?;
             if count <= 0 {
@@ -80,7 +85,8 @@ impl Parser {
             self.missing = count;
             return Ok(Begin::Args);
         }
-        // an inline request ends with a line feed alone; behind a NUL, C does not look for one
+        // an inline request ends with `\n`; Redis searches for it with `strchr`, which stops at a
+        // NUL
         let waiting = &self.input[self.at..];
         let end = waiting.iter().position(|byte| matches!(byte, b'\n' | 0));
         let Some(len) = end.filter(|end| waiting[*end] == b'\n') else {
@@ -94,19 +100,31 @@ impl Parser {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         let words = words(line).ok_or("Protocol error: unbalanced quotes in request")?;
         self.at += len + 1;
-        Ok(if words.is_empty() { Begin::Nothing } else { Begin::Inline(words) })
+        Ok(if words.is_empty() {
+            Begin::Nothing
+        } else {
+            Begin::Inline(words)
+        })
     }
 
     fn argument(&mut self) -> Result<Option<Vec<u8>>, Text> {
         let start = self.at;
-        let Some(line) = self.line("too big bulk count string")? else { return Ok(None) };
+        let Some(line) = self.line("too big bulk count string")? else {
+            return Ok(None);
+        };
         if line.first() != Some(&b'$') {
             let found = line.first().copied().unwrap_or(b'\r');
-            return Err(Text([b"Protocol error: expected '$', got '", &[found][..], b"'"].concat().into()));
+            return Err(Text(
+                [b"Protocol error: expected '$', got '", &[found][..], b"'"]
+                    .concat()
+                    .into(),
+            ));
         }
         let max = i64::try_from(MAX_REQUEST).unwrap_or(i64::MAX);
         let len = integer(&line[1..]).filter(|len| (0..=max).contains(len));
-        let len = len.and_then(|len| usize::try_from(len).ok()).ok_or("Protocol error: invalid bulk length")?;
+        let len = len
+            .and_then(|len| usize::try_from(len).ok())
+            .ok_or("Protocol error: invalid bulk length")?;
         if self.taken + len > MAX_REQUEST {
             return Err("Protocol error: request too large".into());
         }
@@ -120,12 +138,19 @@ impl Parser {
         Ok(Some(arg))
     }
 
-    /// The next line, without its end.
+    /// Returns the next line without its line end. Returns `None` if it is not complete.
     fn line(&mut self, too_long: &str) -> Result<Option<Vec<u8>>, Text> {
         let waiting = &self.input[self.at..];
-        let end = waiting.iter().take(MAX_LINE + 1).position(|byte| matches!(byte, b'\r' | 0));
+        let end = waiting
+            .iter()
+            .take(MAX_LINE + 1)
+            .position(|byte| matches!(byte, b'\r' | 0));
         let Some(len) = end.filter(|end| waiting[*end] == b'\r') else {
-            return if waiting.len() > MAX_LINE { Err(format!("Protocol error: {too_long}").into()) } else { Ok(None) };
+            return if waiting.len() > MAX_LINE {
+                Err(format!("Protocol error: {too_long}").into())
+            } else {
+                Ok(None)
+            };
         };
         if waiting.len() < len + 2 {
             return Ok(None);
@@ -143,7 +168,8 @@ enum Begin {
     Inline(Request),
 }
 
-/// A decimal integer in the only form that Redis takes: no sign but `-`, no leading zeros, no blanks.
+/// Parses an integer in the only form that Redis accepts: no sign but `-`, no leading zeros, no
+/// blanks.
 pub(crate) fn integer(text: &[u8]) -> Option<i64> {
     let digits = text.strip_prefix(b"-").unwrap_or(text);
     let canonical = match digits {
@@ -151,19 +177,25 @@ pub(crate) fn integer(text: &[u8]) -> Option<i64> {
         [b'0'] => digits.len() == text.len(),
         [first, ..] => *first != b'0' && digits.iter().all(u8::is_ascii_digit),
     };
-    if canonical { std::str::from_utf8(text).ok()?.parse().ok() } else { None }
+    if canonical {
+        std::str::from_utf8(text).ok()?.parse().ok()
+    } else {
+        None
+    }
 }
 
-/// The words of an inline request; `None` if its quotes do not match.
+/// Splits an inline request into words. Returns `None` if its quotes do not match.
 fn words(line: &[u8]) -> Option<Request> {
     let is_space = |byte: u8| byte.is_ascii_whitespace() || byte == 0x0b;
-    // not all of them end a word
+    // of the whitespace, only these bytes end a word
     let ends_word = |byte: u8| b" \n\r\t".contains(&byte);
     let mut words = Vec::new();
     let mut rest = line.iter().copied().peekable();
     loop {
         while rest.next_if(|byte| is_space(*byte)).is_some() {}
-        let Some(first) = rest.peek().copied() else { return Some(words) };
+        let Some(first) = rest.peek().copied() else {
+            return Some(words);
+        };
         // a NUL ends the line, as in C
         if first == 0 {
             return Some(words);
@@ -185,7 +217,10 @@ fn words(line: &[u8]) -> Option<Request> {
                             byte => word.push(byte),
                         }
                     }
-                    if rest.peek().is_some_and(|next| !is_space(*next) && *next != 0) {
+                    if rest
+                        .peek()
+                        .is_some_and(|next| !is_space(*next) && *next != 0)
+                    {
                         return None;
                     }
                     break;
@@ -199,7 +234,10 @@ fn words(line: &[u8]) -> Option<Request> {
                             byte => word.push(byte),
                         }
                     }
-                    if rest.peek().is_some_and(|next| !is_space(*next) && *next != 0) {
+                    if rest
+                        .peek()
+                        .is_some_and(|next| !is_space(*next) && *next != 0)
+                    {
                         return None;
                     }
                     break;
@@ -212,7 +250,11 @@ fn words(line: &[u8]) -> Option<Request> {
 }
 
 fn escape(rest: &mut std::iter::Peekable<impl Iterator<Item = u8> + Clone>) -> Option<u8> {
-    let hex = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let hex = |byte: u8| {
+        char::from(byte)
+            .to_digit(16)
+            .and_then(|digit| u8::try_from(digit).ok())
+    };
     let mut ahead = rest.clone();
     if ahead.next() == Some(b'x')
         && let (Some(high), Some(low)) = (ahead.next().and_then(hex), ahead.next().and_then(hex))
@@ -230,27 +272,46 @@ fn escape(rest: &mut std::iter::Peekable<impl Iterator<Item = u8> + Clone>) -> O
     })
 }
 
-/// A text of one line: a status, or an error that begins with its code. Not always UTF-8.
+/// A one-line text: a status, or an error that begins with its code. It need not be UTF-8.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Text(pub(crate) Cow<'static, [u8]>);
 
 impl Text {
-    /// As C keeps it: to the first NUL.
+    /// Creates a text from the bytes before the first NUL, as C would.
     pub(crate) fn until_nul(bytes: &[u8]) -> Self {
-        Self(bytes.split(|byte| *byte == 0).next().unwrap_or_default().to_vec().into())
+        Self(
+            bytes
+                .split(|byte| *byte == 0)
+                .next()
+                .unwrap_or_default()
+                .to_vec()
+                .into(),
+        )
     }
 
-    /// The first word.
+    /// Returns the first word.
     pub(crate) fn code(&self) -> Cow<'_, str> {
-        String::from_utf8_lossy(self.0.split(|byte| *byte == b' ').next().unwrap_or_default())
+        String::from_utf8_lossy(
+            self.0
+                .split(|byte| *byte == b' ')
+                .next()
+                .unwrap_or_default(),
+        )
     }
 
     fn one_line(&self) -> Vec<u8> {
-        self.0.iter().map(|byte| if b"\r\n".contains(byte) { b' ' } else { *byte }).collect()
+        self.0
+            .iter()
+            .map(|byte| if b"\r\n".contains(byte) { b' ' } else { *byte })
+            .collect()
     }
 
     fn without_line_end(&self) -> Self {
-        let end = self.0.iter().rposition(|byte| !b"\r\n".contains(byte)).map_or(0, |last| last + 1);
+        let end = self
+            .0
+            .iter()
+            .rposition(|byte| !b"\r\n".contains(byte))
+            .map_or(0, |last| last + 1);
         Self(self.0[..end].to_vec().into())
     }
 }
@@ -267,7 +328,7 @@ impl From<String> for Text {
     }
 }
 
-/// What a command answers.
+/// A reply to a command, or a message.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Reply {
     Status(Text),
@@ -276,7 +337,7 @@ pub(crate) enum Reply {
     Bulk(Vec<u8>),
     /// No value.
     Nil,
-    /// No list; in RESP3 the same as [`Reply::Nil`].
+    /// No list. The same as [`Reply::Nil`] in RESP3.
     NilList,
     List(Vec<Reply>),
     Map(Vec<(Reply, Reply)>),
@@ -285,13 +346,13 @@ pub(crate) enum Reply {
     Bool(bool),
     BigNumber(Vec<u8>),
     Verbatim(Vec<u8>),
-    /// Not an answer but news, as messages are; in RESP2 a list.
+    /// An out-of-band message, such as a published one. A list in RESP2.
     Push(Vec<Reply>),
-    /// Everything was written already, or comes later.
+    /// No reply: it has been written already, or follows later.
     Nothing,
 }
 
-/// The versions of the protocol.
+/// The protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Resp2,
@@ -328,7 +389,11 @@ impl Reply {
             Self::Push(items) => list(out, if three { b'>' } else { b'*' }, items, protocol),
             Self::Map(pairs) => {
                 let len = if three { pairs.len() } else { pairs.len() * 2 };
-                head(out, if three { b'%' } else { b'*' }, i64::try_from(len).unwrap_or(i64::MAX));
+                head(
+                    out,
+                    if three { b'%' } else { b'*' },
+                    i64::try_from(len).unwrap_or(i64::MAX),
+                );
                 for (key, value) in pairs {
                     key.write(protocol, out);
                     value.write(protocol, out);
@@ -336,7 +401,9 @@ impl Reply {
             }
             Self::Double(number) if three => line(out, b',', double(*number).as_bytes()),
             Self::Double(number) => bulk(out, b'$', double(*number).as_bytes()),
-            Self::Bool(yes) if three => out.extend_from_slice(if *yes { b"#t\r\n" } else { b"#f\r\n" }),
+            Self::Bool(yes) if three => {
+                out.extend_from_slice(if *yes { b"#t\r\n" } else { b"#f\r\n" });
+            }
             Self::Bool(yes) => head(out, b':', i64::from(*yes)),
             Self::BigNumber(digits) if three => line(out, b'(', digits),
             Self::BigNumber(digits) => bulk(out, b'$', digits),
@@ -372,25 +439,40 @@ fn list(out: &mut Vec<u8>, sign: u8, items: &[Reply], protocol: Protocol) {
     }
 }
 
-/// A score as Redis 7.0 prints it: 17 significant digits, as C's `%.17g`.
+/// Formats a score as Redis 7.0 does: 17 significant digits, as C's `%.17g`.
 pub(crate) fn double(number: f64) -> String {
     if number.is_nan() {
         return "nan".into();
     }
     if number.is_infinite() {
-        return if number > 0.0 { "inf".into() } else { "-inf".into() };
+        return if number > 0.0 {
+            "inf".into()
+        } else {
+            "-inf".into()
+        };
     }
     if number == 0.0 {
-        return if number.is_sign_negative() { "-0".into() } else { "0".into() };
+        return if number.is_sign_negative() {
+            "-0".into()
+        } else {
+            "0".into()
+        };
     }
     let scientific = format!("{number:.16e}");
     let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
     let trim = |text: &str| {
-        if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text.to_owned() }
+        if text.contains('.') {
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        } else {
+            text.to_owned()
+        }
     };
     if (-4..17).contains(&exponent) {
-        trim(&format!("{number:.*}", usize::try_from(16 - exponent).unwrap_or(0)))
+        trim(&format!(
+            "{number:.*}",
+            usize::try_from(16 - exponent).unwrap_or(0)
+        ))
     } else {
         let sign = if exponent < 0 { '-' } else { '+' };
         format!("{}e{sign}{:02}", trim(mantissa), exponent.abs())
@@ -427,7 +509,12 @@ mod tests {
     #[test]
     fn requests_are_found_however_they_are_cut() {
         let bytes = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\nPING  \"a b\"\r\n*0\r\n*1\r\n$0\r\n\r\n";
-        let wanted = [request(&["GET", "k"]), request(&["PING", "a b"]), request(&[""])].map(Ok);
+        let wanted = [
+            request(&["GET", "k"]),
+            request(&["PING", "a b"]),
+            request(&[""]),
+        ]
+        .map(Ok);
         assert_eq!(parse(&[bytes]), wanted);
         let single: Vec<&[u8]> = bytes.chunks(1).collect();
         assert_eq!(parse(&single), wanted);
@@ -437,12 +524,30 @@ mod tests {
     fn violations_are_told() {
         let error = |bytes: &[u8]| parse(&[bytes]).pop().unwrap().unwrap_err();
         assert_eq!(error(b"*x\r\n"), "Protocol error: invalid multibulk length");
-        assert_eq!(error(b"*1048577\r\n"), "Protocol error: invalid multibulk length");
-        assert_eq!(error(b"*1\r\n$-1\r\n"), "Protocol error: invalid bulk length");
-        assert_eq!(error(b"*1\r\n$99999999999\r\n"), "Protocol error: invalid bulk length");
-        assert_eq!(error(b"*1\r\n:1\r\n"), "Protocol error: expected '$', got ':'");
-        assert_eq!(error(b"get \"k\n"), "Protocol error: unbalanced quotes in request");
-        assert_eq!(error(&vec![b'x'; MAX_LINE + 1]), "Protocol error: too big inline request");
+        assert_eq!(
+            error(b"*1048577\r\n"),
+            "Protocol error: invalid multibulk length"
+        );
+        assert_eq!(
+            error(b"*1\r\n$-1\r\n"),
+            "Protocol error: invalid bulk length"
+        );
+        assert_eq!(
+            error(b"*1\r\n$99999999999\r\n"),
+            "Protocol error: invalid bulk length"
+        );
+        assert_eq!(
+            error(b"*1\r\n:1\r\n"),
+            "Protocol error: expected '$', got ':'"
+        );
+        assert_eq!(
+            error(b"get \"k\n"),
+            "Protocol error: unbalanced quotes in request"
+        );
+        assert_eq!(
+            error(&vec![b'x'; MAX_LINE + 1]),
+            "Protocol error: too big inline request"
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Scripts: PUC Lua 5.1 with the environment and the conversions of Redis 7.0.
+//! Lua scripts: PUC Lua 5.1 with the environment and the conversions of Redis 7.0.
 
 use std::{
     cell::{Cell, RefCell},
@@ -12,7 +12,8 @@ use std::{
 };
 
 use mlua::{
-    Function, HookTriggers, Lua, LuaOptions, LuaString, MultiValue, StdLib, Table, Value, VmState, chunk::ChunkMode,
+    Function, HookTriggers, Lua, LuaOptions, LuaString, MultiValue, StdLib, Table, Value, VmState,
+    chunk::ChunkMode,
 };
 use sha1::{Digest, Sha1};
 
@@ -22,16 +23,16 @@ use super::{
     resp::{Protocol, Reply, Text, double, integer},
 };
 
-/// The environment of scripts, built from what Rust gives.
+/// The Lua code that builds the environment of scripts, from functions implemented in Rust.
 const PRELUDE: &str = include_str!("prelude.lua");
 const WRONG_ARGUMENTS: &[u8] = b"ERR wrong number or type of arguments";
 const NO_SCRIPT: &str = "NOSCRIPT No matching script. Please use EVAL.";
-/// How many instructions run between two looks at whether the server ends.
+/// How many Lua instructions run between two checks for a shutdown of the server.
 const HOOK_INTERVAL: u32 = 1_000_000;
-/// How deep a reply may nest. Redis gives up at its Lua stack's end, which is deeper.
+/// How deep a reply may nest. Redis stops at the end of its Lua stack, which is deeper.
 const MAX_DEPTH: usize = 200;
 
-/// What a running script may do, and for whom it runs.
+/// The context of the running script: its client, its database and what it may do.
 #[derive(Debug)]
 struct Running {
     client: Cell<u64>,
@@ -41,7 +42,7 @@ struct Running {
     sha: RefCell<String>,
 }
 
-/// An error of Redis's on its way through Lua.
+/// A Redis error that is passed through Lua.
 #[derive(Debug)]
 struct Raised(Text);
 
@@ -57,20 +58,22 @@ fn raise<T>(text: impl Into<Text>) -> mlua::Result<T> {
     Err(mlua::Error::external(Raised(text.into())))
 }
 
-/// All scripts of a server, and the machine that runs them.
+/// All scripts of a server, and the Lua state that runs them.
 pub(crate) struct Scripts {
     lua: Lua,
     running: Rc<Running>,
     cache: RefCell<HashMap<String, Function>>,
-    /// Lua's own `loadstring`: its messages are bytes, mlua's are not.
+    /// Lua's own `loadstring`: its error messages keep arbitrary bytes, mlua's do not.
     loadstring: Function,
-    /// Sets KEYS and ARGV, and calls a function.
+    /// Sets KEYS and ARGV, and calls a script.
     enter: Function,
 }
 
 impl fmt::Debug for Scripts {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.debug_struct("Scripts").field("cached", &self.cache.borrow().len()).finish_non_exhaustive()
+        f.debug_struct("Scripts")
+            .field("cached", &self.cache.borrow().len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -82,9 +85,16 @@ impl Scripts {
     fn build(server: &Rc<RefCell<Server>>, stop: Arc<AtomicBool>) -> mlua::Result<Self> {
         let libs = StdLib::TABLE | StdLib::STRING | StdLib::MATH;
         let lua = Lua::new_with(libs, LuaOptions::new().catch_rust_panics(false))?;
-        lua.set_hook(HookTriggers::new().every_nth_instruction(HOOK_INTERVAL), move |_, _| {
-            if stop.load(Ordering::Relaxed) { raise("ERR the server ends") } else { Ok(VmState::Continue) }
-        })?;
+        lua.set_hook(
+            HookTriggers::new().every_nth_instruction(HOOK_INTERVAL),
+            move |_, _| {
+                if stop.load(Ordering::Relaxed) {
+                    raise("ERR the server ends")
+                } else {
+                    Ok(VmState::Continue)
+                }
+            },
+        )?;
         let running = Rc::new(Running {
             client: Cell::new(0),
             db: Cell::new(0),
@@ -95,21 +105,47 @@ impl Scripts {
         let redis = api(&lua, server, &running)?;
         let handler = {
             let running = Rc::clone(&running);
-            lua.create_function(move |lua, error: Value| lua.create_string(report(lua, &running, &error)))?
+            lua.create_function(move |lua, error: Value| {
+                lua.create_string(report(lua, &running, &error))
+            })?
         };
-        let text = lua
-            .create_function(|lua, error: Value| plain_text(&error).map(|text| lua.create_string(text)).transpose())?;
+        let text = lua.create_function(|lua, error: Value| {
+            plain_text(&error)
+                .map(|text| lua.create_string(text))
+                .transpose()
+        })?;
         let loadstring = lua.globals().raw_get("loadstring")?;
-        let enter = lua.load(PRELUDE).set_name("=nestlock").call::<Function>((redis, handler, text))?;
-        Ok(Self { lua, running, cache: RefCell::default(), loadstring, enter })
+        let enter = lua
+            .load(PRELUDE)
+            .set_name("=nestlock")
+            .call::<Function>((redis, handler, text))?;
+        Ok(Self {
+            lua,
+            running,
+            cache: RefCell::default(),
+            loadstring,
+            enter,
+        })
     }
 
-    pub(crate) fn execute(&self, which: ScriptCommand, client: u64, db: usize, args: &[Vec<u8>]) -> Outcome {
+    pub(crate) fn execute(
+        &self,
+        which: ScriptCommand,
+        client: u64,
+        db: usize,
+        args: &[Vec<u8>],
+    ) -> Outcome {
         match which {
             ScriptCommand::Eval | ScriptCommand::EvalRo => {
                 let keys = count_keys(args)?;
                 let sha = self.load(&args[1])?;
-                self.run(&sha, client, db, (&args[3..3 + keys], &args[3 + keys..]), which == ScriptCommand::EvalRo)
+                self.run(
+                    &sha,
+                    client,
+                    db,
+                    (&args[3..3 + keys], &args[3 + keys..]),
+                    which == ScriptCommand::EvalRo,
+                )
             }
             ScriptCommand::EvalSha | ScriptCommand::EvalShaRo => {
                 if args[1].len() != 40 {
@@ -117,52 +153,73 @@ impl Scripts {
                 }
                 let keys = count_keys(args)?;
                 let sha = String::from_utf8_lossy(&args[1]).to_ascii_lowercase();
-                self.run(&sha, client, db, (&args[3..3 + keys], &args[3 + keys..]), which == ScriptCommand::EvalShaRo)
+                self.run(
+                    &sha,
+                    client,
+                    db,
+                    (&args[3..3 + keys], &args[3 + keys..]),
+                    which == ScriptCommand::EvalShaRo,
+                )
             }
             ScriptCommand::Load => self.load(&args[2]).map(Reply::bulk),
             ScriptCommand::Exists => {
                 let cache = self.cache.borrow();
-                let known = |sha: &Vec<u8>| cache.contains_key(&String::from_utf8_lossy(sha).to_ascii_lowercase());
-                Ok(Reply::list(args[2..].iter().map(|sha| Reply::Int(known(sha).into()))))
+                let known = |sha: &Vec<u8>| {
+                    cache.contains_key(&String::from_utf8_lossy(sha).to_ascii_lowercase())
+                };
+                Ok(Reply::list(
+                    args[2..].iter().map(|sha| Reply::Int(known(sha).into())),
+                ))
             }
             ScriptCommand::Flush => {
-                let known = |word: &Vec<u8>| word.eq_ignore_ascii_case(b"sync") || word.eq_ignore_ascii_case(b"async");
+                let known = |word: &Vec<u8>| {
+                    word.eq_ignore_ascii_case(b"sync") || word.eq_ignore_ascii_case(b"async")
+                };
                 if args.len() > 3 || !args[2..].iter().all(known) {
                     return Err("ERR SCRIPT FLUSH only support SYNC|ASYNC option".into());
                 }
                 self.cache.borrow_mut().clear();
                 Ok(Reply::OK)
             }
-            // scripts run to their end before anything else is read
+            // a script runs to its end before the server reads another request
             ScriptCommand::Kill => Err("NOTBUSY No scripts in execution right now.".into()),
         }
     }
 
-    /// Compiles a script, unless it is known. Returns its SHA1.
+    /// Compiles a script, unless it is cached. Returns its SHA1 in hexadecimal.
     fn load(&self, source: &[u8]) -> Result<String, Text> {
         let mut sha = String::with_capacity(40);
         for byte in Sha1::digest(source) {
             let _ = write!(sha, "{byte:02x}");
         }
         if !self.cache.borrow().contains_key(&sha) {
-            let chunk = self.lua.load(source).set_name("@user_script").set_mode(ChunkMode::Text);
+            let chunk = self
+                .lua
+                .load(source)
+                .set_name("@user_script")
+                .set_mode(ChunkMode::Text);
             let function = chunk.into_function().map_err(|error| {
-                let text = self.what_is_wrong(source).unwrap_or_else(|| error.to_string().into_bytes());
-                Text::until_nul(&[&b"ERR Error compiling script (new function): "[..], &text].concat())
+                let text = self
+                    .what_is_wrong(source)
+                    .unwrap_or_else(|| error.to_string().into_bytes());
+                Text::until_nul(
+                    &[&b"ERR Error compiling script (new function): "[..], &text].concat(),
+                )
             })?;
             self.cache.borrow_mut().insert(sha.clone(), function);
         }
         Ok(sha)
     }
 
-    /// Lua's message for a script that does not compile.
+    /// Returns Lua's error message for a script that does not compile.
     fn what_is_wrong(&self, source: &[u8]) -> Option<Vec<u8>> {
-        // Lua would take it for compiled code, and trust it
+        // `loadstring` would load this as bytecode, which it trusts
         if source.starts_with(b"\x1b") {
             return Some(b"user_script:1: unexpected symbol near 'char(27)'".to_vec());
         }
         let source = self.lua.create_string(source).ok()?;
-        let result: (Value, Option<LuaString>) = self.loadstring.call((source, "@user_script")).ok()?;
+        let result: (Value, Option<LuaString>) =
+            self.loadstring.call((source, "@user_script")).ok()?;
         result.1.map(|text| bytes(&text))
     }
 
@@ -181,16 +238,23 @@ impl Scripts {
         self.running.read_only.set(read_only);
         self.running.protocol.set(Protocol::Resp2);
         sha.clone_into(&mut self.running.sha.borrow_mut());
-        // SELECT within a script lasts as long as the script
+        // SELECT in a script ends with the script: `running.db` is not copied back to the client
         let internal = |error: mlua::Error| format!("ERR {error}");
         let strings = |words: &[Vec<u8>]| {
             let words = words.iter().map(|word| self.lua.create_string(word));
-            self.lua.create_sequence_from(words.collect::<mlua::Result<Vec<_>>>()?)
+            self.lua
+                .create_sequence_from(words.collect::<mlua::Result<Vec<_>>>()?)
         };
-        let (keys, argv) = (strings(keys).map_err(internal)?, strings(argv).map_err(internal)?);
-        let (ok, result): (bool, Value) = self.enter.call((function, keys, argv)).map_err(internal)?;
+        let (keys, argv) = (
+            strings(keys).map_err(internal)?,
+            strings(argv).map_err(internal)?,
+        );
+        let (ok, result): (bool, Value) =
+            self.enter.call((function, keys, argv)).map_err(internal)?;
         if !ok {
-            return Err(Text::until_nul(&result.as_string().map_or_else(Vec::new, bytes)));
+            return Err(Text::until_nul(
+                &result.as_string().map_or_else(Vec::new, bytes),
+            ));
         }
         match from_lua(&result, self.running.protocol.get(), MAX_DEPTH) {
             Ok(Reply::Error(text)) => Err(text),
@@ -211,19 +275,24 @@ fn bytes(text: &LuaString) -> Vec<u8> {
     text.as_bytes().to_vec()
 }
 
-/// The text of something raised, without the place.
+/// Returns the text of a Redis error or an error table, without a position. Returns `None` for any
+/// other value.
 fn plain_text(error: &Value) -> Option<Vec<u8>> {
     match error {
         Value::Error(error) => Some(match error.downcast_ref::<Raised>() {
             Some(Raised(text)) => text.0.to_vec(),
             None => format!("ERR {error}").into_bytes(),
         }),
-        Value::Table(table) => table.raw_get::<Option<LuaString>>("err").ok().flatten().map(|text| bytes(&text)),
+        Value::Table(table) => table
+            .raw_get::<Option<LuaString>>("err")
+            .ok()
+            .flatten()
+            .map(|text| bytes(&text)),
         _ => None,
     }
 }
 
-/// What an uncaught error answers: its text, the script, and the line.
+/// Builds the reply for an uncaught error: its text, the script and the line.
 fn report(lua: &Lua, running: &Running, error: &Value) -> Vec<u8> {
     let mut text = plain_text(error).unwrap_or_else(|| match error {
         Value::String(text) => [b"ERR ", text.as_bytes().as_ref()].concat(),
@@ -233,14 +302,18 @@ fn report(lua: &Lua, running: &Running, error: &Value) -> Vec<u8> {
         Value::Nil => b"ERR nil".to_vec(),
         other => format!("ERR ({} error object)", other.type_name()).into_bytes(),
     });
-    // for Redis it ends there, and the place comes after it
-    text.truncate(text.iter().position(|byte| *byte == 0).unwrap_or(text.len()));
-    // level 0 is this handler; what raised may be a function of Redis's, or two of the prelude's
+    // Redis cuts the text at a NUL before it appends the position
+    text.truncate(
+        text.iter()
+            .position(|byte| *byte == 0)
+            .unwrap_or(text.len()),
+    );
+    // level 0 is this handler; above the script are a function of `redis` or two of the prelude
     let line = (1..5).find_map(|level| {
         lua.inspect_stack(level, |frame| {
             let source = frame.source();
             let is_lua = source.what != "C" && source.source.as_deref() != Some("=nestlock");
-            // a tail call has left no line
+            // a tail call leaves a frame without a line
             frame.current_line().filter(|_| is_lua)
         })
         .flatten()
@@ -250,7 +323,7 @@ fn report(lua: &Lua, running: &Running, error: &Value) -> Vec<u8> {
     text
 }
 
-/// The table `redis`.
+/// Builds the Lua table `redis`.
 fn api(lua: &Lua, server: &Rc<RefCell<Server>>, running: &Rc<Running>) -> mlua::Result<Table> {
     let redis = lua.create_table()?;
     let call = |catches: bool| {
@@ -271,7 +344,7 @@ fn api(lua: &Lua, server: &Rc<RefCell<Server>>, running: &Rc<Running>) -> mlua::
     Ok(redis)
 }
 
-/// What makes replies.
+/// Adds the functions that create replies.
 fn add_replies(lua: &Lua, redis: &Table) -> mlua::Result<()> {
     let single = |args: &MultiValue| match args.as_slices() {
         ([Value::String(text)], _) if args.len() == 1 => Some(bytes(text)),
@@ -280,10 +353,12 @@ fn add_replies(lua: &Lua, redis: &Table) -> mlua::Result<()> {
     redis.raw_set(
         "error_reply",
         lua.create_function(move |lua, args: MultiValue| {
-            let Some(text) = single(&args) else { return error_table(lua, WRONG_ARGUMENTS) };
+            let Some(text) = single(&args) else {
+                return error_table(lua, WRONG_ARGUMENTS);
+            };
             let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
             let text = text.strip_prefix(b"-").unwrap_or(text);
-            // a code, and what comes after it
+            // the error code and its message
             let (code, text) = match text.iter().position(|byte| *byte == b' ') {
                 Some(at) => (&text[..at], &text[at + 1..]),
                 None => (&b"ERR"[..], text),
@@ -294,7 +369,9 @@ fn add_replies(lua: &Lua, redis: &Table) -> mlua::Result<()> {
     redis.raw_set(
         "status_reply",
         lua.create_function(move |lua, args: MultiValue| {
-            let Some(text) = single(&args) else { return error_table(lua, WRONG_ARGUMENTS) };
+            let Some(text) = single(&args) else {
+                return error_table(lua, WRONG_ARGUMENTS);
+            };
             let table = lua.create_table()?;
             table.raw_set("ok", lua.create_string(text)?)?;
             Ok(Value::Table(table))
@@ -305,12 +382,18 @@ fn add_replies(lua: &Lua, redis: &Table) -> mlua::Result<()> {
 
 fn without_line_ends(text: &[u8]) -> &[u8] {
     let is_end = |byte: &u8| b"\r\n".contains(byte);
-    let start = text.iter().position(|byte| !is_end(byte)).unwrap_or(text.len());
-    let end = text.iter().rposition(|byte| !is_end(byte)).map_or(start, |last| last + 1);
+    let start = text
+        .iter()
+        .position(|byte| !is_end(byte))
+        .unwrap_or(text.len());
+    let end = text
+        .iter()
+        .rposition(|byte| !is_end(byte))
+        .map_or(start, |last| last + 1);
     &text[start..end]
 }
 
-/// What is neither a command nor a reply.
+/// Adds the functions and constants that neither call commands nor create replies.
 fn add_settings(lua: &Lua, redis: &Table, running: &Rc<Running>) -> mlua::Result<()> {
     redis.raw_set(
         "sha1hex",
@@ -319,7 +402,9 @@ fn add_settings(lua: &Lua, redis: &Table, running: &Rc<Running>) -> mlua::Result
                 return raise("ERR wrong number of arguments");
             }
             let bytes = argument(&args[0]).unwrap_or_default();
-            Ok(Sha1::digest(bytes).iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}")))
+            Ok(Sha1::digest(bytes)
+                .iter()
+                .fold(String::new(), |text, byte| text + &format!("{byte:02x}")))
         })?,
     )?;
     redis.raw_set(
@@ -350,7 +435,7 @@ fn add_settings(lua: &Lua, redis: &Table, running: &Rc<Running>) -> mlua::Result
             Ok(())
         })?,
     )?;
-    // replication, which there is none of
+    // there is no replication: these functions do nothing
     redis.raw_set("replicate_commands", lua.create_function(|_, ()| Ok(true))?)?;
     redis.raw_set(
         "set_repl",
@@ -382,7 +467,7 @@ fn add_settings(lua: &Lua, redis: &Table, running: &Rc<Running>) -> mlua::Result
     redis.raw_set("REDIS_VERSION", "7.0.15")
 }
 
-/// Lua 5.1 has no integers: beyond 2^53 they lose their last digits.
+/// Converts an integer to a Lua 5.1 number, a double. Above 2^53 it loses its last digits.
 #[allow(clippy::cast_precision_loss)]
 fn float(number: i64) -> f64 {
     number as f64
@@ -392,7 +477,8 @@ fn number(value: &Value) -> Option<f64> {
     value.as_number().or_else(|| value.as_integer().map(float))
 }
 
-/// A word of a command.
+/// Converts a Lua value to a word of a command. Returns `None` if it is neither a string nor a
+/// number.
 fn argument(value: &Value) -> Option<Vec<u8>> {
     match value {
         Value::String(text) => Some(text.as_bytes().to_vec()),
@@ -406,7 +492,7 @@ fn error_table(lua: &Lua, text: &[u8]) -> mlua::Result<Value> {
     Ok(Value::Table(table))
 }
 
-/// `redis.call`, before its outcome is given to Lua.
+/// Runs the command of a `redis.call` or `redis.pcall`.
 fn call_command(server: &RefCell<Server>, running: &Running, args: &MultiValue) -> Outcome {
     if args.is_empty() {
         return Err("ERR Please specify at least one argument for this redis lib call".into());
@@ -423,16 +509,24 @@ fn call_command(server: &RefCell<Server>, running: &Running, args: &MultiValue) 
     if running.read_only.get() && command.waits_for_writes() {
         return Err("ERR Write commands are not allowed from read-only scripts.".into());
     }
-    let Run::Plain(run) = command.run else { return Err("ERR This Redis command is not allowed from script".into()) };
+    let Run::Plain(run) = command.run else {
+        return Err("ERR This Redis command is not allowed from script".into());
+    };
     let mut server = server.borrow_mut();
     let (client, mut db) = (running.client.get(), running.db.get());
     server.feed_monitors(client, db, true, &words);
-    let outcome = server.run(client, &mut db, &words, (command, run), (true, running.protocol.get()));
+    let outcome = server.run(
+        client,
+        &mut db,
+        &words,
+        (command, run),
+        (true, running.protocol.get()),
+    );
     running.db.set(db);
     outcome
 }
 
-/// What a command answered, as a script sees it.
+/// Converts a command's reply to the Lua value that the script sees.
 fn to_lua(lua: &Lua, reply: &Reply, protocol: Protocol) -> mlua::Result<Value> {
     let three = protocol == Protocol::Resp3;
     let string = |bytes: &[u8]| lua.create_string(bytes).map(Value::String);
@@ -453,7 +547,11 @@ fn to_lua(lua: &Lua, reply: &Reply, protocol: Protocol) -> mlua::Result<Value> {
         Reply::Error(text) => error_table(lua, &text.0),
         Reply::Int(number) => Ok(Value::Number(float(*number))),
         Reply::Bulk(bytes) => string(bytes),
-        Reply::Nil | Reply::NilList | Reply::Nothing => Ok(if three { Value::Nil } else { Value::Boolean(false) }),
+        Reply::Nil | Reply::NilList | Reply::Nothing => Ok(if three {
+            Value::Nil
+        } else {
+            Value::Boolean(false)
+        }),
         Reply::Set(items) if three => {
             let members = lua.create_table()?;
             for item in items {
@@ -461,7 +559,9 @@ fn to_lua(lua: &Lua, reply: &Reply, protocol: Protocol) -> mlua::Result<Value> {
             }
             single("set", Value::Table(members))
         }
-        Reply::List(items) | Reply::Push(items) | Reply::Set(items) => list(items).map(Value::Table),
+        Reply::List(items) | Reply::Push(items) | Reply::Set(items) => {
+            list(items).map(Value::Table)
+        }
         Reply::Map(pairs) if three => {
             let map = lua.create_table()?;
             for (key, value) in pairs {
@@ -493,7 +593,7 @@ fn to_lua(lua: &Lua, reply: &Reply, protocol: Protocol) -> mlua::Result<Value> {
     }
 }
 
-/// What a script returned, as a reply.
+/// Converts the return value of a script to a reply.
 fn from_lua(value: &Value, protocol: Protocol, depth: usize) -> Outcome {
     if depth == 0 {
         return Ok(Reply::Error("ERR reached lua stack limit".into()));
@@ -516,20 +616,37 @@ fn from_lua(value: &Value, protocol: Protocol, depth: usize) -> Outcome {
                 Reply::Double(number)
             } else if let Value::Table(map) = field("map") {
                 let pairs = map.pairs::<Value, Value>().flatten();
-                Reply::Map(pairs.map(|(key, value)| Ok((nested(&key)?, nested(&value)?))).collect::<Result<_, Text>>()?)
+                Reply::Map(
+                    pairs
+                        .map(|(key, value)| Ok((nested(&key)?, nested(&value)?)))
+                        .collect::<Result<_, Text>>()?,
+                )
             } else if let Value::Table(set) = field("set") {
                 let members = set.pairs::<Value, Value>().flatten();
-                Reply::Set(members.map(|(key, _)| nested(&key)).collect::<Result<_, _>>()?)
+                Reply::Set(
+                    members
+                        .map(|(key, _)| nested(&key))
+                        .collect::<Result<_, _>>()?,
+                )
             } else if let Some(digits) = field("big_number").as_string() {
                 Reply::BigNumber(
-                    digits.as_bytes().iter().map(|byte| if b"\r\n".contains(byte) { b' ' } else { *byte }).collect(),
+                    digits
+                        .as_bytes()
+                        .iter()
+                        .map(|byte| if b"\r\n".contains(byte) { b' ' } else { *byte })
+                        .collect(),
                 )
             } else if let Value::Table(verbatim) = field("verbatim_string")
                 && let Ok(Value::String(text)) = verbatim.raw_get("string")
             {
                 Reply::Verbatim(text.as_bytes().to_vec())
             } else {
-                let items = (1..).map_while(|at: usize| table.raw_get::<Value>(at).ok().filter(|item| !item.is_nil()));
+                let items = (1..).map_while(|at: usize| {
+                    table
+                        .raw_get::<Value>(at)
+                        .ok()
+                        .filter(|item| !item.is_nil())
+                });
                 Reply::List(items.map(|item| nested(&item)).collect::<Result<_, _>>()?)
             }
         }
@@ -537,7 +654,11 @@ fn from_lua(value: &Value, protocol: Protocol, depth: usize) -> Outcome {
     })
 }
 
-/// As C converts it; what does not fit is the smallest integer.
+/// Converts a number to an integer as C does: NaN and out-of-range numbers above give `i64::MIN`.
 fn truncated(number: f64) -> i64 {
-    if number.is_nan() || number >= 9_223_372_036_854_775_808.0 { i64::MIN } else { number as i64 }
+    if number.is_nan() || number >= 9_223_372_036_854_775_808.0 {
+        i64::MIN
+    } else {
+        number as i64
+    }
 }

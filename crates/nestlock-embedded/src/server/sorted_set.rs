@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeSet, HashMap},
 };
 
-/// A score, in the order of numbers. Never NaN.
+/// A score, in numerical order. It is never NaN.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Score(pub(crate) f64);
 
@@ -25,7 +25,7 @@ impl PartialOrd for Score {
 
 impl Ord for Score {
     fn cmp(&self, other: &Self) -> Ordering {
-        // not `total_cmp`: 0 and -0 are equal
+        // not `total_cmp`, for which 0 and -0 differ
         self.0.partial_cmp(&other.0).unwrap_or(Ordering::Equal)
     }
 }
@@ -49,9 +49,9 @@ impl SortedSet {
         self.scores.get(member).map(|score| score.0)
     }
 
-    /// Sets a score.
+    /// Sets the score of a member, adding the member if it is missing.
     pub(crate) fn insert(&mut self, member: &[u8], score: f64) {
-        // -0 is kept as 0, as in Redis's small sets
+        // -0 becomes 0, as in Redis's small sets
         let score = Score(score + 0.0);
         if let Some(before) = self.scores.insert(member.to_vec(), score) {
             self.order.remove(&(before, member.to_vec()));
@@ -60,17 +60,21 @@ impl SortedSet {
     }
 
     pub(crate) fn remove(&mut self, member: &[u8]) -> bool {
-        let Some((member, score)) = self.scores.remove_entry(member) else { return false };
+        let Some((member, score)) = self.scores.remove_entry(member) else {
+            return false;
+        };
         self.order.remove(&(score, member));
         true
     }
 
-    /// The members in ascending order.
+    /// Returns the members in ascending order.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = (&[u8], f64)> {
-        self.order.iter().map(|(score, member)| (member.as_slice(), score.0))
+        self.order
+            .iter()
+            .map(|(score, member)| (member.as_slice(), score.0))
     }
 
-    /// How many members come before this one.
+    /// Returns how many members precede this one. Returns `None` if the set does not contain it.
     pub(crate) fn rank(&self, member: &[u8]) -> Option<usize> {
         let score = *self.scores.get(member)?;
         Some(self.order.range(..(score, member.to_vec())).count())

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of spawned servers.
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
@@ -6,7 +6,8 @@ const HOW_TO_INSTALL: &str = "Install one: `apt-get install redis-server` (Debia
      `dnf install redis` (Fedora, RHEL), `brew install redis` (macOS). Or set NESTLOCK_SERVER_BIN to the path of a \
      redis-server or valkey-server";
 
-/// Why there is no [`SpawnedServer`], [`SpawnedCluster`] or [`SpawnedSentinel`], or why it does not do as it is told.
+/// Why a [`SpawnedServer`], [`SpawnedCluster`] or [`SpawnedSentinel`] does not start, or an
+/// operation on it fails.
 ///
 /// [`SpawnedServer`]: crate::SpawnedServer
 /// [`SpawnedCluster`]: crate::SpawnedCluster
@@ -14,13 +15,13 @@ const HOW_TO_INSTALL: &str = "Install one: `apt-get install redis-server` (Debia
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpawnError {
-    /// There is no server program: none on `PATH`, or not where `NESTLOCK_SERVER_BIN` says.
+    /// There is no server program: neither on `PATH`, nor at `NESTLOCK_SERVER_BIN` if that is set.
     #[error("{what}. {HOW_TO_INSTALL}")]
     NotFound {
-        /// What was looked for, and where.
+        /// The program that was searched for, and where.
         what: String,
     },
-    /// The server ended before it answered; often because of an argument.
+    /// The server ended before its first reply, often because of an argument.
     #[error("{} ended before it answered. The last that it wrote:\n{log}", .program.display())]
     Ended {
         /// The server program.
@@ -28,7 +29,7 @@ pub enum SpawnError {
         /// The last lines of its output and its log.
         log: String,
     },
-    /// The server runs, and does not answer within 30 s. It has been killed.
+    /// The server runs, but has not replied within 30 s. It has been killed.
     #[error("{} does not answer. The last that it wrote:\n{log}", .program.display())]
     Silent {
         /// The server program.
@@ -36,39 +37,40 @@ pub enum SpawnError {
         /// The last lines of its output and its log.
         log: String,
     },
-    /// No process could be started, or no port be had.
+    /// A process could not be started, or no port was free.
     #[error("cannot start a server process: {0}")]
     Io(#[from] io::Error),
-    /// That cannot be: a cluster without masters, slot 20,000, a server of another cluster. Nothing has been done.
+    /// The arguments are invalid: a cluster without masters, slot 20,000, a server of another
+    /// cluster. Nothing has been changed.
     #[error("{what}")]
     Invalid {
-        /// What is wrong.
+        /// What is invalid.
         what: String,
     },
-    /// A server does not answer.
+    /// A server does not reply.
     #[error("{addr} does not answer: {source}")]
     Unreachable {
-        /// The server.
+        /// The address of the server.
         addr: SocketAddr,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
     /// A server has refused a command.
     #[error("{addr} answers {answer:?} to {command}")]
     Refused {
-        /// The server.
+        /// The address of the server.
         addr: SocketAddr,
         /// The first words of the command.
         command: String,
-        /// The server's answer.
+        /// The server's error reply.
         answer: String,
     },
-    /// The servers run, and have not come in time to what they should.
+    /// The servers run, but have not reached the expected state in time.
     #[error("{what}\n{view}")]
     Unsettled {
-        /// What was waited for, and why it has not come.
+        /// The expected state, and what is missing.
         what: String,
-        /// What the servers say of each other.
+        /// What the servers report about each other.
         view: String,
     },
 }

@@ -1,4 +1,5 @@
-//! The process that stands between us and a server, and ends it when we end.
+//! The guard: a shell process between this process and a server. It ends the server when this
+//! process ends.
 
 use std::{
     fs::File,
@@ -20,19 +21,22 @@ use super::{
     socket,
 };
 
-/// How long a server may take until it answers.
+/// How long a server may take until its first reply.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks at a server that starts.
+/// The pause between two polls of a server that is starting.
 pub(super) const PAUSE: Duration = Duration::from_millis(1);
-/// What an error quotes of a log.
+/// How many lines of a log an error quotes.
 const LINES_QUOTED: usize = 12;
 
-/// The parent of the server: `sh -c GUARD sh FOLDER MAKE PROGRAM ARGS...`. Its stdin is a pipe that only we hold, so
-/// that it ends when we do; then the server is killed, and the folder removed.
+/// The parent process of the server: `sh -c GUARD sh FOLDER MAKE PROGRAM ARGS...`. Only this
+/// process holds the other end of its stdin, a pipe, so the guard reads the end of file when this
+/// process ends. Then it kills the server and removes the folder.
 ///
-/// - Its stderr is a second pipe, which it passes to the server and closes: it ends with the server.
-/// - An answer may find nobody who reads it any more: that must not end the guard.
-/// - `kill 0` also ends what the server has forked: it is the guard's group, and nobody else is in it.
+/// - Its stderr is a second pipe, which it passes to the server and then closes: it ends with the
+///   server.
+/// - It ignores SIGPIPE: a reply that is no longer read must not end it.
+/// - `kill 0` also kills the processes that the server has forked: the process group is the guard's
+///   own.
 pub(super) const GUARD: &str = r#"
 folder=$1 make=$2 gone=
 shift 2
@@ -64,31 +68,37 @@ done
 end
 "#;
 
-/// Where orders are written to; empty when the guard should end.
+/// The guard's stdin, for orders. `None` when it has been closed, which ends the guard.
 type Orders = Arc<Mutex<Option<ChildStdin>>>;
 
-/// What became of a server that was started.
+/// The outcome of a server's start.
 enum Outcome {
     Answers,
-    /// With what it has written.
+    /// With the last of its output.
     Ended(Vec<u8>),
     Silent,
 }
 
-/// The shell that is the parent of the server. When dropped: no server, no folder.
+/// The shell that is the parent of the server. Dropping this kills the server and removes the
+/// folder.
 #[derive(Debug)]
 pub(super) struct Guard {
     process: Child,
     orders: Orders,
     answers: BufReader<ChildStdout>,
     pub(super) pid: u32,
-    /// Whether it hangs, by order.
+    /// Whether an order has stopped the server.
     pub(super) stopped: bool,
 }
 
 impl Guard {
-    /// Starts a server under a guard, and waits until it answers.
-    pub(super) fn start(plan: &Plan, folder: &Path, port: u16, make_folder: bool) -> Result<Self, SpawnError> {
+    /// Starts a server under a guard, and waits until it replies.
+    pub(super) fn start(
+        plan: &Plan,
+        folder: &Path,
+        port: u16,
+        make_folder: bool,
+    ) -> Result<Self, SpawnError> {
         let (socket, log_file) = (socket(folder), log_file(folder));
         let old_log = log_file.metadata().map_or(0, |file| file.len());
         let command = plan.command(folder, port, make_folder);
@@ -96,10 +106,17 @@ impl Guard {
         let log = |output: &[u8]| last_lines(output, &log_file, old_log);
         let failure = match guard.wait_until_it_answers(&ended, &socket) {
             Ok(Outcome::Answers) => return Ok(guard),
-            Ok(Outcome::Ended(output)) => SpawnError::Ended { program: plan.program.clone(), log: log(&output) },
-            Ok(Outcome::Silent) => SpawnError::Silent { program: plan.program.clone(), log: log(&[]) },
+            Ok(Outcome::Ended(output)) => SpawnError::Ended {
+                program: plan.program.clone(),
+                log: log(&output),
+            },
+            Ok(Outcome::Silent) => SpawnError::Silent {
+                program: plan.program.clone(),
+                log: log(&[]),
+            },
             Err(error) => error.into(),
         };
+        // a failed restart must not remove the folder
         if !make_folder {
             let _ = guard.order("KILL");
             guard.leave();
@@ -107,8 +124,16 @@ impl Guard {
         Err(failure)
     }
 
-    fn wait_until_it_answers(&mut self, ended: &Receiver<Vec<u8>>, socket: &Path) -> io::Result<Outcome> {
-        let Some(pid) = self.answer()?.strip_prefix("pid ").and_then(|pid| pid.parse().ok()) else {
+    fn wait_until_it_answers(
+        &mut self,
+        ended: &Receiver<Vec<u8>>,
+        socket: &Path,
+    ) -> io::Result<Outcome> {
+        let Some(pid) = self
+            .answer()?
+            .strip_prefix("pid ")
+            .and_then(|pid| pid.parse().ok())
+        else {
             return Ok(Outcome::Ended(ended.recv().unwrap_or_default()));
         };
         self.pid = pid;
@@ -118,52 +143,64 @@ impl Guard {
                 Ok(output) => return Ok(Outcome::Ended(output)),
                 Err(RecvTimeoutError::Disconnected) => return Ok(Outcome::Ended(Vec::new())),
                 Err(RecvTimeoutError::Timeout) if answers(socket) => return Ok(Outcome::Answers),
-                Err(RecvTimeoutError::Timeout) if start.elapsed() > PATIENCE => return Ok(Outcome::Silent),
+                Err(RecvTimeoutError::Timeout) if start.elapsed() > PATIENCE => {
+                    return Ok(Outcome::Silent);
+                }
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
     }
 
-    /// Starts the shell. The receiver gets what the server has written, when it has ended.
+    /// Starts the shell. The receiver gets the last output of the server when it has ended.
     fn spawn(mut command: Command) -> io::Result<(Self, Receiver<Vec<u8>>)> {
-        // Where a pipe is made first and kept from children afterwards (macOS), a guard that is started at the same
-        // time could inherit it, and the two would keep each other alive.
+        // On macOS, a pipe is created first and made close-on-exec afterwards. A guard that is
+        // started in between would inherit it, and the two guards would keep each other alive.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let mut process = command.spawn()?;
         drop(alone);
-        let (Some(orders), Some(answers), Some(output)) =
-            (process.stdin.take(), process.stdout.take(), process.stderr.take())
-        else {
+        let (Some(orders), Some(answers), Some(output)) = (
+            process.stdin.take(),
+            process.stdout.take(),
+            process.stderr.take(),
+        ) else {
             return Err(io::Error::other("a process without pipes"));
         };
         let (orders, (sender, ended)) = (Orders::new(Mutex::new(Some(orders))), mpsc::channel());
-        let guard =
-            Self { process, orders: Arc::clone(&orders), answers: BufReader::new(answers), pid: 0, stopped: false };
+        let guard = Self {
+            process,
+            orders: Arc::clone(&orders),
+            answers: BufReader::new(answers),
+            pid: 0,
+            stopped: false,
+        };
         thread::Builder::new()
             .name("nestlock-spawned".into())
             .spawn(move || wait_for_the_end(output, &orders, &sender))?;
         Ok((guard, ended))
     }
 
-    /// Gives an order, and waits until it is carried out.
+    /// Sends an order and waits until it is carried out.
     pub(super) fn order(&mut self, order: &str) -> io::Result<()> {
         write_order(&self.orders, order)?;
         match self.answer()?.as_str() {
             "done" => Ok(()),
             "gone" => Err(io::Error::new(ErrorKind::NotFound, "the server has ended")),
-            _ => Err(io::Error::new(ErrorKind::BrokenPipe, "the shell that guards the server has ended")),
+            _ => Err(io::Error::new(
+                ErrorKind::BrokenPipe,
+                "the shell that guards the server has ended",
+            )),
         }
     }
 
-    /// The next answer; empty if the guard has ended.
+    /// Returns the guard's next reply. Returns an empty string if the guard has ended.
     fn answer(&mut self) -> io::Result<String> {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
         Ok(line.trim_end().to_owned())
     }
 
-    /// Ends the guard of a server that has ended, and leaves the folder.
+    /// Ends the guard of a server that has ended, and keeps the folder.
     pub(super) fn leave(self) {
         let _ = write_order(&self.orders, "LEAVE");
     }
@@ -171,7 +208,12 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        drop(self.orders.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(
+            self.orders
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        );
         let _ = self.process.wait();
     }
 }
@@ -183,8 +225,8 @@ fn write_order(orders: &Orders, order: &str) -> io::Result<()> {
     }
 }
 
-/// Reads what only the server writes to, until it ends with the server. Then the guard forgets its process id, which
-/// the system may give to somebody else.
+/// Reads the pipe that only the server writes to, until it ends with the server. Then makes the
+/// guard forget the server's process id, which the system may reuse.
 fn wait_for_the_end(mut output: ChildStderr, orders: &Orders, ended: &Sender<Vec<u8>>) {
     const KEPT: usize = 4096;
     let (mut kept, mut bytes) = (Vec::new(), [0; 1024]);
@@ -201,8 +243,8 @@ fn wait_for_the_end(mut output: ChildStderr, orders: &Orders, ended: &Sender<Vec
     let _ = ended.send(kept);
 }
 
-/// Whether the server answers. Over its own socket, which nobody else can have: a port may be somebody else's. Any
-/// answer will do, perhaps it wants a password; but not that it is still loading.
+/// Returns whether the server replies on its own socket. A port could belong to another process.
+/// Any reply counts, such as a request for a password, except that the server is still loading.
 fn answers(socket: &Path) -> bool {
     let ask = || {
         let mut stream = UnixStream::connect(socket)?;
@@ -223,8 +265,8 @@ pub(super) fn port_taken(error: &SpawnError) -> bool {
     }
 }
 
-/// What the server has written last: to its output, which has the complaints about arguments, and to its log, from
-/// `old_log` on.
+/// Returns the last lines that the server has written: to its output, where it complains about
+/// arguments, and to its log, from the offset `old_log` on.
 fn last_lines(output: &[u8], log_file: &Path, old_log: u64) -> String {
     let mut log = Vec::new();
     let read = |log: &mut Vec<u8>| {
@@ -232,10 +274,18 @@ fn last_lines(output: &[u8], log_file: &Path, old_log: u64) -> String {
         file.seek(SeekFrom::Start(old_log))?;
         file.read_to_end(log)
     };
-    // no log: it ended before
+    // without a log, the server ended before it opened one
     let _ = read(&mut log);
-    let text = [String::from_utf8_lossy(output), String::from_utf8_lossy(&log)].join("\n");
-    let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+    let text = [
+        String::from_utf8_lossy(output),
+        String::from_utf8_lossy(&log),
+    ]
+    .join("\n");
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim_end)
+        .filter(|line| !line.is_empty())
+        .collect();
     lines[lines.len().saturating_sub(LINES_QUOTED)..].join("\n")
 }
 
@@ -254,7 +304,12 @@ mod tests {
         let socket = socket(folder.path());
         assert!(!answers(&socket), "nobody is there");
         let listener = UnixListener::bind(&socket).unwrap();
-        let replies = ["+PONG\r\n", "-NOAUTH Authentication required.\r\n", "-LOADING Redis is loading\r\n", ""];
+        let replies = [
+            "+PONG\r\n",
+            "-NOAUTH Authentication required.\r\n",
+            "-LOADING Redis is loading\r\n",
+            "",
+        ];
         let server = thread::spawn(move || {
             for reply in replies {
                 let (mut stream, _) = listener.accept().unwrap();
@@ -263,7 +318,10 @@ mod tests {
                 stream.write_all(reply.as_bytes()).unwrap();
             }
         });
-        assert_eq!(replies.map(|_| answers(&socket)), [true, true, false, false]);
+        assert_eq!(
+            replies.map(|_| answers(&socket)),
+            [true, true, false, false]
+        );
         server.join().unwrap();
     }
 
@@ -274,32 +332,62 @@ mod tests {
         assert_eq!(last_lines(b"a\r\n\n b \n", &log, 0), "a\n b");
         let lines: Vec<String> = (0..100).map(|n| n.to_string()).collect();
         std::fs::write(&log, lines.join("\n")).unwrap();
-        assert_eq!(last_lines(b"output", &log, 0), lines[100 - LINES_QUOTED..].join("\n"));
-        // what was there before the start is not this start's
-        assert_eq!(last_lines(b"output", &log, (lines.join("\n").len() - 5) as u64), "output\n98\n99");
+        assert_eq!(
+            last_lines(b"output", &log, 0),
+            lines[100 - LINES_QUOTED..].join("\n")
+        );
+        // lines from before this start are not quoted
+        assert_eq!(
+            last_lines(b"output", &log, (lines.join("\n").len() - 5) as u64),
+            "output\n98\n99"
+        );
     }
 
-    /// The guard in each shell that is here, with a "server" that has a child.
+    /// Runs the guard in each installed shell, with a "server" that has a child process.
     #[test]
     fn any_shell_can_be_the_guard() {
         let mut shells = 0;
-        for shell in [&["/bin/sh"] as &[&str], &["dash"], &["bash", "--posix"], &["busybox", "sh"]] {
+        for shell in [
+            &["/bin/sh"] as &[&str],
+            &["dash"],
+            &["bash", "--posix"],
+            &["busybox", "sh"],
+        ] {
             for end in ["", "STOP\n", "KILL\n", "LEAVE\n"] {
                 let folder = new_folder().unwrap();
                 let mut command = Command::new(shell[0]);
-                command.args(&shell[1..]).args(["-c", GUARD, "sh"]).arg(&folder).arg("yes");
                 command
-                    .args(["/bin/sh", "-c", "sleep 60 & echo $! >\"$0/new\"; mv \"$0/new\" \"$0/child\"; wait"])
+                    .args(&shell[1..])
+                    .args(["-c", GUARD, "sh"])
+                    .arg(&folder)
+                    .arg("yes");
+                command
+                    .args([
+                        "/bin/sh",
+                        "-c",
+                        "sleep 60 & echo $! >\"$0/new\"; mv \"$0/new\" \"$0/child\"; wait",
+                    ])
                     .arg(&folder);
-                command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-                let Ok((mut guard, ended)) = Guard::spawn(command) else { continue };
+                command
+                    .process_group(0)
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped());
+                let Ok((mut guard, ended)) = Guard::spawn(command) else {
+                    continue;
+                };
                 shells += 1;
                 let what = format!("{shell:?} {end:?}");
                 let line = guard.answer().unwrap();
-                let pid = line.strip_prefix("pid ").unwrap_or_else(|| panic!("{what}: {line:?}"));
+                let pid = line
+                    .strip_prefix("pid ")
+                    .unwrap_or_else(|| panic!("{what}: {line:?}"));
                 let child = read_soon(&folder.join("child"));
                 let lives = |pid: &str| {
-                    let state = Command::new("ps").args(["-o", "stat=", "-p", pid.trim()]).output().unwrap();
+                    let state = Command::new("ps")
+                        .args(["-o", "stat=", "-p", pid.trim()])
+                        .output()
+                        .unwrap();
                     let state = String::from_utf8_lossy(&state.stdout).into_owned();
                     !state.is_empty() && !state.starts_with('Z')
                 };
@@ -309,19 +397,30 @@ mod tests {
                 if end == "LEAVE\n" {
                     guard.order("KILL").unwrap();
                     assert!(!lives(pid), "{what}");
-                    assert!(guard.order("STOP").is_err() && guard.order("CONT").is_err(), "{what}");
+                    assert!(
+                        guard.order("STOP").is_err() && guard.order("CONT").is_err(),
+                        "{what}"
+                    );
                     guard.leave();
                     assert!(folder.exists(), "{what}");
                     std::fs::remove_dir_all(&folder).unwrap();
-                    assert!(Command::new("kill").args(["-KILL", child.trim()]).status().unwrap().success());
+                    assert!(
+                        Command::new("kill")
+                            .args(["-KILL", child.trim()])
+                            .status()
+                            .unwrap()
+                            .success()
+                    );
                 } else {
                     if !end.is_empty() {
                         guard.order(end.trim()).unwrap();
                     }
                     drop(guard);
                     assert!(!folder.exists(), "{what}");
-                    // the child has been killed, too: the pipe has nobody left
-                    ended.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{what}: the pipe is held"));
+                    // the child has been killed, too: no process holds the pipe any more
+                    ended
+                        .recv_timeout(PATIENCE)
+                        .unwrap_or_else(|_| panic!("{what}: the pipe is held"));
                     assert!(!lives(pid) && !lives(&child), "{what}");
                 }
             }
@@ -329,14 +428,20 @@ mod tests {
         assert!(shells >= 4, "{shells}");
     }
 
-    /// A server holds its output until it ends. What has let go of it counts as gone, even if it is not, as here.
+    /// A server holds its output until it ends. One that has closed it counts as gone, even if it
+    /// is not, as here.
     #[test]
     fn what_is_gone_gets_no_signal() {
         let folder = new_folder().unwrap();
         let mut command = Command::new("/bin/sh");
         command.args(["-c", GUARD, "sh"]).arg(&folder).arg("yes");
-        command.args(["/bin/sh", "-c", "exec >/dev/null 2>&1; exec sleep 60"]).process_group(0);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(["/bin/sh", "-c", "exec >/dev/null 2>&1; exec sleep 60"])
+            .process_group(0);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let (mut guard, ended) = Guard::spawn(command).unwrap();
         let line = guard.answer().unwrap();
         let pid = line.strip_prefix("pid ").unwrap();
@@ -345,16 +450,26 @@ mod tests {
             assert_eq!(guard.order(order).unwrap_err().kind(), ErrorKind::NotFound);
         }
         guard.order("KILL").unwrap();
-        let lives = || Command::new("kill").args(["-0", pid]).stderr(Stdio::null()).status().unwrap().success();
+        let lives = || {
+            Command::new("kill")
+                .args(["-0", pid])
+                .stderr(Stdio::null())
+                .status()
+                .unwrap()
+                .success()
+        };
         assert!(lives());
-        // but nobody of the guard's group is left
+        // the end of the guard kills its whole process group
         drop(guard);
         let start = Instant::now();
         while lives() && start.elapsed() < PATIENCE {
             thread::sleep(PAUSE);
         }
-        // in some containers nobody collects the dead
-        let state = Command::new("ps").args(["-o", "stat=", "-p", pid]).output().unwrap();
+        // in some containers, no process reaps zombies
+        let state = Command::new("ps")
+            .args(["-o", "stat=", "-p", pid])
+            .output()
+            .unwrap();
         assert!(state.stdout.is_empty() || state.stdout.starts_with(b"Z"));
     }
 

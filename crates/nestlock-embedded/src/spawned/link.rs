@@ -1,4 +1,4 @@
-//! A plain connection for orders to servers: RESP2, one command after the other.
+//! A plain blocking connection for commands to servers: RESP2, one command at a time.
 
 use std::{
     io::{self, BufRead, BufReader, ErrorKind, Read, Write},
@@ -8,10 +8,10 @@ use std::{
 
 use super::SpawnError;
 
-/// Far beyond what an answer takes, also on a loaded machine.
+/// The timeout for a connect and for a reply: far more than they take, even on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a server answers, unless it is an error.
+/// A server's reply, unless it is an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Answer {
     Text(Vec<u8>),
@@ -30,12 +30,18 @@ impl Answer {
     }
 
     pub(super) fn items(self) -> Vec<Self> {
-        if let Self::List(items) = self { items } else { Vec::new() }
+        if let Self::List(items) = self {
+            items
+        } else {
+            Vec::new()
+        }
     }
 
-    /// A list of names and values, in turn: the value of this name.
+    /// Returns the value of this name, in a list of alternating names and values.
     pub(super) fn field(&self, name: &str) -> String {
-        let Self::List(items) = self else { return String::new() };
+        let Self::List(items) = self else {
+            return String::new();
+        };
         items
             .chunks(2)
             .find(|pair| pair[0].text() == name)
@@ -59,10 +65,12 @@ impl Link {
             stream.set_write_timeout(Some(PATIENCE))?;
             Ok(BufReader::new(stream))
         };
-        open().map(|stream| Self { addr, stream }).map_err(|source| SpawnError::Unreachable { addr, source })
+        open()
+            .map(|stream| Self { addr, stream })
+            .map_err(|source| SpawnError::Unreachable { addr, source })
     }
 
-    /// One command, its words with single spaces between them.
+    /// Sends a command, given as words separated by single spaces, and returns its reply.
     pub(super) fn call(&mut self, command: &str) -> Result<Answer, SpawnError> {
         let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
         self.call_words(&words)
@@ -76,22 +84,43 @@ impl Link {
             request.extend(b"\r\n");
         }
         let addr = self.addr;
-        let answer = self.stream.get_mut().write_all(&request).and_then(|()| read(&mut self.stream));
-        answer.map_err(|source| SpawnError::Unreachable { addr, source })?.map_err(|answer| {
-            let words: Vec<_> = words.iter().take(5).map(|word| String::from_utf8_lossy(word)).collect();
-            SpawnError::Refused { addr, command: words.join(" "), answer }
-        })
+        let answer = self
+            .stream
+            .get_mut()
+            .write_all(&request)
+            .and_then(|()| read(&mut self.stream));
+        answer
+            .map_err(|source| SpawnError::Unreachable { addr, source })?
+            .map_err(|answer| {
+                let words: Vec<_> = words
+                    .iter()
+                    .take(5)
+                    .map(|word| String::from_utf8_lossy(word))
+                    .collect();
+                SpawnError::Refused {
+                    addr,
+                    command: words.join(" "),
+                    answer,
+                }
+            })
     }
 }
 
-/// One answer; an error inside a list is one as a whole.
+/// Reads one reply. An error inside a list makes the whole reply an error.
 fn read(stream: &mut impl BufRead) -> io::Result<Result<Answer, String>> {
     let mut line = Vec::new();
     stream.read_until(b'\n', &mut line)?;
-    let Some(line) = line.strip_suffix(b"\r\n") else { return Err(ErrorKind::UnexpectedEof.into()) };
-    let Some((sign, rest)) = line.split_first() else { return Err(ErrorKind::InvalidData.into()) };
+    let Some(line) = line.strip_suffix(b"\r\n") else {
+        return Err(ErrorKind::UnexpectedEof.into());
+    };
+    let Some((sign, rest)) = line.split_first() else {
+        return Err(ErrorKind::InvalidData.into());
+    };
     let text = String::from_utf8_lossy(rest);
-    let number = || text.parse::<i64>().map_err(|_| io::Error::new(ErrorKind::InvalidData, text.as_ref()));
+    let number = || {
+        text.parse::<i64>()
+            .map_err(|_| io::Error::new(ErrorKind::InvalidData, text.as_ref()))
+    };
     Ok(match sign {
         b'+' => Ok(Answer::Text(rest.to_vec())),
         b'-' => Err(text.into_owned()),
@@ -101,7 +130,10 @@ fn read(stream: &mut impl BufRead) -> io::Result<Result<Answer, String>> {
             Ok(length) => {
                 let mut body = Vec::new();
                 stream.take(length + 2).read_to_end(&mut body)?;
-                let Some(text) = body.strip_suffix(b"\r\n").filter(|text| text.len() as u64 == length) else {
+                let Some(text) = body
+                    .strip_suffix(b"\r\n")
+                    .filter(|text| text.len() as u64 == length)
+                else {
                     return Err(ErrorKind::UnexpectedEof.into());
                 };
                 Ok(Answer::Text(text.to_vec()))
@@ -109,7 +141,7 @@ fn read(stream: &mut impl BufRead) -> io::Result<Result<Answer, String>> {
         },
         b'*' => match number()? {
             ..0 => Ok(Answer::Nil),
-            // all of them, also behind an error
+            // read all items, even after an error, so that the next reply starts at its beginning
             count => (0..count)
                 .map(|_| read(stream))
                 .collect::<io::Result<Vec<_>>>()?
@@ -143,12 +175,26 @@ mod tests {
             ("$-1\r\n", Ok(Answer::Nil)),
             ("*-1\r\n", Ok(Answer::Nil)),
             ("*0\r\n", Ok(Answer::List(Vec::new()))),
-            ("*2\r\n*1\r\n:1\r\n$1\r\nx\r\n", Ok(Answer::List(vec![Answer::List(vec![Answer::Number(1)]), text("x")]))),
+            (
+                "*2\r\n*1\r\n:1\r\n$1\r\nx\r\n",
+                Ok(Answer::List(vec![
+                    Answer::List(vec![Answer::Number(1)]),
+                    text("x"),
+                ])),
+            ),
             ("*2\r\n-ERR a\r\n:1\r\n", Err("ERR a".to_owned())),
         ] {
             assert_eq!(answer(bytes.as_bytes()).unwrap(), wanted, "{bytes:?}");
         }
-        for bytes in ["", "+OK", "$3\r\nab\r\n", "*2\r\n:1\r\n", ":x\r\n", "?\r\n", "\r\n"] {
+        for bytes in [
+            "",
+            "+OK",
+            "$3\r\nab\r\n",
+            "*2\r\n:1\r\n",
+            ":x\r\n",
+            "?\r\n",
+            "\r\n",
+        ] {
             assert!(answer(bytes.as_bytes()).is_err(), "{bytes:?}");
         }
     }

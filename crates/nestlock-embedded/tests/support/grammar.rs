@@ -15,8 +15,26 @@ const LISTS: [&str; 4] = ["l1", "l2", "l3", "{t}:l4"];
 const ZSETS: [&str; 4] = ["z1", "z2", "z3", "{t}:z4"];
 /// Keys of no type in particular.
 const ODD: [&[u8]; 3] = [b"", b"\x00\xff\r\n", b"odd"];
-pub const CHANNELS: [&str; 6] = ["c1", "c2", "redisson_lock__channel:{a}", "", "h*x", "c\u{fc}"];
-const PATTERNS: [&str; 10] = ["*", "c*", "c?", "[ab]*", "h\\*x", "c[12]", "redisson_*", "", "c[^1]", "*}"];
+pub const CHANNELS: [&str; 6] = [
+    "c1",
+    "c2",
+    "redisson_lock__channel:{a}",
+    "",
+    "h*x",
+    "c\u{fc}",
+];
+const PATTERNS: [&str; 10] = [
+    "*",
+    "c*",
+    "c?",
+    "[ab]*",
+    "h\\*x",
+    "c[12]",
+    "redisson_*",
+    "",
+    "c[^1]",
+    "*}",
+];
 
 /// What stands where a number or an option should. None makes a time that soon ends,
 /// or is another unit of time.
@@ -376,7 +394,12 @@ impl Grammar {
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let (turn, past) = (rng.below(4999) as u64, rng.percent(50));
-        Self { rng, times: 0, turn, past }
+        Self {
+            rng,
+            times: 0,
+            turn,
+            past,
+        }
     }
 
     /// A command for a line that does not listen.
@@ -395,7 +418,11 @@ impl Grammar {
     }
 
     fn choose(&mut self, may: impl Fn(&str) -> bool) -> (&'static str, u32) {
-        let total: u32 = COMMANDS.iter().filter(|(name, _)| may(name)).map(|(_, weight)| weight).sum();
+        let total: u32 = COMMANDS
+            .iter()
+            .filter(|(name, _)| may(name))
+            .map(|(_, weight)| weight)
+            .sum();
         let mut ticket = self.rng.below(total as usize) as u32;
         for (name, weight) in COMMANDS.iter().filter(|(name, _)| may(name)) {
             if ticket < *weight {
@@ -418,20 +445,28 @@ impl Grammar {
             name => name,
         };
         let (mut words, check) = match name {
-            "PING" | "ECHO" | "SELECT" | "DBSIZE" | "TIME" | "CLIENT" | "HELLO" | "FLUSHALL" | "FLUSHDB" | "NOSUCH"
-            | "GETT" | "" | "\u{fc}ber" => self.server(name),
-            "PUBLISH" | "SPUBLISH" | "PUBSUB" | "SCRIPT" | "EVALSHA" | "EVALSHA_RO" => self.messages(name),
+            "PING" | "ECHO" | "SELECT" | "DBSIZE" | "TIME" | "CLIENT" | "HELLO" | "FLUSHALL"
+            | "FLUSHDB" | "NOSUCH" | "GETT" | "" | "\u{fc}ber" => self.server(name),
+            "PUBLISH" | "SPUBLISH" | "PUBSUB" | "SCRIPT" | "EVALSHA" | "EVALSHA_RO" => {
+                self.messages(name)
+            }
             name if name.starts_with('H') => self.hash(name),
             name if name.starts_with('Z') => self.zset(name),
-            name if name.starts_with('L') || name.starts_with('B') || name.starts_with('R') => self.list(name),
-            "GET" | "SET" | "SETNX" | "SETEX" | "PSETEX" | "GETDEL" | "GETEX" | "GETSET" | "MGET" | "MSET"
-            | "MSETNX" | "INCR" | "DECR" | "INCRBY" | "DECRBY" | "APPEND" | "STRLEN" => self.string(name),
+            name if name.starts_with('L') || name.starts_with('B') || name.starts_with('R') => {
+                self.list(name)
+            }
+            "GET" | "SET" | "SETNX" | "SETEX" | "PSETEX" | "GETDEL" | "GETEX" | "GETSET"
+            | "MGET" | "MSET" | "MSETNX" | "INCR" | "DECR" | "INCRBY" | "DECRBY" | "APPEND"
+            | "STRLEN" => self.string(name),
             _ => self.key_command(name),
         };
         self.spoil(&mut words);
         if name == "LPOS" {
             // Redis negates a rank, and this one cannot be negated: undefined in C
-            words.iter_mut().filter(|word| *word == b"-9223372036854775808").for_each(|word| *word = b"-1".to_vec());
+            words
+                .iter_mut()
+                .filter(|word| *word == b"-9223372036854775808")
+                .for_each(|word| *word = b"-1".to_vec());
         }
         if top && (name == "BLPOP" || name == "BRPOP") && words.len() > 2 {
             // whoever waits, waits a moment only
@@ -448,7 +483,11 @@ impl Grammar {
     /// One in eight commands is wrong in some way.
     fn spoil(&mut self, words: &mut Words) {
         // a hash at another key might be a big one, and where a cursor leads to is each server's own affair
-        let keep = if words[0].starts_with(b"H") && words[0] != b"HELLO" || words[0] == b"SCAN" { 2 } else { 1 };
+        let keep = if words[0].starts_with(b"H") && words[0] != b"HELLO" || words[0] == b"SCAN" {
+            2
+        } else {
+            1
+        };
         let at = keep + self.rng.below(words.len().saturating_sub(keep).max(1));
         match self.rng.below(100) {
             0..=3 if words.len() > 1 => _ = words.pop(),
@@ -471,14 +510,24 @@ impl Grammar {
             0 | 1 => word.as_bytes().to_vec(),
             2 => word.to_ascii_lowercase().into_bytes(),
             _ => {
-                let random = |letter: u8| if self.rng.percent(50) { letter.to_ascii_lowercase() } else { letter };
+                let random = |letter: u8| {
+                    if self.rng.percent(50) {
+                        letter.to_ascii_lowercase()
+                    } else {
+                        letter
+                    }
+                };
                 word.bytes().map(random).collect()
             }
         }
     }
 
     fn key_of(&mut self, names: &[&str]) -> Vec<u8> {
-        if self.rng.percent(90) { self.rng.pick(names).as_bytes().to_vec() } else { self.key() }
+        if self.rng.percent(90) {
+            self.rng.pick(names).as_bytes().to_vec()
+        } else {
+            self.key()
+        }
     }
 
     pub fn key(&mut self) -> Vec<u8> {
@@ -501,13 +550,24 @@ impl Grammar {
 
     /// An index, a count, an addend.
     fn int(&mut self) -> Vec<u8> {
-        if self.rng.percent(92) { self.small() } else { self.junk() }
+        if self.rng.percent(92) {
+            self.small()
+        } else {
+            self.junk()
+        }
     }
 
     fn number(&mut self) -> Vec<u8> {
         match self.rng.below(10) {
             0..=6 => self.rng.around(1000).to_string().into_bytes(),
-            7 => self.rng.pick(&[&b"9223372036854775806"[..], b"-9223372036854775807", b"9007199254740993"]).to_vec(),
+            7 => self
+                .rng
+                .pick(&[
+                    &b"9223372036854775806"[..],
+                    b"-9223372036854775807",
+                    b"9007199254740993",
+                ])
+                .to_vec(),
             _ => self.junk(),
         }
     }
@@ -516,9 +576,16 @@ impl Grammar {
     pub fn value(&mut self) -> Vec<u8> {
         match self.rng.below(14) {
             0..=3 => self.number(),
-            4..=7 => self.rng.pick(&["a", "b", "c", "ab:12", "word and word", "x-1", "\u{e4}"]).as_bytes().to_vec(),
+            4..=7 => self
+                .rng
+                .pick(&["a", "b", "c", "ab:12", "word and word", "x-1", "\u{e4}"])
+                .as_bytes()
+                .to_vec(),
             8 => vec![],
-            9 => self.rng.pick(&[&b"\x00"[..], b"\r\n", b"+OK\r\n", b"\xff\xfe", b"$-1"]).to_vec(),
+            9 => self
+                .rng
+                .pick(&[&b"\x00"[..], b"\r\n", b"+OK\r\n", b"\xff\xfe", b"$-1"])
+                .to_vec(),
             10 => {
                 let length = self.rng.between(1, 64);
                 self.rng.bytes(length)
@@ -633,13 +700,21 @@ impl Grammar {
             return self.junk();
         }
         if !fixed {
-            return (self.relative() * if seconds { 1 } else { 1000 }).to_string().into_bytes();
+            return (self.relative() * if seconds { 1 } else { 1000 })
+                .to_string()
+                .into_bytes();
         }
         if self.past && self.rng.percent(15) {
-            return self.rng.pick(&["1", "100", "1000000000"]).as_bytes().to_vec();
+            return self
+                .rng
+                .pick(&["1", "100", "1000000000"])
+                .as_bytes()
+                .to_vec();
         }
         let millis = FIXED_TIMES + 100_000 * (10 + self.rng.around(10));
-        (if seconds { millis / 1000 } else { millis }).to_string().into_bytes()
+        (if seconds { millis / 1000 } else { millis })
+            .to_string()
+            .into_bytes()
     }
 
     fn options(&mut self, words: &mut Words, mut options: Vec<Words>) {
@@ -657,11 +732,19 @@ impl Grammar {
 
     fn server(&mut self, name: &str) -> (Words, Check) {
         let mut words = words![name.as_bytes()];
-        let mut check = if name == "HELLO" { Check::Hello } else { Check::Exact };
+        let mut check = if name == "HELLO" {
+            Check::Hello
+        } else {
+            Check::Exact
+        };
         match name {
             "ECHO" => words.push(self.value()),
             "PING" if self.rng.percent(50) => words.push(self.value()),
-            "SELECT" => words.push(self.rng.pick(&["0", "0", "0", "1", "16", "-1", "x", "99999999999"]).into()),
+            "SELECT" => words.push(
+                self.rng
+                    .pick(&["0", "0", "0", "1", "16", "-1", "x", "99999999999"])
+                    .into(),
+            ),
             "TIME" => check = Check::Kind,
             "CLIENT" => match self.rng.below(8) {
                 0 | 1 => {
@@ -671,7 +754,11 @@ impl Grammar {
                 2 | 3 => words.push(self.case("GETNAME")),
                 4 | 5 => {
                     words.push(self.case("SETNAME"));
-                    words.push(self.rng.pick(&["n1", "a-b", "", "a b", "\n", "\u{e4}"]).into());
+                    words.push(
+                        self.rng
+                            .pick(&["n1", "a-b", "", "a b", "\n", "\u{e4}"])
+                            .into(),
+                    );
                 }
                 6 => words.push(self.rng.pick(&["FOO", "", "nosuch", "i d"]).into()),
                 _ => {}
@@ -696,10 +783,16 @@ impl Grammar {
     fn messages(&mut self, name: &str) -> (Words, Check) {
         let mut words = words![name.as_bytes()];
         match name {
-            "PUBLISH" | "SPUBLISH" => words.extend(words![self.rng.pick(&CHANNELS).as_bytes(), &self.value()]),
+            "PUBLISH" | "SPUBLISH" => {
+                words.extend(words![self.rng.pick(&CHANNELS).as_bytes(), &self.value()]);
+            }
             "PUBSUB" => match self.rng.below(10) {
                 0..=3 => {
-                    let about = if self.rng.percent(60) { "CHANNELS" } else { "SHARDCHANNELS" };
+                    let about = if self.rng.percent(60) {
+                        "CHANNELS"
+                    } else {
+                        "SHARDCHANNELS"
+                    };
                     words.push(self.case(about));
                     if self.rng.percent(60) {
                         words.push(self.rng.pick(&PATTERNS).into());
@@ -707,7 +800,11 @@ impl Grammar {
                     return (words, Check::Unordered);
                 }
                 4..=7 => {
-                    let about = if self.rng.percent(60) { "NUMSUB" } else { "SHARDNUMSUB" };
+                    let about = if self.rng.percent(60) {
+                        "NUMSUB"
+                    } else {
+                        "SHARDNUMSUB"
+                    };
                     words.push(self.case(about));
                     for _ in 0..self.rng.below(4) {
                         words.push(self.rng.pick(&CHANNELS).into());
@@ -823,8 +920,8 @@ impl Grammar {
 
     fn glob(&mut self) -> Vec<u8> {
         const GLOBS: [&str; 22] = [
-            "*", "s*", "h?", "[sz]*", "[^s]*", "*1", "*[1-3]", "\\*", "{t}*", "??", "", "s1", "[", "[a-", "*b*",
-            "s[3-1]", "h\\1", "**", "*?", "[]]*", "\\", "[s\\1]*",
+            "*", "s*", "h?", "[sz]*", "[^s]*", "*1", "*[1-3]", "\\*", "{t}*", "??", "", "s1", "[",
+            "[a-", "*b*", "s[3-1]", "h\\1", "**", "*?", "[]]*", "\\", "[s\\1]*",
         ];
         self.rng.pick(&GLOBS).as_bytes().to_vec()
     }
@@ -834,7 +931,9 @@ impl Grammar {
             options.push(words![&self.case("MATCH"), &self.glob()]);
         }
         if self.rng.percent(40) {
-            let kind = *self.rng.pick(&[&"string", &"hash", &"list", &"zset", &"ZSET", &"nosuch"]);
+            let kind = *self
+                .rng
+                .pick(&[&"string", &"hash", &"list", &"zset", &"ZSET", &"nosuch"]);
             options.push(words![&self.case("TYPE"), kind.as_bytes()]);
         }
         options
@@ -863,7 +962,11 @@ impl Grammar {
         }
         match name {
             "SET" => {
-                words.push(if self.rng.percent(95) { self.value() } else { self.long_value() });
+                words.push(if self.rng.percent(95) {
+                    self.value()
+                } else {
+                    self.long_value()
+                });
                 let mut options = vec![];
                 for (option, chance) in [("NX", 15), ("XX", 15), ("GET", 15), ("KEEPTTL", 12)] {
                     self.sometimes(chance, &mut options, option);
@@ -908,7 +1011,11 @@ impl Grammar {
         let mut words = words![name.as_bytes(), &key];
         match name {
             "HSET" | "HMSET" => {
-                let most = if key == BIG_HASH.as_bytes() && self.rng.percent(20) { 60 } else { 3 };
+                let most = if key == BIG_HASH.as_bytes() && self.rng.percent(20) {
+                    60
+                } else {
+                    3
+                };
                 for _ in 0..self.rng.between(1, most) {
                     words.extend([self.field(&key), self.hash_value(&key)]);
                 }
@@ -918,9 +1025,17 @@ impl Grammar {
             "HMGET" | "HDEL" => words.extend(self.several(4, |me| me.field(&key))),
             "HINCRBY" => words.extend([self.field(&key), self.number()]),
             "HRANDFIELD" => {
-                words.push(self.rng.pick(&["1000", "1000", "0", "x", "-9223372036854775808"]).into());
+                words.push(
+                    self.rng
+                        .pick(&["1000", "1000", "0", "x", "-9223372036854775808"])
+                        .into(),
+                );
                 if self.rng.percent(50) {
-                    words.push(self.rng.pick(&["WITHVALUES", "withvalues", "VALUES"]).into());
+                    words.push(
+                        self.rng
+                            .pick(&["WITHVALUES", "withvalues", "VALUES"])
+                            .into(),
+                    );
                 }
                 // which of several are picked is chance
                 return (words, Check::Kind);
@@ -941,7 +1056,9 @@ impl Grammar {
             "LINDEX" => words.push(self.int()),
             "LREM" | "LSET" => words.extend([self.int(), self.value()]),
             "LINSERT" => {
-                let place = *self.rng.pick(&[&"BEFORE", &"AFTER", &"BEFORE", &"AFTER", &"AT"]);
+                let place = *self
+                    .rng
+                    .pick(&[&"BEFORE", &"AFTER", &"BEFORE", &"AFTER", &"AT"]);
                 words.extend([self.case(place), self.value(), self.value()]);
             }
             "LPOS" => {
@@ -955,7 +1072,11 @@ impl Grammar {
                 self.options(&mut words, options);
             }
             "BLPOP" | "BRPOP" => {
-                words.extend((0..self.rng.below(2)).map(|_| self.key_of(&LISTS)).collect::<Vec<_>>());
+                words.extend(
+                    (0..self.rng.below(2))
+                        .map(|_| self.key_of(&LISTS))
+                        .collect::<Vec<_>>(),
+                );
                 words.push(self.rng.pick(&["0.001", "0.002", "-1", "abc", ""]).into());
             }
             _ => {}
@@ -968,7 +1089,14 @@ impl Grammar {
         match name {
             "ZADD" => {
                 let mut options = vec![];
-                for (option, chance) in [("NX", 12), ("XX", 12), ("GT", 12), ("LT", 12), ("CH", 20), ("INCR", 12)] {
+                for (option, chance) in [
+                    ("NX", 12),
+                    ("XX", 12),
+                    ("GT", 12),
+                    ("LT", 12),
+                    ("CH", 20),
+                    ("INCR", 12),
+                ] {
                     self.sometimes(chance, &mut options, option);
                 }
                 self.options(&mut words, options);
@@ -1090,7 +1218,9 @@ impl Grammar {
             90 | 91 => words![b"PING"],
             _ => {
                 // refused by RESP2 while it listens; in RESP3 a listener may even hear itself
-                let name = *self.rng.pick(&[&"PUBLISH", &"SPUBLISH", &"GET", &"RPUSH", &"NOSUCH"]);
+                let name = *self
+                    .rng
+                    .pick(&[&"PUBLISH", &"SPUBLISH", &"GET", &"RPUSH", &"NOSUCH"]);
                 return self.plain(name, true);
             }
         };
@@ -1120,7 +1250,13 @@ impl Grammar {
         let parts = match self.rng.below(6) {
             0 => words![b"SET", key, b"short", b"PX", millis],
             1 => words![b"PSETEX", key, millis, b"short"],
-            2 => words![b"EVAL", b"return redis.call('pexpire', KEYS[1], ARGV[1])", b"1", key, millis],
+            2 => words![
+                b"EVAL",
+                b"return redis.call('pexpire', KEYS[1], ARGV[1])",
+                b"1",
+                key,
+                millis
+            ],
             _ => words![b"PEXPIRE", key, millis],
         };
         Command::of(parts, Check::Exact)
@@ -1131,7 +1267,11 @@ impl Grammar {
 
     pub fn all_keys() -> Words {
         let named = [&STRINGS[..], &HASHES, &LISTS, &ZSETS].concat();
-        named.iter().map(|name| name.as_bytes().to_vec()).chain(ODD.iter().map(|name| name.to_vec())).collect()
+        named
+            .iter()
+            .map(|name| name.as_bytes().to_vec())
+            .chain(ODD.iter().map(|name| name.to_vec()))
+            .collect()
     }
 }
 

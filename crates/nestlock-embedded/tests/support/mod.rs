@@ -1,5 +1,9 @@
 //! What the gates are made of: a raw client, two servers side by side, and a way to compare what they say.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test binary uses its own part"
+)]
 
 pub mod grammar;
 pub mod nonsense;

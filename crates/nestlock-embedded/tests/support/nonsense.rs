@@ -66,9 +66,13 @@ pub fn nonsense(rng: &mut Rng, grammar: &mut Grammar, limits: Limits) -> Vec<u8>
         }
         11 => {
             // words as one types them, with quotes that may not end
-            const WORDS: [&[u8]; 12] =
-                [b"PING", b"\"", b"'", b"\\", b"\\x", b"\\xff", b" ", b"\t", b"SET", b"\0", b"\"a b\"", b"GET"];
-            let mut bytes: Vec<u8> = (0..length).flat_map(|_| [*rng.pick(&WORDS.each_ref()), b" "].concat()).collect();
+            const WORDS: [&[u8]; 12] = [
+                b"PING", b"\"", b"'", b"\\", b"\\x", b"\\xff", b" ", b"\t", b"SET", b"\0",
+                b"\"a b\"", b"GET",
+            ];
+            let mut bytes: Vec<u8> = (0..length)
+                .flat_map(|_| [*rng.pick(&WORDS.each_ref()), b" "].concat())
+                .collect();
             bytes.extend(b"\r\n");
             bytes
         }
@@ -108,7 +112,9 @@ fn valid(grammar: &mut Grammar, limits: Limits) -> Command {
 fn listener(grammar: &mut Grammar) -> Command {
     loop {
         let command = grammar.listener_command(2);
-        let leaves = command.parts[0].to_ascii_lowercase().ends_with(b"unsubscribe");
+        let leaves = command.parts[0]
+            .to_ascii_lowercase()
+            .ends_with(b"unsubscribe");
         if !leaves || command.parts.len() > 1 {
             return command;
         }

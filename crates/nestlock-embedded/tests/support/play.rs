@@ -45,11 +45,18 @@ pub struct Command {
 
 impl Command {
     pub fn new<P: AsRef<[u8]>>(parts: &[P], check: Check) -> Self {
-        Self::of(parts.iter().map(|part| part.as_ref().to_vec()).collect(), check)
+        Self::of(
+            parts.iter().map(|part| part.as_ref().to_vec()).collect(),
+            check,
+        )
     }
 
     pub fn of(parts: Vec<Vec<u8>>, check: Check) -> Self {
-        Self { parts, check, label: String::new() }
+        Self {
+            parts,
+            check,
+            label: String::new(),
+        }
     }
 
     pub fn name(&self) -> String {
@@ -68,10 +75,22 @@ pub struct Line {
 
 /// Both protocols, to send and to listen.
 pub const LINES: &[Line] = &[
-    Line { protocol: 2, listens: false },
-    Line { protocol: 3, listens: false },
-    Line { protocol: 2, listens: true },
-    Line { protocol: 3, listens: true },
+    Line {
+        protocol: 2,
+        listens: false,
+    },
+    Line {
+        protocol: 3,
+        listens: false,
+    },
+    Line {
+        protocol: 2,
+        listens: true,
+    },
+    Line {
+        protocol: 3,
+        listens: true,
+    },
 ];
 
 /// What is common to all rounds of a test.
@@ -101,7 +120,9 @@ pub enum Step {
 impl fmt::Display for Step {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Send(line, command) => write!(out, "{line}> {}", squeezed(&typed(&command.parts))),
+            Self::Send(line, command) => {
+                write!(out, "{line}> {}", squeezed(&typed(&command.parts)))
+            }
             Self::State => out.write_str("compare the state"),
             Self::Scan(options) => write!(out, "compare SCAN {}", typed(options)),
             Self::Wait(millis) => write!(out, "wait {millis} ms"),
@@ -121,7 +142,13 @@ pub struct Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}\n  real: {}\n  ours: {}", squeezed(&self.what), squeezed(&self.real), squeezed(&self.ours))
+        write!(
+            out,
+            "{}\n  real: {}\n  ours: {}",
+            squeezed(&self.what),
+            squeezed(&self.real),
+            squeezed(&self.ours)
+        )
     }
 }
 
@@ -188,7 +215,10 @@ type Allowed = (&'static str, &'static str);
 /// The code, which is the first word, is always compared.
 const ALLOWED: [Allowed; 1] = [
     // a script that ends with `return setmetatable(_G, ...)`: the line of a tail call is not known any more
-    ("Attempt to modify a readonly table script: 6272db8503d65d1a388d09238bbfa63398419ac5", ", on @user_script:1."),
+    (
+        "Attempt to modify a readonly table script: 6272db8503d65d1a388d09238bbfa63398419ac5",
+        ", on @user_script:1.",
+    ),
 ];
 
 /// Half of the distance that grammars keep between two times.
@@ -221,7 +251,9 @@ impl Play {
                 || wire.call(&["PUBSUB", "NUMPAT"])? != Value::Int(0)
             {
                 if start.elapsed() > Duration::from_secs(10) {
-                    return Err(io::Error::other("subscriptions of closed connections are still there"));
+                    return Err(io::Error::other(
+                        "subscriptions of closed connections are still there",
+                    ));
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -236,7 +268,14 @@ impl Play {
         };
         let lines = rules.lines.iter().map(connect).collect::<io::Result<_>>()?;
         let content = rules.content.clone();
-        Ok(Self { lines, control, loose: rules.loose, content, tally: Tally::new(), survey: None })
+        Ok(Self {
+            lines,
+            control,
+            loose: rules.loose,
+            content,
+            tally: Tally::new(),
+            survey: None,
+        })
     }
 
     /// Takes the steps up to the first difference.
@@ -251,7 +290,11 @@ impl Play {
                         && same == line
                         && bytes < 65536
                     {
-                        bytes += command.parts.iter().map(|part| part.len() + 16).sum::<usize>();
+                        bytes += command
+                            .parts
+                            .iter()
+                            .map(|part| part.len() + 16)
+                            .sum::<usize>();
                         commands.push(command);
                         at += 1;
                     }
@@ -281,12 +324,25 @@ impl Play {
         None
     }
 
-    fn pipeline(&mut self, line: usize, first: usize, commands: &[&Command]) -> Result<(), Box<Difference>> {
-        let bytes: Vec<u8> = commands.iter().flat_map(|command| request(&command.parts)).collect();
+    fn pipeline(
+        &mut self,
+        line: usize,
+        first: usize,
+        commands: &[&Command],
+    ) -> Result<(), Box<Difference>> {
+        let bytes: Vec<u8> = commands
+            .iter()
+            .flat_map(|command| request(&command.parts))
+            .collect();
         let (kind, wires) = &mut self.lines[line];
         let said = exchange(wires, &bytes);
         let differ = |at: usize, what: String, said: Both<String>| {
-            Err(Box::new(Difference { at: first + at, what, real: said.real, ours: said.ours }))
+            Err(Box::new(Difference {
+                at: first + at,
+                what,
+                real: said.real,
+                ours: said.ours,
+            }))
         };
         let last = commands.len().saturating_sub(1);
         if kind.listens {
@@ -296,35 +352,60 @@ impl Play {
             let heard = said.clone().map(|(values, _)| sorted_messages(&values));
             return match first_difference(&heard) {
                 None if said.real.1.is_none() && said.ours.1.is_none() => Ok(()),
-                None => differ(last, format!("line {line} broke"), said.map(|(_, end)| format!("{end:?}"))),
+                None => differ(
+                    last,
+                    format!("line {line} broke"),
+                    said.map(|(_, end)| format!("{end:?}")),
+                ),
                 Some(said) => differ(last, format!("line {line}, answers and messages"), said),
             };
         }
         let split = said.map(|(values, end)| {
-            let (messages, mut replies): (Vec<_>, Vec<_>) =
-                values.into_iter().partition(|value| matches!(value, Value::Push(_)));
+            let (messages, mut replies): (Vec<_>, Vec<_>) = values
+                .into_iter()
+                .partition(|value| matches!(value, Value::Push(_)));
             // a connection that ends, or an answer that is missing, is compared as well
-            replies.extend(end.map(|error| Value::Simple(format!("(connection ended: {error})").into_bytes())));
+            replies.extend(
+                end.map(|error| Value::Simple(format!("(connection ended: {error})").into_bytes())),
+            );
             (messages, replies)
         });
         let missing = Value::Simple(b"(nothing)".to_vec());
         for (index, command) in commands.iter().enumerate() {
             let reply = |replies: &Vec<Value>| replies.get(index).unwrap_or(&missing).clone();
             let (real, ours) = (reply(&split.real.1), reply(&split.ours.1));
-            let label = if command.label.is_empty() { command.name() } else { command.label.clone() };
+            let label = if command.label.is_empty() {
+                command.name()
+            } else {
+                command.label.clone()
+            };
             self.tally.entry(label).or_default().see(&real);
             if !agree(&command.name(), &command.check, &real, &ours) {
                 let what = format!("line {line} ({}): {}", kind.protocol, typed(&command.parts));
-                let said = Both { real: format!("{real:?}"), ours: format!("{ours:?}") };
+                let said = Both {
+                    real: format!("{real:?}"),
+                    ours: format!("{ours:?}"),
+                };
                 match &mut self.survey {
-                    Some(found) => found.push(Difference { at: first, what, real: said.real, ours: said.ours }),
+                    Some(found) => found.push(Difference {
+                        at: first,
+                        what,
+                        real: said.real,
+                        ours: said.ours,
+                    }),
                     None => return differ(index, what, said),
                 }
             }
         }
-        let extra = split.clone().map(|(_, replies)| replies.into_iter().skip(commands.len()).collect());
+        let extra = split
+            .clone()
+            .map(|(_, replies)| replies.into_iter().skip(commands.len()).collect());
         if let Some(said) = first_difference(&extra) {
-            return differ(last, format!("line {line}: more answers than commands, or a broken line"), said);
+            return differ(
+                last,
+                format!("line {line}: more answers than commands, or a broken line"),
+                said,
+            );
         }
         match first_difference(&split.map(|(messages, _)| messages)) {
             Some(said) => differ(last, format!("line {line}: messages"), said),
@@ -340,16 +421,24 @@ impl Play {
         for db in ["1", "0"] {
             self.ask(at, &[Command::new(&["SELECT", db], Check::Exact)])?;
             let keys = self.ask(at, &[Command::new(&["KEYS", "*"], Check::Unordered)])?;
-            let keys: BTreeSet<Vec<u8>> =
-                keys[0].items().unwrap_or_default().iter().filter_map(Value::text).map(<[u8]>::to_vec).collect();
+            let keys: BTreeSet<Vec<u8>> = keys[0]
+                .items()
+                .unwrap_or_default()
+                .iter()
+                .filter_map(Value::text)
+                .map(<[u8]>::to_vec)
+                .collect();
             let mut about = Vec::new();
             for key in &keys {
                 about.push(Command::new(&[b"TYPE", &**key], Check::Exact));
                 about.push(Command::new(&[b"PEXPIRETIME", &**key], Check::Millis));
             }
             let about = self.ask(at, &about)?;
-            let contents: Vec<Command> =
-                keys.iter().zip(about.chunks(2)).map(|(key, about)| self.content(key, &about[0])).collect();
+            let contents: Vec<Command> = keys
+                .iter()
+                .zip(about.chunks(2))
+                .map(|(key, about)| self.content(key, &about[0]))
+                .collect();
             self.ask(at, &contents)?;
         }
         Ok(())
@@ -358,9 +447,19 @@ impl Play {
     fn content(&self, key: &[u8], kind: &Value) -> Command {
         let loose = self.loose.iter().any(|loose| loose.as_bytes() == key);
         match kind.text().unwrap_or_default() {
-            b"hash" => Command::new(&[b"HGETALL", key], if loose { Check::Pairs } else { self.content.clone() }),
+            b"hash" => Command::new(
+                &[b"HGETALL", key],
+                if loose {
+                    Check::Pairs
+                } else {
+                    self.content.clone()
+                },
+            ),
             b"list" => Command::new(&[b"LRANGE", key, b"0", b"-1"], Check::Exact),
-            b"zset" => Command::new(&[b"ZRANGE", key, b"0", b"-1", b"WITHSCORES"], self.content.clone()),
+            b"zset" => Command::new(
+                &[b"ZRANGE", key, b"0", b"-1", b"WITHSCORES"],
+                self.content.clone(),
+            ),
             b"none" => Command::new(&[b"EXISTS", key], Check::Exact),
             _ => Command::new(&[b"GET", key], Check::Exact),
         }
@@ -370,12 +469,17 @@ impl Play {
     fn ask(&mut self, at: usize, questions: &[Command]) -> Result<Vec<Value>, Box<Difference>> {
         let mut answers = Vec::new();
         for questions in questions.chunks(200) {
-            let bytes: Vec<u8> = questions.iter().flat_map(|question| request(&question.parts)).collect();
+            let bytes: Vec<u8> = questions
+                .iter()
+                .flat_map(|question| request(&question.parts))
+                .collect();
             let said = exchange(&mut self.control, &bytes);
             for (index, question) in questions.iter().enumerate() {
                 let (real, ours) = (said.real.0.get(index), said.ours.0.get(index));
                 let same = match (real, ours) {
-                    (Some(real), Some(ours)) => agree(&question.name(), &question.check, real, ours),
+                    (Some(real), Some(ours)) => {
+                        agree(&question.name(), &question.check, real, ours)
+                    }
                     _ => false,
                 };
                 if !same {
@@ -399,8 +503,12 @@ impl Play {
                 let mut parts = vec![b"SCAN".to_vec(), cursor.clone()];
                 parts.extend(options.iter().cloned());
                 let reply = wire.call(&parts).map_err(|error| error.to_string())?;
-                let Value::List(pair) = &reply else { return Err(format!("{reply:?}")) };
-                let [Value::Bulk(next), Value::List(keys)] = &pair[..] else { return Err(format!("{reply:?}")) };
+                let Value::List(pair) = &reply else {
+                    return Err(format!("{reply:?}"));
+                };
+                let [Value::Bulk(next), Value::List(keys)] = &pair[..] else {
+                    return Err(format!("{reply:?}"));
+                };
                 found.extend(keys.iter().filter_map(Value::text).map(<[u8]>::to_vec));
                 if next == b"0" {
                     return Ok(found);
@@ -413,25 +521,40 @@ impl Play {
         if found.real == found.ours {
             return Ok(());
         }
-        let show = |found: Result<BTreeSet<Vec<u8>>, String>| found.map(|keys| typed(&Vec::from_iter(keys)));
+        let show = |found: Result<BTreeSet<Vec<u8>>, String>| {
+            found.map(|keys| typed(&Vec::from_iter(keys)))
+        };
         let found = found.map(show).map(|found| format!("{found:?}"));
         let what = format!("all of SCAN {}", typed(options));
-        Err(Box::new(Difference { at, what, real: found.real, ours: found.ours }))
+        Err(Box::new(Difference {
+            at,
+            what,
+            real: found.real,
+            ours: found.ours,
+        }))
     }
 
     /// Leaves nothing subscribed, so that the next round need not wait.
     pub fn end(mut self) {
         for (line, wires) in &mut self.lines {
             if line.listens {
-                let bytes = ["UNSUBSCRIBE", "PUNSUBSCRIBE", "SUNSUBSCRIBE"].map(|name| request(&[name])).concat();
+                let bytes = ["UNSUBSCRIBE", "PUNSUBSCRIBE", "SUNSUBSCRIBE"]
+                    .map(|name| request(&[name]))
+                    .concat();
                 exchange(wires, &bytes);
             }
         }
     }
 }
 
-fn both<T>(addrs: Both<SocketAddr>, connect: impl Fn(SocketAddr) -> io::Result<T>) -> io::Result<Both<T>> {
-    Ok(Both { real: connect(addrs.real)?, ours: connect(addrs.ours)? })
+fn both<T>(
+    addrs: Both<SocketAddr>,
+    connect: impl Fn(SocketAddr) -> io::Result<T>,
+) -> io::Result<Both<T>> {
+    Ok(Both {
+        real: connect(addrs.real)?,
+        ours: connect(addrs.ours)?,
+    })
 }
 
 /// What was read, and how the connection ended if it did.
@@ -444,7 +567,10 @@ fn exchange(wires: &mut Both<Wire>, bytes: &[u8]) -> Both<Said> {
         let (values, end) = wire.read_to_marker();
         (values, end.and(sent).err().map(|error| error.to_string()))
     };
-    Both { real: read(&mut wires.real, sent.real), ours: read(&mut wires.ours, sent.ours) }
+    Both {
+        real: read(&mut wires.real, sent.real),
+        ours: read(&mut wires.ours, sent.ours),
+    }
 }
 
 /// The first item that differs, with the one before it.
@@ -455,14 +581,19 @@ fn first_difference(said: &Both<Vec<Value>>) -> Option<Both<String>> {
         let around = &values[at.saturating_sub(1).min(values.len())..(at + 2).min(values.len())];
         format!("{} values, near the {at}th {around:?}", values.len())
     };
-    Some(Both { real: show(&said.real), ours: show(&said.ours) })
+    Some(Both {
+        real: show(&said.real),
+        ours: show(&said.ours),
+    })
 }
 
 /// Where Redis goes through a table of its own with a secret seed, the order means nothing: patterns that match one
 /// message, and channels that end together.
 fn sorted_messages(values: &[Value]) -> Vec<Value> {
     fn run(value: &Value) -> Option<(Vec<u8>, Option<[&Value; 2]>)> {
-        let (Value::List(items) | Value::Push(items)) = value else { return None };
+        let (Value::List(items) | Value::Push(items)) = value else {
+            return None;
+        };
         let kind = items.first()?.text()?;
         match (kind, items.len()) {
             (b"pmessage", 4) => Some((kind.to_vec(), Some([&items[2], &items[3]]))),
@@ -478,8 +609,10 @@ fn sorted_messages(values: &[Value]) -> Vec<Value> {
         while same.is_some() && to < values.len() && run(&values[to]) == same {
             to += 1;
         }
-        let mut names: Vec<Value> =
-            values[from..to].iter().filter_map(|value| Some(value.items()?.get(1)?.clone())).collect();
+        let mut names: Vec<Value> = values[from..to]
+            .iter()
+            .filter_map(|value| Some(value.items()?.get(1)?.clone()))
+            .collect();
         names.sort();
         for (index, value) in values[from..to].iter().enumerate() {
             let mut value = value.clone();
@@ -498,8 +631,13 @@ fn agree(name: &str, check: &Check, real: &Value, ours: &Value) -> bool {
         return true;
     }
     if let (Value::Error(real_text), Value::Error(our_text)) = (real, ours) {
-        let (real_text, our_text) = (String::from_utf8_lossy(real_text), String::from_utf8_lossy(our_text));
-        let allowed = |(text, more): &Allowed| real_text.contains(text) && real_text.replace(more, "") == our_text;
+        let (real_text, our_text) = (
+            String::from_utf8_lossy(real_text),
+            String::from_utf8_lossy(our_text),
+        );
+        let allowed = |(text, more): &Allowed| {
+            real_text.contains(text) && real_text.replace(more, "") == our_text
+        };
         return real.code() == ours.code() && ALLOWED.iter().any(allowed);
     }
     if real.is_error() || ours.is_error() {
@@ -522,7 +660,8 @@ fn agree(name: &str, check: &Check, real: &Value, ours: &Value) -> bool {
                     return real[0] == ours[0] && agree(name, check, &real[1], &ours[1]);
                 }
                 let sorted = |items: &[Value]| {
-                    let mut items: Vec<Vec<Value>> = items.chunks(size).map(<[Value]>::to_vec).collect();
+                    let mut items: Vec<Vec<Value>> =
+                        items.chunks(size).map(<[Value]>::to_vec).collect();
                     items.sort();
                     items
                 };
@@ -550,7 +689,10 @@ fn agree(name: &str, check: &Check, real: &Value, ours: &Value) -> bool {
         Check::Each(checks) => match (real.items(), ours.items()) {
             (Some(real), Some(ours)) if same_kind && real.len() == ours.len() => {
                 let check = |at: usize| checks.get(at).unwrap_or(&Check::Exact);
-                real.iter().zip(ours).enumerate().all(|(at, (real, ours))| agree(name, check(at), real, ours))
+                real.iter()
+                    .zip(ours)
+                    .enumerate()
+                    .all(|(at, (real, ours))| agree(name, check(at), real, ours))
             }
             _ => false,
         },
@@ -558,7 +700,11 @@ fn agree(name: &str, check: &Check, real: &Value, ours: &Value) -> bool {
 }
 
 fn each(name: &str, check: &Check, real: &[Value], ours: &[Value]) -> bool {
-    real.len() == ours.len() && real.iter().zip(ours).all(|(real, ours)| agree(name, check, real, ours))
+    real.len() == ours.len()
+        && real
+            .iter()
+            .zip(ours)
+            .all(|(real, ours)| agree(name, check, real, ours))
 }
 
 /// Numbers from `low` on may differ by `slack`, on their own and in lists.
@@ -584,7 +730,11 @@ fn near(name: &str, check: &Check, real: &Value, ours: &Value, low: i64, slack: 
         (.., Some((real, real_turn)), Some((ours, our_turn))) => {
             let unit = if *check == Check::Seconds { 1000 } else { 1 };
             let fixed = name.ends_with("EXPIRETIME") && real >= FIXED_TIMES / unit;
-            !fixed && real >= low && ours >= low && real.abs_diff(ours) <= slack.unsigned_abs() && real_turn == our_turn
+            !fixed
+                && real >= low
+                && ours >= low
+                && real.abs_diff(ours) <= slack.unsigned_abs()
+                && real_turn == our_turn
         }
         _ => false,
     }

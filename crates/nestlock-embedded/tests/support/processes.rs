@@ -25,7 +25,10 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 pub fn eventually(what: &str, mut state: impl FnMut() -> bool) {
     let start = Instant::now();
     while !state() {
-        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        assert!(
+            start.elapsed() < PATIENCE,
+            "not within {PATIENCE:?}: {what}"
+        );
         sleep(ms(2));
     }
 }
@@ -51,11 +54,19 @@ pub fn call(server: &SpawnedServer, command: &str) -> String {
 
 /// Whether there is such a process, a dead one that nobody waits for included.
 pub fn runs(pid: u32) -> bool {
-    Command::new("kill").args(["-0", &pid.to_string()]).stderr(Stdio::null()).status().expect("kill(1)").success()
+    Command::new("kill")
+        .args(["-0", &pid.to_string()])
+        .stderr(Stdio::null())
+        .status()
+        .expect("kill(1)")
+        .success()
 }
 
 pub fn signal(name: &str, pid: u32) {
-    let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().expect("kill(1)");
+    let status = Command::new("kill")
+        .args([&format!("-{name}"), &pid.to_string()])
+        .status()
+        .expect("kill(1)");
     assert!(status.success(), "kill -{name} {pid}");
 }
 
@@ -75,7 +86,12 @@ pub struct Owner {
 impl Owner {
     pub fn start(role: &str, variables: &[(&str, &Path)]) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_child_process_does_as_it_is_told", "--nocapture", "--test-threads=1"])
+            .args([
+                "--exact",
+                "a_child_process_does_as_it_is_told",
+                "--nocapture",
+                "--test-threads=1",
+            ])
             .env(ROLE, role)
             .env("RUST_BACKTRACE", "0")
             .envs(variables.iter().copied())
@@ -84,7 +100,10 @@ impl Owner {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let (stdin, output) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
+        let (stdin, output) = (
+            process.stdin.take().unwrap(),
+            BufReader::new(process.stdout.take().unwrap()),
+        );
         let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
@@ -93,7 +112,11 @@ impl Owner {
                 }
             }
         });
-        Self { process, _stdin: stdin, lines }
+        Self {
+            process,
+            _stdin: stdin,
+            lines,
+        }
     }
 
     pub fn line(&self) -> String {
@@ -126,7 +149,10 @@ pub fn assert_nothing_is_left(what: &str, pid: u32, folder: &Path) {
 
 /// So many wrong numbers are errors before the server program is looked for, which there is not; right ones miss it.
 pub fn assert_wrong_numbers_come_first(wrong: usize) {
-    let owner = Owner::start("wrong", &[("NESTLOCK_SERVER_BIN", Path::new("no-such-server"))]);
+    let owner = Owner::start(
+        "wrong",
+        &[("NESTLOCK_SERVER_BIN", Path::new("no-such-server"))],
+    );
     for _ in 0..wrong {
         let line = owner.line();
         assert!(line.starts_with("Invalid"), "{line}");
@@ -139,7 +165,11 @@ pub fn assert_wrong_numbers_come_first(wrong: usize) {
 pub fn assert_nothing_is_left_of_a_killed_owner() {
     let mut owner = Owner::start("wait", &[]);
     let servers = [owner.server(), owner.server(), owner.server()];
-    assert!(servers.iter().all(|(pid, folder)| runs(*pid) && folder.exists()));
+    assert!(
+        servers
+            .iter()
+            .all(|(pid, folder)| runs(*pid) && folder.exists())
+    );
     owner.process.kill().unwrap();
     for (pid, folder) in servers {
         assert_nothing_is_left("killed", pid, &folder);
@@ -156,7 +186,9 @@ pub fn is_killed_during_the_start(folder: &Path, after: Duration) -> bool {
     owner.process.wait().unwrap();
     let is_early = owner.lines.recv_timeout(PATIENCE).is_err();
     eventually("no process is left", || processes(folder).is_empty());
-    eventually("no folder is left", || std::fs::read_dir(folder).unwrap().count() == 0);
+    eventually("no folder is left", || {
+        std::fs::read_dir(folder).unwrap().count() == 0
+    });
     is_early
 }
 
@@ -171,8 +203,14 @@ pub fn processes(folder: &Path) -> Vec<String> {
         // it may have ended meanwhile
         let read = |file: &str| std::fs::read(process.join(file)).unwrap_or_default();
         let command_line = String::from_utf8_lossy(&read("cmdline")).into_owned();
-        let is_in_it = process.join("cwd").read_link().is_ok_and(|at| at.starts_with(folder));
-        if is_in_it || command_line.contains(text) || String::from_utf8_lossy(&read("environ")).contains(text) {
+        let is_in_it = process
+            .join("cwd")
+            .read_link()
+            .is_ok_and(|at| at.starts_with(folder));
+        if is_in_it
+            || command_line.contains(text)
+            || String::from_utf8_lossy(&read("environ")).contains(text)
+        {
             found.push(format!("{}: {command_line}", process.display()));
         }
     }

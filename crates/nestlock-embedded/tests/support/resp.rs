@@ -39,13 +39,18 @@ pub enum Value {
 impl Value {
     /// Reads one value from the front; `None` if it is not all there yet.
     pub fn parse(input: &[u8]) -> Result<Option<(Self, usize)>, String> {
-        let Some(end) = input.windows(2).position(|pair| pair == b"\r\n") else { return Ok(None) };
+        let Some(end) = input.windows(2).position(|pair| pair == b"\r\n") else {
+            return Ok(None);
+        };
         let (line, mut at) = (&input[..end], end + 2);
-        let Some((&sign, rest)) = line.split_first() else { return Err("an empty line".into()) };
+        let Some((&sign, rest)) = line.split_first() else {
+            return Err("an empty line".into());
+        };
         let text = || rest.to_vec();
         let number = || -> Result<i64, String> {
             let text = std::str::from_utf8(rest).map_err(|_| format!("no number: {line:?}"))?;
-            text.parse().map_err(|_| format!("no number: {:?}", quoted(line)))
+            text.parse()
+                .map_err(|_| format!("no number: {:?}", quoted(line)))
         };
         let value = match sign {
             b'+' => Self::Simple(text()),
@@ -58,24 +63,34 @@ impl Value {
             b'$' | b'=' => match number()? {
                 -1 if sign == b'$' => Self::NilBulk,
                 length => {
-                    let length = usize::try_from(length).map_err(|_| format!("a length of {length}"))?;
-                    let Some(body) = input.get(at..at + length + 2) else { return Ok(None) };
+                    let length =
+                        usize::try_from(length).map_err(|_| format!("a length of {length}"))?;
+                    let Some(body) = input.get(at..at + length + 2) else {
+                        return Ok(None);
+                    };
                     if !body.ends_with(b"\r\n") {
                         return Err(format!("no line end after {:?}", quoted(body)));
                     }
                     at += length + 2;
                     let body = body[..length].to_vec();
-                    if sign == b'$' { Self::Bulk(body) } else { Self::Verbatim(body) }
+                    if sign == b'$' {
+                        Self::Bulk(body)
+                    } else {
+                        Self::Verbatim(body)
+                    }
                 }
             },
             b'*' | b'%' | b'~' | b'>' => match number()? {
                 -1 if sign == b'*' => Self::NilList,
                 length => {
-                    let length = usize::try_from(length).map_err(|_| format!("a length of {length}"))?;
+                    let length =
+                        usize::try_from(length).map_err(|_| format!("a length of {length}"))?;
                     let count = if sign == b'%' { length * 2 } else { length };
                     let mut items = Vec::new();
                     for _ in 0..count {
-                        let Some((item, used)) = Self::parse(&input[at..])? else { return Ok(None) };
+                        let Some((item, used)) = Self::parse(&input[at..])? else {
+                            return Ok(None);
+                        };
                         items.push(item);
                         at += used;
                     }
@@ -94,7 +109,9 @@ impl Value {
 
     pub fn items(&self) -> Option<&[Self]> {
         match self {
-            Self::List(items) | Self::Map(items) | Self::Set(items) | Self::Push(items) => Some(items),
+            Self::List(items) | Self::Map(items) | Self::Set(items) | Self::Push(items) => {
+                Some(items)
+            }
             _ => None,
         }
     }
@@ -102,7 +119,9 @@ impl Value {
     /// The bytes of a text, of whatever kind.
     pub fn text(&self) -> Option<&[u8]> {
         match self {
-            Self::Simple(text) | Self::Error(text) | Self::Bulk(text) | Self::Verbatim(text) => Some(text),
+            Self::Simple(text) | Self::Error(text) | Self::Bulk(text) | Self::Verbatim(text) => {
+                Some(text)
+            }
             _ => None,
         }
     }
@@ -123,8 +142,13 @@ impl Value {
     pub fn lines(&self) -> Vec<String> {
         let of = |sign: char, text: &[u8]| vec![format!("{sign}{}", escaped(text))];
         let list = |sign: char, count: usize, items: &[Self]| {
-            let inner = items.iter().flat_map(Self::lines).map(|line| format!("  {line}"));
-            std::iter::once(format!("{sign}{count}")).chain(inner).collect()
+            let inner = items
+                .iter()
+                .flat_map(Self::lines)
+                .map(|line| format!("  {line}"));
+            std::iter::once(format!("{sign}{count}"))
+                .chain(inner)
+                .collect()
         };
         match self {
             Self::Simple(text) => of('+', text),
@@ -148,7 +172,11 @@ impl Value {
 
 impl fmt::Debug for Value {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines: Vec<String> = self.lines().iter().map(|line| line.trim_start().to_owned()).collect();
+        let lines: Vec<String> = self
+            .lines()
+            .iter()
+            .map(|line| line.trim_start().to_owned())
+            .collect();
         match lines.len() {
             1 => out.write_str(&lines[0]),
             _ => write!(out, "{} ({})", lines[0], lines[1..].join(" ")),
@@ -191,12 +219,19 @@ pub fn quoted(bytes: &[u8]) -> String {
 
 /// A command as one can type it into `redis-cli`.
 pub fn typed<P: AsRef<[u8]>>(parts: &[P]) -> String {
-    let plain =
-        |part: &[u8]| !part.is_empty() && part.iter().all(|byte| byte.is_ascii_graphic() && !b"\"'\\".contains(byte));
-    let words = parts
-        .iter()
-        .map(AsRef::as_ref)
-        .map(|part| if plain(part) { String::from_utf8_lossy(part).into_owned() } else { quoted(part) });
+    let plain = |part: &[u8]| {
+        !part.is_empty()
+            && part
+                .iter()
+                .all(|byte| byte.is_ascii_graphic() && !b"\"'\\".contains(byte))
+    };
+    let words = parts.iter().map(AsRef::as_ref).map(|part| {
+        if plain(part) {
+            String::from_utf8_lossy(part).into_owned()
+        } else {
+            quoted(part)
+        }
+    });
     words.collect::<Vec<_>>().join(" ")
 }
 
@@ -205,7 +240,8 @@ pub fn words(line: &str) -> Result<Vec<Vec<u8>>, String> {
     let (mut words, mut rest) = (Vec::new(), line.trim_start());
     while !rest.is_empty() {
         if let Some(inner) = rest.strip_prefix('"') {
-            let (word, after) = unquoted(inner).ok_or_else(|| format!("no closing quote: {line}"))?;
+            let (word, after) =
+                unquoted(inner).ok_or_else(|| format!("no closing quote: {line}"))?;
             words.push(word);
             rest = after.trim_start();
         } else {

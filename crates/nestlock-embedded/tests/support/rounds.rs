@@ -29,18 +29,35 @@ fn survey(pair: &Pair, rules: &Rules, rounds: impl Iterator<Item = Vec<Step>>) -
         play.survey = Some(Vec::new());
         let last = play.run(&steps);
         for found in play.survey.take().into_iter().flatten().chain(last) {
-            let head = |text: &str| text.split_whitespace().take(4).collect::<Vec<_>>().join(" ");
+            let head = |text: &str| {
+                text.split_whitespace()
+                    .take(4)
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            };
             let command: Vec<&str> = found.what.split_whitespace().collect();
-            let name = command.iter().skip_while(|word| !word.ends_with(':')).nth(1).unwrap_or(&"");
+            let name = command
+                .iter()
+                .skip_while(|word| !word.ends_with(':'))
+                .nth(1)
+                .unwrap_or(&"");
             let digits = |text: String| text.replace(|letter: char| letter.is_ascii_digit(), "");
-            let sort = digits(format!("{} {} / {}", name.to_uppercase(), head(&found.real), head(&found.ours)));
+            let sort = digits(format!(
+                "{} {} / {}",
+                name.to_uppercase(),
+                head(&found.real),
+                head(&found.ours)
+            ));
             sorts.entry(sort).or_insert((0, found)).0 += 1;
         }
         play.end();
     }
     let mut sorts: Vec<_> = sorts.into_values().collect();
     sorts.sort_by_key(|(count, _)| usize::MAX - count);
-    let lines: Vec<String> = sorts.iter().map(|(count, found)| format!("{count} times: {found}")).collect();
+    let lines: Vec<String> = sorts
+        .iter()
+        .map(|(count, found)| format!("{count} times: {found}"))
+        .collect();
     format!("{} sorts of differences\n{}", lines.len(), lines.join("\n"))
 }
 
@@ -49,8 +66,18 @@ const MOST_FAILURES: usize = 5;
 
 /// Plays the rounds of these seeds. `NESTLOCK_FUZZ_SEED=7` plays that one only, `NESTLOCK_FUZZ_FACTOR=10` ten times as
 /// many.
-pub fn play_rounds(pair: &Pair, rules: &Rules, first: u64, count: u64, make: impl Fn(u64) -> Vec<Step>) -> Report {
-    let number = |name: &str| env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+pub fn play_rounds(
+    pair: &Pair,
+    rules: &Rules,
+    first: u64,
+    count: u64,
+    make: impl Fn(u64) -> Vec<Step>,
+) -> Report {
+    let number = |name: &str| {
+        env::var(name)
+            .ok()
+            .map(|text| text.parse::<u64>().expect("a number"))
+    };
     let seeds = match number("NESTLOCK_FUZZ_SEED") {
         Some(seed) => seed..seed + 1,
         None => first..first + count * number("NESTLOCK_FUZZ_FACTOR").unwrap_or(1),
@@ -61,9 +88,16 @@ pub fn play_rounds(pair: &Pair, rules: &Rules, first: u64, count: u64, make: imp
     for seed in seeds {
         let steps = make(seed);
         report.rounds += 1;
-        report.commands += steps.iter().filter(|step| matches!(step, Step::Send(..))).count();
-        let Some(found) = once(pair, rules, &steps, &mut report.tally) else { continue };
-        report.failures.push(describe(pair, rules, seed, &steps, &found));
+        report.commands += steps
+            .iter()
+            .filter(|step| matches!(step, Step::Send(..)))
+            .count();
+        let Some(found) = once(pair, rules, &steps, &mut report.tally) else {
+            continue;
+        };
+        report
+            .failures
+            .push(describe(pair, rules, seed, &steps, &found));
         if report.failures.len() == MOST_FAILURES {
             break;
         }
@@ -80,7 +114,12 @@ impl Report {
     /// Panics if the two servers ever disagreed.
     pub fn assert_none(&self) {
         let count = self.failures.len();
-        assert!(count == 0, "{count} rounds of {} differ:\n\n{}", self.rounds, self.failures.join("\n"));
+        assert!(
+            count == 0,
+            "{count} rounds of {} differ:\n\n{}",
+            self.rounds,
+            self.failures.join("\n")
+        );
     }
 
     pub fn add(&mut self, other: Self) {
@@ -114,15 +153,26 @@ pub fn once(pair: &Pair, rules: &Rules, steps: &[Step], tally: &mut Tally) -> Op
 }
 
 fn describe(pair: &Pair, rules: &Rules, seed: u64, steps: &[Step], found: &Difference) -> String {
-    let mut text = format!("--- seed {seed}, step {} of {}\n{found}\n", found.at, steps.len());
+    let mut text = format!(
+        "--- seed {seed}, step {} of {}\n{found}\n",
+        found.at,
+        steps.len()
+    );
     let (short, found) = shorten(pair, rules, &steps[..=found.at.min(steps.len() - 1)]);
     let _ = match &found {
         Some(_) => writeln!(text, "shortest list of steps that was found:"),
-        None => writeln!(text, "did not happen again with the same steps; these were the last of them:"),
+        None => writeln!(
+            text,
+            "did not happen again with the same steps; these were the last of them:"
+        ),
     };
     let from = short.len().saturating_sub(60);
     for step in &short[from..] {
-        let _ = writeln!(text, "  {}", step.to_string().chars().take(1000).collect::<String>());
+        let _ = writeln!(
+            text,
+            "  {}",
+            step.to_string().chars().take(1000).collect::<String>()
+        );
     }
     if let Some(found) = found {
         let _ = writeln!(text, "after which\n{found}");
@@ -135,7 +185,9 @@ fn shorten(pair: &Pair, rules: &Rules, steps: &[Step]) -> (Vec<Step>, Option<Dif
     let start = Instant::now();
     let differs = |steps: &[Step]| once(pair, rules, steps, &mut Tally::new());
     let mut short = steps.to_vec();
-    let Some(mut found) = differs(&short) else { return (short, None) };
+    let Some(mut found) = differs(&short) else {
+        return (short, None);
+    };
     let mut part = short.len().div_ceil(2);
     loop {
         let mut from = 0;

@@ -15,22 +15,34 @@ pub struct Both<T> {
 
 impl<T> Both<T> {
     pub fn map<U>(self, mut with: impl FnMut(T) -> U) -> Both<U> {
-        Both { real: with(self.real), ours: with(self.ours) }
+        Both {
+            real: with(self.real),
+            ours: with(self.ours),
+        }
     }
 
     pub fn as_mut(&mut self) -> Both<&mut T> {
-        Both { real: &mut self.real, ours: &mut self.ours }
+        Both {
+            real: &mut self.real,
+            ours: &mut self.ours,
+        }
     }
 }
 
 /// The server that is right by definition.
 pub fn real() -> SpawnedServer {
     // else the end of a blocked client's patience is noticed up to 100 ms late
-    let server = SpawnedServer::start_with(["--hz", "500"]).unwrap_or_else(|error| panic!("{error}"));
+    let server =
+        SpawnedServer::start_with(["--hz", "500"]).unwrap_or_else(|error| panic!("{error}"));
     // another version answers differently here and there
-    let info = Wire::connect(server.addr()).and_then(|mut wire| wire.call(&["INFO", "server"])).expect("an answer");
+    let info = Wire::connect(server.addr())
+        .and_then(|mut wire| wire.call(&["INFO", "server"]))
+        .expect("an answer");
     let info = String::from_utf8_lossy(info.text().expect("a text")).into_owned();
-    assert!(info.contains("\nredis_version:7.0."), "these tests compare with Redis 7.0, and this is\n{info}");
+    assert!(
+        info.contains("\nredis_version:7.0."),
+        "these tests compare with Redis 7.0, and this is\n{info}"
+    );
     server
 }
 
@@ -62,6 +74,9 @@ impl Pair {
             Ours::Embedded(server) => server.addr(),
             Ours::Twin(server) => server.addr(),
         };
-        Both { real: self.real.addr(), ours }
+        Both {
+            real: self.real.addr(),
+            ours,
+        }
     }
 }

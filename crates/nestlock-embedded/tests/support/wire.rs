@@ -25,7 +25,12 @@ impl Wire {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Self { stream, input: Vec::new(), at: 0, markers: 0 })
+        Ok(Self {
+            stream,
+            input: Vec::new(),
+            at: 0,
+            markers: 0,
+        })
     }
 
     pub fn stream(&self) -> &TcpStream {
@@ -48,7 +53,9 @@ impl Wire {
 
     pub fn read(&mut self) -> io::Result<Value> {
         loop {
-            if let Some((value, used)) = Value::parse(&self.input[self.at..]).map_err(io::Error::other)? {
+            if let Some((value, used)) =
+                Value::parse(&self.input[self.at..]).map_err(io::Error::other)?
+            {
                 self.at += used;
                 if self.at == self.input.len() {
                     self.input.clear();
@@ -84,7 +91,9 @@ impl Wire {
             match self.read() {
                 // in subscriber mode of RESP2 it is {"pong", marker}
                 Ok(value) if value == marker => return (values, Ok(())),
-                Ok(Value::List(pair)) if pair.len() == 2 && pair[1] == marker => return (values, Ok(())),
+                Ok(Value::List(pair)) if pair.len() == 2 && pair[1] == marker => {
+                    return (values, Ok(()));
+                }
                 Ok(value) => values.push(value),
                 Err(error) => return (values, Err(error)),
             }

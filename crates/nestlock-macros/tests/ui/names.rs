@@ -1,4 +1,4 @@
-//! Names that cannot be made.
+//! Invalid names.
 
 use nestlock_macros::locked;
 

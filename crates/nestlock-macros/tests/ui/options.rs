@@ -1,4 +1,4 @@
-//! Options that cannot be meant.
+//! Invalid options.
 
 use nestlock_macros::locked;
 

@@ -1,4 +1,4 @@
-//! What the compiler finds out later.
+//! Errors that the compiler finds after the expansion.
 
 use nestlock_macros::locked;
 

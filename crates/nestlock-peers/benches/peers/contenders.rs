@@ -1,4 +1,4 @@
-//! Who is compared, and how its worker is started.
+//! The libraries that are compared, and how their workers are started.
 
 use std::{fs, process::Command};
 
@@ -7,7 +7,7 @@ use crate::root;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Contender {
     pub(crate) name: &'static str,
-    /// Bare scripts only take what is free.
+    /// Whether it can wait. Bare scripts only take free locks.
     pub(crate) waits: bool,
     pub(crate) color: (u8, u8, u8),
     program: Program,
@@ -15,7 +15,7 @@ pub(crate) struct Contender {
 
 #[derive(Debug, Clone, Copy)]
 enum Program {
-    /// This one.
+    /// This program.
     Rust,
     Go,
     Python,
@@ -23,8 +23,18 @@ enum Program {
     Java,
 }
 
-const fn contender(name: &'static str, waits: bool, program: Program, color: (u8, u8, u8)) -> Contender {
-    Contender { name, waits, color, program }
+const fn contender(
+    name: &'static str,
+    waits: bool,
+    program: Program,
+    color: (u8, u8, u8),
+) -> Contender {
+    Contender {
+        name,
+        waits,
+        color,
+        program,
+    }
 }
 
 pub(crate) const NESTLOCK: &str = "nestlock";
@@ -47,12 +57,20 @@ pub(crate) fn named(name: &str) -> Option<&'static Contender> {
 }
 
 impl Contender {
-    /// A Rust library's, as Cargo.lock has it.
+    /// Returns the version of a Rust library, from Cargo.lock.
     pub(crate) fn locked_version(&self) -> String {
-        let name = self.name.trim_start_matches("bare ").replace("redis-rs", "redis");
+        let name = self
+            .name
+            .trim_start_matches("bare ")
+            .replace("redis-rs", "redis");
         let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap_or_default();
-        let package = lock.split("[[package]]").find(|package| package.contains(&format!("\nname = \"{name}\"\n")));
-        package.and_then(|package| package.split('"').nth(3)).unwrap_or("unknown").to_owned()
+        let package = lock
+            .split("[[package]]")
+            .find(|package| package.contains(&format!("\nname = \"{name}\"\n")));
+        package
+            .and_then(|package| package.split('"').nth(3))
+            .unwrap_or("unknown")
+            .to_owned()
     }
 
     pub(crate) fn command(&self) -> Command {
@@ -72,7 +90,9 @@ impl Contender {
             }
             Program::Node => {
                 let mut command = Command::new("node");
-                command.env("NODE_PATH", installed.join("node/node_modules")).arg(workers.join("node/worker.js"));
+                command
+                    .env("NODE_PATH", installed.join("node/node_modules"))
+                    .arg(workers.join("node/worker.js"));
                 command
             }
             Program::Java => {

@@ -1,4 +1,4 @@
-//! What a run found: `docs/peers.json`.
+//! The figures of a run: `docs/peers.json`.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,45 +9,47 @@ pub(crate) struct Figures {
     pub(crate) cores: usize,
     pub(crate) server: String,
     pub(crate) rounds: usize,
-    /// How long each contender makes pairs in a round.
+    /// How long a contender locks and unlocks, for each number of tasks in a round.
     pub(crate) seconds: f64,
     pub(crate) minutes: f64,
     pub(crate) contenders: Vec<Contender>,
 }
 
-/// Figures are medians of the rounds'.
+/// The figures of a contender, as medians over the rounds.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Contender {
     pub(crate) name: String,
-    /// The library's and, of another language, the language's.
+    /// The version of the library and, for other languages, of the language.
     pub(crate) version: String,
-    /// Why there are no figures, or not all.
+    /// Why figures are missing.
     pub(crate) absent: Option<String>,
     pub(crate) pairs: Vec<Pairs>,
-    /// None: it cannot wait.
+    /// `None` if it cannot wait.
     pub(crate) handover: Option<Handover>,
     pub(crate) drain: Option<Drain>,
     pub(crate) memory: Option<Memory>,
 }
 
-/// Tasks that lock and unlock, each a lock of its own.
+/// Tasks that lock and unlock, each with a lock of its own.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Pairs {
     pub(crate) tasks: usize,
     pub(crate) per_second: f64,
-    /// The rounds' ratios to bare redis-rs of the same round: the machine's noise is in both.
+    /// The median of the ratios to bare redis-rs in the same round, as noise affects both.
+    /// `None` if one of them lacks rounds.
     pub(crate) to_redis_rs: Option<f64>,
-    /// Of one pair.
+    /// The latency of one pair.
     pub(crate) p50_us: f64,
     pub(crate) p90_us: f64,
     pub(crate) p99_us: f64,
     pub(crate) p999_us: f64,
-    /// Processor time of a pair.
+    /// The processor time of one pair.
     pub(crate) client_us: f64,
     pub(crate) server_us: f64,
 }
 
-/// From `unlock`, called in one process, to `lock`, returned in another; all rounds together.
+/// The time from the call of `unlock` in one process to the return of `lock` in another, over all
+/// rounds.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Handover {
     pub(crate) count: usize,
@@ -56,7 +58,7 @@ pub(crate) struct Handover {
     pub(crate) max_us: f64,
 }
 
-/// Tasks of one process that wait for one lock; each lets go of it at once.
+/// Tasks of one process that wait for one lock. Each of them releases it at once.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Drain {
     pub(crate) waiters: usize,
@@ -64,30 +66,33 @@ pub(crate) struct Drain {
     pub(crate) per_second: f64,
 }
 
-/// What of a process is in memory.
+/// The resident memory of a process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Memory {
-    /// Connected, before it has done anything.
+    /// After it has connected, before it has done anything.
     pub(crate) start_kb: f64,
     pub(crate) locks: usize,
-    /// Before it held so many locks, and while it did.
+    /// Before it held the locks.
     pub(crate) before_kb: f64,
+    /// While it held the locks.
     pub(crate) held_kb: f64,
-    /// The most that there ever was.
+    /// The peak.
     pub(crate) peak_kb: f64,
 }
 
 impl Figures {
-    /// Too short to be quoted.
+    /// Returns `true` if the run is too short to be quoted.
     pub(crate) fn is_trial(&self) -> bool {
         self.rounds < 9 || self.seconds < 1.0
     }
 
     pub(crate) fn contender(&self, name: &str) -> Option<&Contender> {
-        self.contenders.iter().find(|contender| contender.name == name)
+        self.contenders
+            .iter()
+            .find(|contender| contender.name == name)
     }
 
-    /// For the notes: one table a scenario, in Markdown.
+    /// Prints the figures for the notes, as tables in Markdown.
     pub(crate) fn print(&self) {
         println!(
             "{} rounds of {} s, {:.1} min, {} cores, {}\n",
@@ -98,8 +103,18 @@ impl Figures {
         );
         for contender in &self.contenders {
             for pairs in &contender.pairs {
-                let Pairs { tasks, per_second, p50_us, p99_us, client_us, server_us, .. } = pairs;
-                let ratio = pairs.to_redis_rs.map_or("-".into(), |ratio| format!("{ratio:.2}"));
+                let Pairs {
+                    tasks,
+                    per_second,
+                    p50_us,
+                    p99_us,
+                    client_us,
+                    server_us,
+                    ..
+                } = pairs;
+                let ratio = pairs
+                    .to_redis_rs
+                    .map_or("-".into(), |ratio| format!("{ratio:.2}"));
                 println!(
                     "| {} | {tasks} | {per_second:.0} | {ratio} | {p50_us:.0}, {p99_us:.0} | {client_us:.1} | {server_us:.1} |",
                     contender.name
@@ -112,13 +127,31 @@ impl Figures {
         for contender in &self.contenders {
             let none = || "-".to_owned();
             let hand = contender.handover.as_ref();
-            let hand = hand.map_or_else(none, |hand| format!("{:.2}, {:.2}", hand.p50_us / 1e3, hand.p90_us / 1e3));
-            let drain = contender.drain.as_ref().map_or_else(none, |drain| format!("{:.0}", drain.per_second));
-            let memory = contender.memory.as_ref().map_or_else(none, |memory| {
-                let Memory { start_kb, held_kb, peak_kb, .. } = memory;
-                format!("{:.1}, {:.1}, {:.1}", start_kb / 1024.0, held_kb / 1024.0, peak_kb / 1024.0)
+            let hand = hand.map_or_else(none, |hand| {
+                format!("{:.2}, {:.2}", hand.p50_us / 1e3, hand.p90_us / 1e3)
             });
-            println!("| {} {} | {hand} | {drain} | {memory} |", contender.name, contender.version);
+            let drain = contender
+                .drain
+                .as_ref()
+                .map_or_else(none, |drain| format!("{:.0}", drain.per_second));
+            let memory = contender.memory.as_ref().map_or_else(none, |memory| {
+                let Memory {
+                    start_kb,
+                    held_kb,
+                    peak_kb,
+                    ..
+                } = memory;
+                format!(
+                    "{:.1}, {:.1}, {:.1}",
+                    start_kb / 1024.0,
+                    held_kb / 1024.0,
+                    peak_kb / 1024.0
+                )
+            });
+            println!(
+                "| {} {} | {hand} | {drain} | {memory} |",
+                contender.name, contender.version
+            );
         }
         for contender in &self.contenders {
             if let Some(why) = &contender.absent {

@@ -18,16 +18,16 @@ use crate::{
 
 const TASKS: [usize; 4] = [1, 8, 32, 256];
 const WAITERS: usize = 64;
-/// Even: the two change places each time.
+/// An even number: the two processes swap roles each time.
 const HANDOVERS: u64 = 6;
 const LOCKS: usize = 10_000;
 
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) rounds: usize,
-    /// For which a contender makes pairs.
+    /// How long a contender locks and unlocks, for each number of tasks in a round.
     pub(crate) time: Duration,
-    /// Names; all if there are none.
+    /// Names of contenders; all of them if empty.
     pub(crate) only: Vec<String>,
 }
 
@@ -45,7 +45,8 @@ struct Entry {
 
 impl Entry {
     fn start(contender: &'static Contender, url: &str) -> Self {
-        let both = Worker::start(contender, url).and_then(|one| Ok([one, Worker::start(contender, url)?]));
+        let both =
+            Worker::start(contender, url).and_then(|one| Ok([one, Worker::start(contender, url)?]));
         let mut entry = Self {
             contender,
             version: String::new(),
@@ -67,7 +68,11 @@ impl Entry {
                 };
                 entry.memory = Some(memory);
                 let said = &both[0].version;
-                entry.version = if said.is_empty() { contender.locked_version() } else { said.clone() };
+                entry.version = if said.is_empty() {
+                    contender.locked_version()
+                } else {
+                    said.clone()
+                };
                 entry.workers = Some(both);
             }
             Err(why) => entry.leave(&why),
@@ -75,9 +80,9 @@ impl Entry {
         entry
     }
 
-    /// Takes no more part.
+    /// Takes the contender out of the run.
     fn leave(&mut self, why: &str) {
-        // the figures are published, this machine's folders are not
+        // the figures are published, and must not contain folders of this machine
         let folder = root().canonicalize().unwrap_or_default();
         let why = why.replace(&*folder.to_string_lossy(), ".");
         println!("ABSENT: {}: {why}", self.contender.name);
@@ -85,7 +90,8 @@ impl Entry {
         self.workers = None;
     }
 
-    /// Does something with both workers, if they are there still.
+    /// Runs `act` with both workers. Returns `None` if they are gone, or if `act` fails, which
+    /// takes the contender out of the run.
     fn with<T>(&mut self, act: impl FnOnce(&mut [Worker; 2]) -> Result<T, String>) -> Option<T> {
         match act(self.workers.as_mut()?) {
             Ok(found) => Some(found),
@@ -97,7 +103,12 @@ impl Entry {
     }
 }
 
-fn pairs(worker: &mut Worker, info: &mut Info, tasks: usize, time: Duration) -> Result<Pairs, String> {
+fn pairs(
+    worker: &mut Worker,
+    info: &mut Info,
+    tasks: usize,
+    time: Duration,
+) -> Result<Pairs, String> {
     let (client, server) = (worker.cpu(), info.cpu());
     let numbers = worker.numbers("pairs", format_args!("pairs {tasks} {}", time.as_millis()))?;
     let [count, micros, half, most, nearly_all, all] = numbers[..] else {
@@ -116,8 +127,13 @@ fn pairs(worker: &mut Worker, info: &mut Info, tasks: usize, time: Duration) -> 
     })
 }
 
-/// From one process to the other and back, in turn.
-fn handovers(workers: &mut [Worker; 2], round: usize, names: &mut impl FnMut() -> String) -> Result<Vec<f64>, String> {
+/// Hands a lock over from one process to the other and back, in turn. Returns the times in
+/// microseconds.
+fn handovers(
+    workers: &mut [Worker; 2],
+    round: usize,
+    names: &mut impl FnMut() -> String,
+) -> Result<Vec<f64>, String> {
     let mut micros = Vec::new();
     for turn in 0..HANDOVERS {
         workers.swap(0, 1);
@@ -125,7 +141,7 @@ fn handovers(workers: &mut [Worker; 2], round: usize, names: &mut impl FnMut() -
         let name = names();
         holder.ask("locked", format_args!("lock {name}"))?;
         waiter.send(format_args!("lock {name}"))?;
-        // who polls must not be met at one point of its pause: 40 to 300 ms
+        // a waiter that polls must not be met at the same point of its pause: 40 to 300 ms
         let phase = (turn * 37 + round as u64 * 101) % 261;
         thread::sleep(Duration::from_millis(40 + phase));
         let released: i128 = parsed(&holder.ask("unlocked", format_args!("unlock {name}"))?)?;
@@ -146,7 +162,10 @@ fn median_of(rounds: &[Pairs], tasks: usize, baseline: &[Pairs]) -> Option<Pairs
     }
     let of = |figure: fn(&Pairs) -> f64| median(rounds.iter().map(figure));
     let same = rounds.len() == baseline.len();
-    let ratios = rounds.iter().zip(baseline).map(|(ours, theirs)| ours.per_second / theirs.per_second);
+    let ratios = rounds
+        .iter()
+        .zip(baseline)
+        .map(|(ours, theirs)| ours.per_second / theirs.per_second);
     Some(Pairs {
         tasks,
         per_second: of(|pairs| pairs.per_second),
@@ -160,10 +179,12 @@ fn median_of(rounds: &[Pairs], tasks: usize, baseline: &[Pairs]) -> Option<Pairs
     })
 }
 
-/// The first line of what a program says.
+/// Returns the first line of a program's output.
 fn said(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output();
-    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let text = output
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .unwrap_or_default();
     text.lines().next().unwrap_or("unknown").to_owned()
 }
 
@@ -171,24 +192,36 @@ pub(crate) fn run(plan: &Plan) -> Figures {
     let begin = Instant::now();
     let server = SpawnedServer::start().unwrap_or_else(|error| panic!("{error}"));
     let mut info = Info::connect(server.addr());
-    let wanted =
-        contenders::ALL.iter().filter(|one| plan.only.is_empty() || plan.only.iter().any(|name| name == one.name));
-    let mut entries: Vec<Entry> = wanted.map(|contender| Entry::start(contender, &server.url())).collect();
-    // the first one warms up
+    let wanted = contenders::ALL
+        .iter()
+        .filter(|one| plan.only.is_empty() || plan.only.iter().any(|name| name == one.name));
+    let mut entries: Vec<Entry> = wanted
+        .map(|contender| Entry::start(contender, &server.url()))
+        .collect();
+    // the first round warms up
     for round in 0..=plan.rounds {
-        println!("round {round} of {}, {:.1} min", plan.rounds, begin.elapsed().as_secs_f64() / 60.0);
+        println!(
+            "round {round} of {}, {:.1} min",
+            plan.rounds,
+            begin.elapsed().as_secs_f64() / 60.0
+        );
         one_round(&mut entries, plan, round, &mut info);
     }
     for entry in &mut entries {
         let before = entry.memory.clone();
-        // the one that makes no pairs: it keeps no samples
+        // the worker that makes no pairs, as it keeps no samples
         entry.memory = entry.with(|[_, worker]| {
             let memory = before.ok_or("not started")?;
             let before_kb = worker.memory("VmRSS:");
             worker.ask("held", format_args!("hold {LOCKS}"))?;
             let held_kb = worker.memory("VmRSS:");
             worker.ask("freed", "free")?;
-            Ok(Memory { before_kb, held_kb, peak_kb: worker.memory("VmHWM:"), ..memory })
+            Ok(Memory {
+                before_kb,
+                held_kb,
+                peak_kb: worker.memory("VmHWM:"),
+                ..memory
+            })
         });
     }
     Figures {
@@ -210,7 +243,7 @@ fn one_round(entries: &mut [Entry], plan: &Plan, round: usize, info: &mut Info) 
         format!("hand-over:{round}:{number}")
     };
     let count = entries.len();
-    // each round begins with another one
+    // each round begins with another contender
     let order = (0..count).map(|turn| (turn + round) % count);
     for (at, tasks) in TASKS.into_iter().enumerate() {
         for who in order.clone() {
@@ -222,11 +255,15 @@ fn one_round(entries: &mut [Entry], plan: &Plan, round: usize, info: &mut Info) 
             }
         }
     }
-    for who in order.filter(|who| entries[*who].contender.waits).collect::<Vec<_>>() {
+    for who in order
+        .filter(|who| entries[*who].contender.waits)
+        .collect::<Vec<_>>()
+    {
         let entry = &mut entries[who];
         let found = entry.with(|workers| {
             let handovers = handovers(workers, round, &mut names)?;
-            let drained = workers[0].numbers("drained", format_args!("drain {} {WAITERS}", names()))?;
+            let drained =
+                workers[0].numbers("drained", format_args!("drain {} {WAITERS}", names()))?;
             Ok((handovers, drained[0]))
         });
         if let Some((mut handovers, drained)) = found
@@ -239,10 +276,16 @@ fn one_round(entries: &mut [Entry], plan: &Plan, round: usize, info: &mut Info) 
 }
 
 fn summaries(entries: &[Entry]) -> Vec<figures::Contender> {
-    let baseline = entries.iter().find(|entry| entry.contender.name == contenders::REDIS_RS);
+    let baseline = entries
+        .iter()
+        .find(|entry| entry.contender.name == contenders::REDIS_RS);
     let summary = |entry: &Entry| {
         let pairs = TASKS.into_iter().enumerate().filter_map(|(at, tasks)| {
-            median_of(&entry.pairs[at], tasks, baseline.map_or(&[], |baseline| &baseline.pairs[at]))
+            median_of(
+                &entry.pairs[at],
+                tasks,
+                baseline.map_or(&[], |baseline| &baseline.pairs[at]),
+            )
         });
         let mut handovers = entry.handovers.clone();
         let handover = (!handovers.is_empty()).then(|| Handover {

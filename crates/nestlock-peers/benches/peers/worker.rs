@@ -27,13 +27,21 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Clone)]
 enum Contender {
     Nestlock(LockClient),
-    Redis { connection: MultiplexedConnection, acquire: String, release: String },
-    Fred { client: fred::clients::Client, acquire: String, release: String },
+    Redis {
+        connection: MultiplexedConnection,
+        acquire: String,
+        release: String,
+    },
+    Fred {
+        client: fred::clients::Client,
+        acquire: String,
+        release: String,
+    },
     Rslock(LockManager),
     Rlock(RLock),
 }
 
-/// A lock that a task takes again and again: made once, where the library has such a thing.
+/// A lock that a task takes repeatedly. It is created once, if the library has such a thing.
 enum Named {
     Nestlock(NestLock),
     Other(Contender, String),
@@ -51,21 +59,36 @@ impl Contender {
         Ok(match name {
             "nestlock" => Self::Nestlock(LockClient::connect(url).await?),
             "bare redis-rs" => {
-                let mut connection = redis::Client::open(url)?.get_multiplexed_async_connection().await?;
+                let mut connection = redis::Client::open(url)?
+                    .get_multiplexed_async_connection()
+                    .await?;
                 let mut digests = Vec::new();
                 for script in [ACQUIRE, RELEASE] {
                     let load = redis::cmd("SCRIPT").arg("LOAD").arg(script).to_owned();
                     digests.push(load.query_async::<String>(&mut connection).await?);
                 }
                 let release = digests.pop().expect("two");
-                Self::Redis { connection, acquire: digests.pop().expect("two"), release }
+                Self::Redis {
+                    connection,
+                    acquire: digests.pop().expect("two"),
+                    release,
+                }
             }
             "bare fred" => {
-                let client = fred::clients::Client::new(fred::types::config::Config::from_url(url)?, None, None, None);
+                let client = fred::clients::Client::new(
+                    fred::types::config::Config::from_url(url)?,
+                    None,
+                    None,
+                    None,
+                );
                 client.init().await?;
                 let acquire = client.script_load(ACQUIRE).await?;
                 let release = client.script_load(RELEASE).await?;
-                Self::Fred { client, acquire, release }
+                Self::Fred {
+                    client,
+                    acquire,
+                    release,
+                }
             }
             "rslock" => Self::Rslock(LockManager::new(vec![url])),
             "rlock" => Self::Rlock(RLock::new(url).await?),
@@ -89,18 +112,33 @@ impl Named {
         };
         Ok(match contender {
             Contender::Nestlock(_) => unreachable!("has locks of its own"),
-            Contender::Redis { connection, acquire, .. } => {
+            Contender::Redis {
+                connection,
+                acquire,
+                ..
+            } => {
                 let mut ask = redis::cmd("EVALSHA");
-                ask.arg(&*acquire).arg(1).arg(name).arg(OWNER).arg(30_000).arg(1);
+                ask.arg(&*acquire)
+                    .arg(1)
+                    .arg(name)
+                    .arg(OWNER)
+                    .arg(30_000)
+                    .arg(1);
                 took(ask.query_async::<i64>(connection).await?)?
             }
-            Contender::Fred { client, acquire, .. } => {
-                took(client.evalsha::<i64, _, _, _>(&*acquire, name, vec![OWNER, "30000", "1"]).await?)?
-            }
+            Contender::Fred {
+                client, acquire, ..
+            } => took(
+                client
+                    .evalsha::<i64, _, _, _>(&*acquire, name, vec![OWNER, "30000", "1"])
+                    .await?,
+            )?,
             Contender::Rslock(manager) => Held::Rslock(manager.acquire_no_guard(name, TTL).await?),
-            Contender::Rlock(rlock) => {
-                Held::Rlock(rlock.acquire_mutex_with_options(name, rlock::AcquireOptions::new().ttl(TTL)).await?)
-            }
+            Contender::Rlock(rlock) => Held::Rlock(
+                rlock
+                    .acquire_mutex_with_options(name, rlock::AcquireOptions::new().ttl(TTL))
+                    .await?,
+            ),
         })
     }
 
@@ -108,15 +146,44 @@ impl Named {
         match (self, held) {
             (_, Held::Nestlock(guard)) => guard.unlock().await?,
             (_, Held::Rlock(mut guard)) => guard.release().await?,
-            (Self::Other(Contender::Rslock(manager), _), Held::Rslock(lock)) => manager.unlock(&lock).await,
-            (Self::Other(Contender::Redis { connection, release, .. }, name), Held::Bare) => {
+            (Self::Other(Contender::Rslock(manager), _), Held::Rslock(lock)) => {
+                manager.unlock(&lock).await;
+            }
+            (
+                Self::Other(
+                    Contender::Redis {
+                        connection,
+                        release,
+                        ..
+                    },
+                    name,
+                ),
+                Held::Bare,
+            ) => {
                 let mut ask = redis::cmd("EVALSHA");
-                ask.arg(&*release).arg(1).arg(&*name).arg(OWNER).arg(0).arg(channel(name));
+                ask.arg(&*release)
+                    .arg(1)
+                    .arg(&*name)
+                    .arg(OWNER)
+                    .arg(0)
+                    .arg(channel(name));
                 took(ask.query_async::<i64>(connection).await?)?;
             }
-            (Self::Other(Contender::Fred { client, release, .. }, name), Held::Bare) => {
+            (
+                Self::Other(
+                    Contender::Fred {
+                        client, release, ..
+                    },
+                    name,
+                ),
+                Held::Bare,
+            ) => {
                 let args = vec![OWNER.to_owned(), "0".to_owned(), channel(name)];
-                took(client.evalsha::<i64, _, _, _>(&*release, &*name, args).await?)?;
+                took(
+                    client
+                        .evalsha::<i64, _, _, _>(&*release, &*name, args)
+                        .await?,
+                )?;
             }
             _ => unreachable!("held by another contender"),
         }
@@ -129,10 +196,14 @@ fn channel(name: &str) -> String {
 }
 
 fn took(answer: i64) -> Result<Held, Failure> {
-    if answer == 1 { Ok(Held::Bare) } else { Err(format!("the script answered {answer}").into()) }
+    if answer == 1 {
+        Ok(Held::Bare)
+    } else {
+        Err(format!("the script answered {answer}").into())
+    }
 }
 
-/// The clock that the processes of a machine share.
+/// Returns the time of the clock that all processes of a machine share, in nanoseconds.
 fn now() -> i128 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock");
     i128::from(time.tv_sec()) * 1_000_000_000 + i128::from(time.tv_nsec())
@@ -168,7 +239,10 @@ impl Worker {
                 self.contender = Some(Contender::connect(&self.name, url).await?);
                 Ok("connected".into())
             }
-            ["pairs", tasks, ms] => self.pairs(tasks.parse()?, Duration::from_millis(ms.parse()?)).await,
+            ["pairs", tasks, ms] => {
+                self.pairs(tasks.parse()?, Duration::from_millis(ms.parse()?))
+                    .await
+            }
             ["lock", name] => {
                 let mut lock = self.named(name.to_owned())?;
                 let held = lock.lock().await?;
@@ -209,7 +283,10 @@ impl Worker {
         } else {
             let mut running = Vec::new();
             for task in 0..tasks {
-                running.push(tokio::spawn(pairs(self.named(format!("pairs:{task}"))?, start + time)));
+                running.push(tokio::spawn(pairs(
+                    self.named(format!("pairs:{task}"))?,
+                    start + time,
+                )));
             }
             let mut micros = Vec::new();
             for task in running {
@@ -219,7 +296,8 @@ impl Worker {
         };
         let elapsed = start.elapsed().as_secs_f64() * 1e6;
         let count = micros.len();
-        let [p50, p90, p99, p999] = [0.5, 0.9, 0.99, 0.999].map(|share| percentile(&mut micros, share));
+        let [p50, p90, p99, p999] =
+            [0.5, 0.9, 0.99, 0.999].map(|share| percentile(&mut micros, share));
         Ok(format!("pairs {count} {elapsed} {p50} {p90} {p99} {p999}"))
     }
 
@@ -238,7 +316,7 @@ impl Worker {
             }));
         }
         barrier.wait().await;
-        // until all wait
+        // until all tasks wait
         tokio::time::sleep(Duration::from_millis(400)).await;
         let start = Instant::now();
         first.unlock(held).await?;
@@ -251,7 +329,11 @@ impl Worker {
 
 pub(crate) fn run(name: &str) {
     let runtime = Runtime::new().expect("a runtime");
-    let mut worker = Worker { name: name.to_owned(), contender: None, held: HashMap::new() };
+    let mut worker = Worker {
+        name: name.to_owned(),
+        contender: None,
+        held: HashMap::new(),
+    };
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
         let answer = match runtime.block_on(worker.answer(&words)) {
@@ -261,6 +343,6 @@ pub(crate) fn run(name: &str) {
         println!("@ {answer}");
         std::io::stdout().flush().expect("a reader");
     }
-    // without waiting for tasks of the libraries'
+    // exits without waiting for tasks of the libraries
     std::process::exit(0);
 }

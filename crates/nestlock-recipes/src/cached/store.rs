@@ -1,41 +1,51 @@
-//! Where values are kept, and how.
+//! The store and the codec of a cache, and the format of its entries.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use nestlock::LockGuard;
 
-/// An error of somebody else's.
+/// An error of a store, a codec or a fill.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Where a cache keeps its values, for all processes.
+/// The store of a cache, shared by all processes.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// The bytes at this key, and how long they will still be there. Dropped, and an error, if it takes longer than 3 s.
+    /// Returns the bytes at this key, and their remaining TTL. If it takes longer than 3 s, the
+    /// cache drops the future and returns an error.
     async fn get(&self, key: &str) -> Result<Option<(Vec<u8>, Duration)>, BoxError>;
 
-    /// Keeps bytes for so long, a millisecond at least, if `filler` still holds its lock; whether it did. Where looking and
-    /// writing are two steps, a process that is paused between them overwrites what was filled since.
-    async fn set(&self, key: &str, value: Vec<u8>, ttl: Duration, filler: &LockGuard) -> Result<bool, BoxError>;
+    /// Stores bytes with this TTL, at least 1 ms, if `filler` still holds its lock. Returns whether
+    /// it did. If check and write are two steps, a process that is paused between them overwrites a
+    /// newer value.
+    async fn set(
+        &self,
+        key: &str,
+        value: Vec<u8>,
+        ttl: Duration,
+        filler: &LockGuard,
+    ) -> Result<bool, BoxError>;
 }
 
-/// How values become bytes.
+/// The conversion of values to bytes.
 pub trait Codec: Send + Sync + 'static {
-    /// What is cached. Cloned for each who waits for a fill.
+    /// The type of the values. A value is cloned for each caller that waits for its fill.
     type Value: Clone + Send + Sync + 'static;
 
-    /// The bytes of a value.
+    /// Encodes a value.
     ///
     /// # Errors
     ///
-    /// The value has none: told to those who wait for it, like a fill that fails.
+    /// If the value cannot be encoded. The callers that wait for it get the error, as if the fill
+    /// had failed.
     fn encode(&self, value: &Self::Value) -> Result<Vec<u8>, BoxError>;
 
-    /// The value of these bytes. `None`: they are of another format, so that the value is missing; also if this panics.
+    /// Decodes a value. Returns `None` if the bytes have another format: the value then counts as
+    /// missing, as it does if this panics.
     fn decode(&self, bytes: Vec<u8>) -> Option<Self::Value>;
 }
 
-/// Values are bytes, and stay as they are.
+/// Stores values that are bytes, unchanged.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Raw;
 
@@ -51,14 +61,14 @@ impl Codec for Raw {
     }
 }
 
-/// Values as JSON, by serde.
+/// Stores values as JSON, by serde.
 #[cfg(feature = "json")]
 #[derive(Debug)]
 pub struct Json<V>(std::marker::PhantomData<fn() -> V>);
 
 #[cfg(feature = "json")]
 impl<V> Json<V> {
-    /// JSON of this type.
+    /// Creates a codec for this type.
     #[must_use]
     pub fn new() -> Self {
         Self(std::marker::PhantomData)
@@ -73,7 +83,9 @@ impl<V> Default for Json<V> {
 }
 
 #[cfg(feature = "json")]
-impl<V: Clone + Send + Sync + serde::Serialize + serde::de::DeserializeOwned + 'static> Codec for Json<V> {
+impl<V: Clone + Send + Sync + serde::Serialize + serde::de::DeserializeOwned + 'static> Codec
+    for Json<V>
+{
     type Value = V;
 
     fn encode(&self, value: &V) -> Result<Vec<u8>, BoxError> {
@@ -85,27 +97,31 @@ impl<V: Clone + Send + Sync + serde::Serialize + serde::de::DeserializeOwned + '
     }
 }
 
-/// What stands at a key.
+/// An entry of the cache.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Envelope {
     /// How long the fill took.
     pub(super) took: Duration,
-    /// For how long the value is served after its end: the last part of its TTL.
+    /// How long the value is served after its end: the last part of its TTL.
     pub(super) stale_for: Duration,
-    /// `None`: the fill found none.
+    /// The value; `None` if the fill found none.
     pub(super) value: Option<Vec<u8>>,
 }
 
-/// The format and, in one, what it is.
+/// The first byte of an entry: the version of the format (high digit) and the type of the entry.
 const VALUE: u8 = 0x11;
 const NONE: u8 = 0x12;
 const FAILED: u8 = 0x13;
-/// What stands before the value.
+/// The length of the header before the value, in bytes.
 const HEADER: usize = 9;
 
 impl Envelope {
     pub(super) fn write(self) -> Vec<u8> {
-        let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX).to_be_bytes();
+        let millis = |time: Duration| {
+            u32::try_from(time.as_millis())
+                .unwrap_or(u32::MAX)
+                .to_be_bytes()
+        };
         let mut bytes = vec![if self.value.is_some() { VALUE } else { NONE }];
         bytes.extend(millis(self.took));
         bytes.extend(millis(self.stale_for));
@@ -113,27 +129,34 @@ impl Envelope {
         bytes
     }
 
-    /// `None`: of another format.
+    /// Reads an entry. Returns `None` if it has another format.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
-        let (&[kind, t0, t1, t2, t3, s0, s1, s2, s3], value) = bytes.split_first_chunk::<HEADER>()?;
+        let (&[kind, t0, t1, t2, t3, s0, s1, s2, s3], value) =
+            bytes.split_first_chunk::<HEADER>()?;
         let millis = |bytes: [u8; 4]| Duration::from_millis(u32::from_be_bytes(bytes).into());
         let value = match kind {
             VALUE => Some(value.to_vec()),
             NONE => None,
             _ => return None,
         };
-        Some(Self { took: millis([t0, t1, t2, t3]), stale_for: millis([s0, s1, s2, s3]), value })
+        Some(Self {
+            took: millis([t0, t1, t2, t3]),
+            stale_for: millis([s0, s1, s2, s3]),
+            value,
+        })
     }
 }
 
-/// What stands at a marker: what a fill that failed has said.
+/// Returns the entry of a marker, with the message of the fill that failed.
 pub(super) fn failure(message: &str) -> Vec<u8> {
     [&[FAILED], message.as_bytes()].concat()
 }
 
-/// `None`: it is none.
+/// Reads the message of a marker. Returns `None` if the bytes are not a marker.
 pub(super) fn read_failure(bytes: &[u8]) -> Option<Arc<str>> {
-    let (&FAILED, message) = bytes.split_first()? else { return None };
+    let (&FAILED, message) = bytes.split_first()? else {
+        return None;
+    };
     Some(String::from_utf8_lossy(message).into())
 }
 
@@ -146,7 +169,10 @@ mod redis {
 
     use async_trait::async_trait;
     use fred::{
-        prelude::{Builder, Client, ClientLike, Config, KeysInterface, LuaInterface, ReconnectPolicy, Value},
+        prelude::{
+            Builder, Client, ClientLike, Config, KeysInterface, LuaInterface, ReconnectPolicy,
+            Value,
+        },
         types::ConnectHandle,
     };
     use futures_util::FutureExt;
@@ -155,39 +181,41 @@ mod redis {
 
     use super::{BoxError, Store};
 
-    /// Writes while the owner is in the lock's record.
+    /// Writes a value if the record of the lock contains the owner.
     ///
-    /// KEYS[1] value, KEYS[2] lock; ARGV[1] bytes, ARGV[2] TTL in milliseconds, ARGV[3] owner. 1: written; 0: not.
+    /// KEYS[1] value, KEYS[2] lock; ARGV[1] bytes, ARGV[2] TTL in milliseconds, ARGV[3] owner.
+    /// Returns 1 if written, 0 if not.
     const SET: &str = "\
 if redis.call('hexists', KEYS[2], ARGV[3]) == 0 then return 0 end
 redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2])
 return 1";
 
-    /// The task that has the connection, which ends with this: fred's client leaves it behind.
+    /// The task that drives the connection, aborted on drop: otherwise it would outlive fred's
+    /// client.
     type Driver = ScopeGuard<ConnectHandle, fn(ConnectHandle)>;
 
-    /// Values in the Redis server of the locks, as strings. Cheap to clone.
+    /// Stores values as strings in the Redis server of the locks. Cheap to clone.
     #[derive(Debug, Clone)]
     pub struct RedisStore {
         client: Client,
-        /// `None`: the client is somebody else's.
+        /// `None` if the user made the client.
         own: Option<Arc<Driver>>,
     }
 
     impl RedisStore {
-        /// Over a client of fred's, which is connected to the server and the database of the locks. Give it a
-        /// `ReconnectPolicy`: without one, fred does not connect again.
+        /// Creates a store over a fred client that is connected to the server and the database of
+        /// the locks. Give it a `ReconnectPolicy`: without one, fred does not reconnect.
         #[must_use]
         pub fn new(client: Client) -> Self {
             Self { client, own: None }
         }
 
-        /// Over a client of its own, which connects again where it must. The connection ends with the last clone of the
-        /// store, or by [`shutdown`](Self::shutdown).
+        /// Creates a store with its own client, which reconnects if necessary. The connection ends
+        /// with the last clone of the store, or by [`shutdown`](Self::shutdown).
         ///
         /// # Errors
         ///
-        /// fred's: the URL cannot be read, or the server does not answer.
+        /// An error of fred if the URL is invalid, or the server does not reply.
         ///
         /// # Cancel safety
         ///
@@ -195,24 +223,29 @@ return 1";
         pub async fn connect(url: impl AsRef<str>) -> Result<Self, fred::error::Error> {
             let mut builder = Builder::from_config(Config::from_url(url.as_ref())?);
             builder.set_policy(ReconnectPolicy::new_exponential(0, 50, 1_000, 2));
-            // what is not answered is given up by then, and is not sent later
-            builder
-                .with_performance_config(|config| config.default_command_timeout = crate::cached::fill::STORE_PATIENCE);
+            // a request without a reply fails after this time, and is not sent later
+            builder.with_performance_config(|config| {
+                config.default_command_timeout = crate::cached::fill::STORE_PATIENCE;
+            });
             let client = builder.build()?;
             let mut connected = pin!(client.wait_for_connect());
-            // listens before the client connects: fred tells of a connection once, and between its look at the state and its
-            // listening this future can miss that, and wait for ever
+            // subscribe before the client connects: fred reports a connection only once, and
+            // between its check of the state and its subscription this future could miss that
+            // report and wait forever
             let _ = connected.as_mut().now_or_never();
             let mut own: Driver = scopeguard::guard(client.connect(), |task| task.abort());
             tokio::select! {
                 connected = connected => connected?,
                 ended = &mut *own => ended??,
             }
-            Ok(Self { client: client.clone(), own: Some(Arc::new(own)) })
+            Ok(Self {
+                client: client.clone(),
+                own: Some(Arc::new(own)),
+            })
         }
 
-        /// Ends the connection of a store that was made by [`connect`](Self::connect), whoever still has a clone: when
-        /// the client of the locks is shut down, say. From then on its calls fail.
+        /// Closes the connection of a store from [`connect`](Self::connect), even if clones remain:
+        /// for example at the shutdown of the lock client. From then on all calls fail.
         pub fn shutdown(&self) {
             if let Some(own) = &self.own {
                 own.abort();
@@ -223,7 +256,8 @@ return 1";
     #[async_trait]
     impl Store for RedisStore {
         async fn get(&self, key: &str) -> Result<Option<(Vec<u8>, Duration)>, BoxError> {
-            // one round trip; a value that is replaced between the two only seems younger than it is
+            // one round trip; if the value is replaced between the two commands, it only seems
+            // younger than it is
             let pipeline = self.client.pipeline();
             pipeline.get::<(), _>(key).await?;
             pipeline.pttl::<(), _>(key).await?;
@@ -231,18 +265,28 @@ return 1";
             Ok(match (value.as_bytes(), ttl) {
                 (None, _) | (_, -2) => None,
                 (Some(bytes), ttl) => {
-                    // one that somebody else made to stay
+                    // another program stored it without a TTL
                     let ttl = u64::try_from(ttl).map_or(Duration::MAX, Duration::from_millis);
                     Some((bytes.to_vec(), ttl))
                 }
             })
         }
 
-        async fn set(&self, key: &str, value: Vec<u8>, ttl: Duration, filler: &LockGuard) -> Result<bool, BoxError> {
+        async fn set(
+            &self,
+            key: &str,
+            value: Vec<u8>,
+            ttl: Duration,
+            filler: &LockGuard,
+        ) -> Result<bool, BoxError> {
             let ttl = i64::try_from(ttl.as_millis().max(1)).unwrap_or(i64::MAX);
             let owner = filler.owner().as_str().to_owned();
-            let arguments: Vec<Value> = vec![value.into_boxed_slice().into(), ttl.into(), owner.into()];
-            let written: i64 = self.client.eval(SET, vec![key, filler.name()], arguments).await?;
+            let arguments: Vec<Value> =
+                vec![value.into_boxed_slice().into(), ttl.into(), owner.into()];
+            let written: i64 = self
+                .client
+                .eval(SET, vec![key, filler.name()], arguments)
+                .await?;
             Ok(written == 1)
         }
     }
@@ -273,9 +317,20 @@ mod tests {
 
     #[test]
     fn long_times_are_cut() {
-        let long = Envelope { took: Duration::MAX, stale_for: Duration::MAX, value: None };
+        let long = Envelope {
+            took: Duration::MAX,
+            stale_for: Duration::MAX,
+            value: None,
+        };
         let most = Duration::from_millis(u32::MAX.into());
-        assert_eq!(Envelope::read(&long.write()), Some(Envelope { took: most, stale_for: most, value: None }));
+        assert_eq!(
+            Envelope::read(&long.write()),
+            Some(Envelope {
+                took: most,
+                stale_for: most,
+                value: None
+            })
+        );
     }
 
     #[cfg(feature = "json")]

@@ -4,7 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nestlock::FencingToken;
 
-/// How far a pattern is walked back, which takes some milliseconds of the caller's thread.
+/// The most ticks of a pattern to step back over, which takes some milliseconds on the thread of
+/// the caller.
 #[cfg(feature = "cron")]
 const MOST_STEPS: u32 = 10_000;
 
@@ -13,66 +14,74 @@ const MOST_STEPS: u32 = 10_000;
 pub struct Tick(FencingToken);
 
 impl Tick {
-    /// Its number: milliseconds since the epoch. Later ticks have higher ones, whatever pattern they are of, so that it is a
-    /// fencing token for what the job writes.
+    /// Returns the number of the tick: milliseconds since the epoch. Later ticks have higher
+    /// numbers, whatever their pattern, so the number is a fencing token for what the job writes.
     #[must_use]
     pub fn number(self) -> u64 {
         self.0.get()
     }
 
-    /// The moment.
+    /// Returns the moment at which the job is due.
     #[must_use]
     pub fn at(self) -> SystemTime {
         UNIX_EPOCH + Duration::from_millis(self.number())
     }
 
-    /// [`number`](Self::number), as a token.
+    /// Returns [`number`](Self::number) as a token.
     #[must_use]
     pub fn token(self) -> FencingToken {
         self.0
     }
 
-    /// `None` at the epoch, which is no token, and after the last one.
+    /// Creates a tick. Returns `None` at the epoch, which is not a valid token, and beyond the last
+    /// token.
     fn new(millis: u64) -> Option<Self> {
         FencingToken::try_from(millis).ok().map(Self)
     }
 }
 
-/// When a job is due.
+/// The ticks of a job: the moments at which it is due.
 #[derive(Debug, Clone)]
 pub struct Ticks(Pattern);
 
 #[derive(Debug, Clone)]
 enum Pattern {
-    /// In milliseconds, at least 1.
+    /// The interval in milliseconds, at least 1.
     Every(u64),
     #[cfg(feature = "cron")]
     Cron(Box<croner::Cron>),
 }
 
 impl Ticks {
-    /// Due at each multiple of this interval since the epoch, in UTC: `every(3600 s)` at the full hour. Parts of a
-    /// millisecond are dropped; at least 1 ms.
+    /// Returns ticks at each multiple of this interval since the epoch, in UTC: `every(3600 s)` is
+    /// due on the hour. The interval is rounded down to milliseconds, and is at least 1 ms.
     #[must_use]
     pub fn every(interval: Duration) -> Self {
-        Self(Pattern::Every(u64::try_from(interval.as_millis()).unwrap_or(u64::MAX).max(1)))
+        Self(Pattern::Every(
+            u64::try_from(interval.as_millis())
+                .unwrap_or(u64::MAX)
+                .max(1),
+        ))
     }
 
-    /// Due at the instants of a cron pattern, in UTC: `"30 3 * * MON-FRI"`, with an optional field for seconds before the others.
+    /// Returns ticks at the times of a cron pattern, in UTC: `"30 3 * * MON-FRI"`, with an optional
+    /// field for seconds before the others.
     ///
     /// # Errors
     ///
-    /// [`InvalidPattern`], which says what is wrong.
+    /// [`InvalidPattern`], with the reason.
     #[cfg(feature = "cron")]
     pub fn cron(pattern: &str) -> Result<Self, InvalidPattern> {
-        let cron = pattern.parse().map_err(|error: croner::errors::CronError| InvalidPattern {
-            pattern: pattern.to_owned(),
-            reason: error.to_string(),
-        })?;
+        let cron = pattern
+            .parse()
+            .map_err(|error: croner::errors::CronError| InvalidPattern {
+                pattern: pattern.to_owned(),
+                reason: error.to_string(),
+            })?;
         Ok(Self(Pattern::Cron(Box::new(cron))))
     }
 
-    /// The last tick at or before this moment.
+    /// Returns the last tick at or before this moment, in milliseconds since the epoch.
     pub(super) fn last(&self, millis: u64) -> Option<Tick> {
         match &self.0 {
             Pattern::Every(interval) => Tick::new(millis - millis % interval),
@@ -81,57 +90,66 @@ impl Ticks {
         }
     }
 
-    /// The oldest of the last `most` ticks up to this one that come after this moment.
+    /// Returns the oldest of the last `most` ticks up to `last` that come after the moment `after`.
     pub(super) fn oldest(&self, last: Tick, after: u64, most: u32) -> Option<Tick> {
         let span = last.number() - after;
         match &self.0 {
-            // asked for each tick that was missed: to walk back each time took hours for a day of seconds
+            // computed, since this runs for each missed tick: to step back each time took hours for
+            // a day of one-second ticks
             Pattern::Every(interval) => {
                 let back = ((span - 1) / interval).min(u64::from(most) - 1);
                 Tick::new(last.number() - back * interval)
             }
-            // one a second at most
+            // a pattern has at most one tick per second, so all missed ticks fit into `most`
             #[cfg(feature = "cron")]
             Pattern::Cron(_) if span.div_ceil(1000) <= u64::from(most) => self.next(after),
             #[cfg(feature = "cron")]
             Pattern::Cron(_) => {
-                let earlier = std::iter::successors(Some(last), |tick| self.last(tick.number() - 1));
-                earlier.take_while(|tick| tick.number() > after).take(most.min(MOST_STEPS) as usize).last()
+                let earlier =
+                    std::iter::successors(Some(last), |tick| self.last(tick.number() - 1));
+                earlier
+                    .take_while(|tick| tick.number() > after)
+                    .take(most.min(MOST_STEPS) as usize)
+                    .last()
             }
         }
     }
 
-    /// The first tick after this moment.
+    /// Returns the first tick after this moment.
     pub(super) fn next(&self, millis: u64) -> Option<Tick> {
         match &self.0 {
-            Pattern::Every(interval) => Tick::new((millis / interval).checked_add(1)?.checked_mul(*interval)?),
+            Pattern::Every(interval) => {
+                Tick::new((millis / interval).checked_add(1)?.checked_mul(*interval)?)
+            }
             #[cfg(feature = "cron")]
             Pattern::Cron(cron) => instant(cron.find_next_occurrence(&seconds(millis)?, false)),
         }
     }
 }
 
-/// A cron pattern that cannot be read.
+/// The error for an invalid cron pattern.
 #[cfg(feature = "cron")]
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid cron pattern {pattern:?}: {reason}")]
 #[non_exhaustive]
 pub struct InvalidPattern {
-    /// As given.
+    /// The pattern as given.
     pub pattern: String,
     /// What is wrong with it.
     pub reason: String,
 }
 
-/// The whole second that this moment is in: patterns have none between.
+/// Returns the whole second that contains this moment: patterns have no finer times.
 #[cfg(feature = "cron")]
 fn seconds(millis: u64) -> Option<chrono::DateTime<chrono::Utc>> {
     chrono::DateTime::from_timestamp(i64::try_from(millis / 1000).ok()?, 0)
 }
 
-/// `None`: the pattern has no such instant.
+/// Returns the tick at this instant. Returns `None` if the pattern has no such instant.
 #[cfg(feature = "cron")]
-fn instant(found: Result<chrono::DateTime<chrono::Utc>, croner::errors::CronError>) -> Option<Tick> {
+fn instant(
+    found: Result<chrono::DateTime<chrono::Utc>, croner::errors::CronError>,
+) -> Option<Tick> {
     Tick::new(u64::try_from(found.ok()?.timestamp_millis()).ok()?)
 }
 
@@ -143,7 +161,12 @@ mod tests {
     const MAX: u64 = (1 << 53) - 1;
 
     fn numbers(ticks: &Ticks, from: u64, to: u64) -> Vec<u64> {
-        let after = |millis: u64| ticks.next(millis).map(Tick::number).filter(|next| *next <= to);
+        let after = |millis: u64| {
+            ticks
+                .next(millis)
+                .map(Tick::number)
+                .filter(|next| *next <= to)
+        };
         std::iter::successors(after(from), |tick| after(*tick)).collect()
     }
 
@@ -157,12 +180,16 @@ mod tests {
         assert_eq!(numbers(&ticks, 0, 35_000), [10_000, 20_000, 30_000]);
     }
 
-    /// Against walking back from the last one.
+    /// Compares the result with a walk over all ticks.
     fn assert_oldest(ticks: &Ticks, now: u64, after: u64, most: u32) {
         let last = ticks.last(now).unwrap();
         let all = numbers(ticks, after, last.number());
         let wanted = all[all.len().saturating_sub(most as usize)];
-        assert_eq!(ticks.oldest(last, after, most).map(Tick::number), Some(wanted), "{ticks:?} {now} {after} {most}");
+        assert_eq!(
+            ticks.oldest(last, after, most).map(Tick::number),
+            Some(wanted),
+            "{ticks:?} {now} {after} {most}"
+        );
     }
 
     #[test]
@@ -205,7 +232,8 @@ mod tests {
             for millis in [0, 1, MAX, MAX + 1, u64::MAX] {
                 let (last, next) = (ticks.last(millis), ticks.next(millis));
                 assert!(
-                    last.is_none_or(|tick| tick.number() <= millis) && next.is_none_or(|tick| tick.number() > millis)
+                    last.is_none_or(|tick| tick.number() <= millis)
+                        && next.is_none_or(|tick| tick.number() > millis)
                 );
             }
         }
@@ -220,19 +248,39 @@ mod tests {
         let all: Vec<u64> = (1..=24).map(|n| day + n * hour).collect();
         assert_eq!(numbers(&ticks, day, day + 24 * hour), all);
         let nightly = Ticks::cron("30 3 * * *").unwrap();
-        assert_eq!(nightly.last(day + 4 * hour).map(Tick::number), Some(day + hour * 7 / 2));
-        assert_eq!(nightly.last(day + hour * 7 / 2 + 1).map(Tick::number), Some(day + hour * 7 / 2));
-        assert_eq!(nightly.last(day + hour * 7 / 2).map(Tick::number), Some(day + hour * 7 / 2));
-        assert_eq!(nightly.last(day + hour * 7 / 2 - 1).map(Tick::number), Some(day - hour * 41 / 2));
+        assert_eq!(
+            nightly.last(day + 4 * hour).map(Tick::number),
+            Some(day + hour * 7 / 2)
+        );
+        assert_eq!(
+            nightly.last(day + hour * 7 / 2 + 1).map(Tick::number),
+            Some(day + hour * 7 / 2)
+        );
+        assert_eq!(
+            nightly.last(day + hour * 7 / 2).map(Tick::number),
+            Some(day + hour * 7 / 2)
+        );
+        assert_eq!(
+            nightly.last(day + hour * 7 / 2 - 1).map(Tick::number),
+            Some(day - hour * 41 / 2)
+        );
     }
 
     #[cfg(feature = "cron")]
     #[test]
     fn what_cannot_be_read_or_never_comes_is_said() {
         let error = Ticks::cron("every day").unwrap_err();
-        assert!(error.to_string().starts_with("invalid cron pattern \"every day\": "), "{error}");
+        assert!(
+            error
+                .to_string()
+                .starts_with("invalid cron pattern \"every day\": "),
+            "{error}"
+        );
         let never = Ticks::cron("0 0 30 2 *").unwrap();
-        assert_eq!((never.last(1_774_742_400_000), never.next(1_774_742_400_000)), (None, None));
+        assert_eq!(
+            (never.last(1_774_742_400_000), never.next(1_774_742_400_000)),
+            (None, None)
+        );
         assert_eq!(never.next(u64::MAX), None);
     }
 }

@@ -15,7 +15,8 @@ use nestlock_recipes::cached::{BoxError, CacheError, Cached, Json, RedisStore, S
 use tokio::{sync::Notify, task::JoinSet};
 
 use crate::support::{
-    Child, a_cache, ask, child, client, eventually, exists, ms, number, poll_times, poll_times_and_keep, run_child, say,
+    Child, a_cache, ask, child, client, eventually, exists, ms, number, poll_times,
+    poll_times_and_keep, run_child, say,
 };
 
 /// A store that counts who looks for a failure; its first reader read a while ago.
@@ -29,12 +30,19 @@ struct Watched {
 impl Store for Watched {
     async fn get(&self, key: &str) -> Result<Option<(Vec<u8>, Duration)>, BoxError> {
         let found = self.store.get(key).await?;
-        self.looks.fetch_add(u32::from(key.ends_with(":failed")), SeqCst);
+        self.looks
+            .fetch_add(u32::from(key.ends_with(":failed")), SeqCst);
         let ago = std::mem::take(&mut *self.ago.lock().unwrap());
         Ok(found.map(|(value, left)| (value, left.saturating_sub(ago))))
     }
 
-    async fn set(&self, key: &str, value: Vec<u8>, ttl: Duration, filler: &LockGuard) -> Result<bool, BoxError> {
+    async fn set(
+        &self,
+        key: &str,
+        value: Vec<u8>,
+        ttl: Duration,
+        filler: &LockGuard,
+    ) -> Result<bool, BoxError> {
         self.store.set(key, value, ttl, filler).await
     }
 }
@@ -42,7 +50,11 @@ impl Store for Watched {
 async fn a_watched_cache(url: &str, ago: Duration) -> (Cached<Watched>, Arc<AtomicU32>) {
     let looks = Arc::new(AtomicU32::new(0));
     let store = RedisStore::connect(url).await.unwrap();
-    let watched = Watched { store, looks: Arc::clone(&looks), ago: Mutex::new(ago) };
+    let watched = Watched {
+        store,
+        looks: Arc::clone(&looks),
+        ago: Mutex::new(ago),
+    };
     (cached(&client(url).await, watched).beta(0.0), looks)
 }
 
@@ -84,7 +96,9 @@ const SECOND: Duration = Duration::from_secs(1);
 #[test]
 fn a_filling_process() {
     let Some(words) = child() else { return };
-    let [url, what] = &words[..] else { panic!("{words:?}") };
+    let [url, what] = &words[..] else {
+        panic!("{words:?}")
+    };
     run_child(async move {
         let cache = a_cache(url).await;
         let addr = url.strip_prefix("redis://").unwrap().parse().unwrap();
@@ -124,7 +138,10 @@ fn a_filling_process() {
                     let now = ask(addr, &["TIME"]);
                     let words: Vec<&str> = now.split("\r\n").collect();
                     // seconds and microseconds of the server
-                    ask(addr, &["RPUSH", "tries", &format!("{}{:0>6}", words[2], words[4])]);
+                    ask(
+                        addr,
+                        &["RPUSH", "tries", &format!("{}{:0>6}", words[2], words[4])],
+                    );
                     io::Result::<Vec<u8>>::Err(io::Error::other("no database"))
                 };
                 cache.try_get_with("key", fill).await.unwrap_err();
@@ -138,7 +155,8 @@ fn a_filling_process() {
 #[test]
 fn a_thousand_waiters_in_four_processes_fill_once() {
     let server = SpawnedServer::start().unwrap();
-    let children = [(); 4].map(|()| Child::start("cached::a_filling_process", &[&server.url(), "many"]));
+    let children =
+        [(); 4].map(|()| Child::start("cached::a_filling_process", &[&server.url(), "many"]));
     for child in &children {
         assert_eq!(child.line(), "ready");
     }
@@ -148,40 +166,56 @@ fn a_thousand_waiters_in_four_processes_fill_once() {
         assert_eq!(child.line(), "done");
     }
     let fills = ask(server.addr(), &["GET", "fills"]);
-    println!("1,000 waiters in 4 processes: {fills:?} fills of 300 ms, all served after {:?}", began.elapsed());
+    println!(
+        "1,000 waiters in 4 processes: {fills:?} fills of 300 ms, all served after {:?}",
+        began.elapsed()
+    );
     assert_eq!(fills, "$1\r\n1\r\n");
 }
 
 /// The bound: 3 s and the poll cap after a filler was killed, the next one fills.
 #[tokio::test]
-async fn when_the_filler_is_killed_the_next_one_fills_within_its_lease() {
+async fn the_next_filler_fills_within_the_lease_of_a_killed_one() {
     let server = SpawnedServer::start().unwrap();
     let cache = a_cache(&server.url()).await;
     let mut filler = Child::start("cached::a_filling_process", &[&server.url(), "die"]);
     assert_eq!(filler.line(), "fills");
     let waiter = tokio::spawn({
         let cache = cache.clone();
-        async move { cache.try_get_with("key", async { io::Result::Ok(b"next".to_vec()) }).await }
+        async move {
+            cache
+                .try_get_with("key", async { io::Result::Ok(b"next".to_vec()) })
+                .await
+        }
     });
-    eventually("a waiter", || async { !ask(server.addr(), &["PUBSUB", "CHANNELS"]).starts_with("*0") }).await;
+    eventually("a waiter", || async {
+        !ask(server.addr(), &["PUBSUB", "CHANNELS"]).starts_with("*0")
+    })
+    .await;
     let killed = Instant::now();
     filler.kill();
     let left = number(server.addr(), &["PTTL", "fill:key"]);
     let next = waiter.await.unwrap().unwrap();
     let took = killed.elapsed();
     assert_eq!(next, b"next");
-    println!("the filler's lease had {left} ms left; the next fill was done {took:?} after the kill");
+    println!(
+        "the filler's lease had {left} ms left; the next fill was done {took:?} after the kill"
+    );
     // by the server's clock, whatever the machine is busy with
     assert!(left <= 3_000, "{left}");
     // the poll cap is 1 s; the rest is what a loaded machine may add
-    assert!(took < ms(3_000 + 1_000) + Duration::from_secs(3), "{took:?}");
+    assert!(
+        took < ms(3_000 + 1_000) + Duration::from_secs(3),
+        "{took:?}"
+    );
 }
 
 /// The bound: a fill that fails is tried once a second at most, over all processes.
 #[test]
 fn a_fill_that_fails_in_many_processes_is_tried_once_a_second() {
     let server = SpawnedServer::start().unwrap();
-    let children = [(); 3].map(|()| Child::start("cached::a_filling_process", &[&server.url(), "fail"]));
+    let children =
+        [(); 3].map(|()| Child::start("cached::a_filling_process", &[&server.url(), "fail"]));
     let start = Instant::now();
     while number(server.addr(), &["LLEN", "tries"]) < 4 {
         assert!(start.elapsed() < Duration::from_secs(60), "no tries");
@@ -189,18 +223,33 @@ fn a_fill_that_fails_in_many_processes_is_tried_once_a_second() {
     }
     drop(children);
     let answer = ask(server.addr(), &["LRANGE", "tries", "0", "-1"]);
-    let tries: Vec<u64> =
-        answer.split("\r\n").filter(|line| line.len() == 16).map(|line| line.parse().unwrap()).collect();
-    let apart: Vec<u64> = tries.windows(2).map(|two| (two[1] - two[0]) / 1_000).collect();
-    println!("three processes that ask all the time, and fills that fail: tried {apart:?} ms apart");
-    assert!(apart.len() >= 3 && apart.iter().all(|apart| *apart >= 1_000), "{apart:?}");
+    let tries: Vec<u64> = answer
+        .split("\r\n")
+        .filter(|line| line.len() == 16)
+        .map(|line| line.parse().unwrap())
+        .collect();
+    let apart: Vec<u64> = tries
+        .windows(2)
+        .map(|two| (two[1] - two[0]) / 1_000)
+        .collect();
+    println!(
+        "three processes that ask all the time, and fills that fail: tried {apart:?} ms apart"
+    );
+    assert!(
+        apart.len() >= 3 && apart.iter().all(|apart| *apart >= 1_000),
+        "{apart:?}"
+    );
 }
 
 /// The same, to the millisecond, on a clock that the test moves.
 #[tokio::test]
-async fn a_failure_is_told_to_all_who_wait_and_tried_again_after_a_second() {
+async fn a_failure_reaches_all_waiters_and_is_retried_after_a_second() {
     let server = EmbeddedServer::start().unwrap();
-    let (here, there, fills) = (a_cache(&server.url()).await, a_cache(&server.url()).await, Fills::default());
+    let (here, there, fills) = (
+        a_cache(&server.url()).await,
+        a_cache(&server.url()).await,
+        Fills::default(),
+    );
     for tries in 1..=3 {
         let mut waiters = JoinSet::new();
         for _ in 0..50 {
@@ -214,23 +263,42 @@ async fn a_failure_is_told_to_all_who_wait_and_tried_again_after_a_second() {
         }
         for _ in 0..20 {
             let error = there.try_get_with("key", fills.error()).await.unwrap_err();
-            assert!(matches!(&error, CacheError::FailedElsewhere(said) if &**said == "no database"), "{error}");
+            assert!(
+                matches!(&error, CacheError::FailedElsewhere(said) if &**said == "no database"),
+                "{error}"
+            );
         }
         assert_eq!(fills.count(), tries);
         outlast(&server, SECOND);
     }
-    assert_eq!(there.try_get_with("key", fills.value("at last")).await.unwrap(), b"at last");
+    assert_eq!(
+        there
+            .try_get_with("key", fills.value("at last"))
+            .await
+            .unwrap(),
+        b"at last"
+    );
     assert!(!exists(server.addr(), "fill:key"));
 }
 
 #[tokio::test]
 async fn a_value_is_filled_once_and_again_after_its_end() {
     let server = EmbeddedServer::start().unwrap();
-    let (here, there, fills) = (a_cache(&server.url()).await, a_cache(&server.url()).await, Fills::default());
+    let (here, there, fills) = (
+        a_cache(&server.url()).await,
+        a_cache(&server.url()).await,
+        Fills::default(),
+    );
     assert_eq!(there.get("key").await.unwrap(), None);
     for round in 1..=3 {
         for cache in [&here, &there, &here] {
-            assert_eq!(cache.try_get_with("key", fills.value("value")).await.unwrap(), b"value");
+            assert_eq!(
+                cache
+                    .try_get_with("key", fills.value("value"))
+                    .await
+                    .unwrap(),
+                b"value"
+            );
             assert_eq!(there.get("key").await.unwrap().unwrap(), b"value");
         }
         assert_eq!(fills.count(), round);
@@ -244,7 +312,11 @@ async fn a_value_is_filled_once_and_again_after_its_end() {
 #[tokio::test]
 async fn a_late_filler_does_not_write() {
     let server = EmbeddedServer::start().unwrap();
-    let (late, next, fills) = (a_cache(&server.url()).await, a_cache(&server.url()).await, Fills::default());
+    let (late, next, fills) = (
+        a_cache(&server.url()).await,
+        a_cache(&server.url()).await,
+        Fills::default(),
+    );
     for fails in [false, true] {
         let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let fill = {
@@ -252,7 +324,11 @@ async fn a_late_filler_does_not_write() {
             async move {
                 begun.notify_one();
                 go_on.notified().await;
-                if fails { Err(io::Error::other("late")) } else { Ok(b"late".to_vec()) }
+                if fails {
+                    Err(io::Error::other("late"))
+                } else {
+                    Ok(b"late".to_vec())
+                }
             }
         };
         let filler = tokio::spawn({
@@ -261,7 +337,10 @@ async fn a_late_filler_does_not_write() {
         });
         begun.notified().await;
         outlast(&server, 3 * SECOND);
-        assert_eq!(next.try_get_with("key", fills.value("next")).await.unwrap(), b"next");
+        assert_eq!(
+            next.try_get_with("key", fills.value("next")).await.unwrap(),
+            b"next"
+        );
         go_on.notify_one();
         // what it made is what it says, unless it was told of its loss before
         let _ = filler.await.unwrap();
@@ -281,8 +360,17 @@ async fn a_filler_that_is_told_of_its_loss_drops_its_fill() {
         std::future::pending::<io::Result<Vec<u8>>>().await
     };
     let error = cache.try_get_with("key", fill).await.unwrap_err();
-    assert!(matches!(&error, CacheError::Lock(lost) if lost.is_lost()), "{error}");
-    assert_eq!(cache.try_get_with("key", Fills::default().value("again")).await.unwrap(), b"again");
+    assert!(
+        matches!(&error, CacheError::Lock(lost) if lost.is_lost()),
+        "{error}"
+    );
+    assert_eq!(
+        cache
+            .try_get_with("key", Fills::default().value("again"))
+            .await
+            .unwrap(),
+        b"again"
+    );
 }
 
 /// Its filler is told, and nobody else: the others have fills of their own.
@@ -306,21 +394,35 @@ async fn who_shares_a_fill_that_lost_its_lock_fills_for_itself() {
             async move { cache.try_get_with("key", endless).await }
         });
         begun.notified().await;
-        let mut sharing: Vec<_> = (0..3).map(|_| Box::pin(cache.try_get_with("key", fills.value("own")))).collect();
+        let mut sharing: Vec<_> = (0..3)
+            .map(|_| Box::pin(cache.try_get_with("key", fills.value("own"))))
+            .collect();
         for one in &mut sharing {
             assert!(poll_times_and_keep(one, 1).await.is_none());
         }
         match how {
             "deleted" => assert_eq!(number(addr, &["DEL", "fill:key"]), 1),
-            "freed by force" => assert!(locks.mutex("fill:key").unwrap().force_unlock().await.unwrap()),
+            "freed by force" => assert!(
+                locks
+                    .mutex("fill:key")
+                    .unwrap()
+                    .force_unlock()
+                    .await
+                    .unwrap()
+            ),
             _ => outlast(&server, ms(300)),
         }
         for one in sharing {
-            let own = tokio::time::timeout(10 * SECOND, one).await.expect("somebody hangs");
+            let own = tokio::time::timeout(10 * SECOND, one)
+                .await
+                .expect("somebody hangs");
             assert_eq!(own.unwrap(), b"own", "{how}");
         }
         let error = first.await.unwrap().unwrap_err();
-        assert!(matches!(&error, CacheError::Lock(lost) if lost.is_lost()), "{how}: {error}");
+        assert!(
+            matches!(&error, CacheError::Lock(lost) if lost.is_lost()),
+            "{how}: {error}"
+        );
         assert_eq!(fills.count(), 1, "{how}: by one of them");
         ask(addr, &["DEL", "key"]);
     }
@@ -346,7 +448,10 @@ async fn who_loses_again_and_again_is_told_within_its_own_time() {
         let (one, two, three) = tokio::join!(ask(), ask(), ask());
         for outcome in [one, two, three] {
             let error = outcome.unwrap_err();
-            assert!(matches!(&error, CacheError::Lock(lost) if lost.is_lost()), "{error}");
+            assert!(
+                matches!(&error, CacheError::Lock(lost) if lost.is_lost()),
+                "{error}"
+            );
         }
         assert_eq!(tries.load(SeqCst), most, "{wait:?}");
     }
@@ -362,10 +467,26 @@ async fn a_caller_dropped_at_any_poll_stops_no_fill() {
     while ends < 3 {
         assert!(k < 100, "it never ends");
         let (key, fills) = (format!("key{k}"), Fills::default());
-        ends += u32::from(poll_times(cache.try_get_with(&key, fills.value("value")), k).await.is_some());
+        ends += u32::from(
+            poll_times(cache.try_get_with(&key, fills.value("value")), k)
+                .await
+                .is_some(),
+        );
         // joins the fill that goes on, or begins
-        assert_eq!(cache.try_get_with(&key, fills.value("value")).await.unwrap(), b"value");
-        assert_eq!(other.try_get_with(&key, fills.value("value")).await.unwrap(), b"value");
+        assert_eq!(
+            cache
+                .try_get_with(&key, fills.value("value"))
+                .await
+                .unwrap(),
+            b"value"
+        );
+        assert_eq!(
+            other
+                .try_get_with(&key, fills.value("value"))
+                .await
+                .unwrap(),
+            b"value"
+        );
         assert_eq!(fills.count(), 1, "{k} polls");
         drop(poll_times(cache.get(&key), k).await);
         k += 1;
@@ -394,14 +515,24 @@ async fn a_fill_goes_on_without_the_one_who_began_it() {
         _ = cache.try_get_with("key", slow) => panic!("too early"),
         () = begun.notified() => {}
     }
-    assert_eq!(cache.try_get_with("key", fills.value("other")).await.unwrap(), b"value");
+    assert_eq!(
+        cache
+            .try_get_with("key", fills.value("other"))
+            .await
+            .unwrap(),
+        b"value"
+    );
     assert_eq!(fills.count(), 1);
 }
 
 #[tokio::test]
 async fn a_panic_is_told_to_all_and_counts_as_a_failure() {
     let server = EmbeddedServer::start().unwrap();
-    let (here, there, fills) = (a_cache(&server.url()).await, a_cache(&server.url()).await, Fills::default());
+    let (here, there, fills) = (
+        a_cache(&server.url()).await,
+        a_cache(&server.url()).await,
+        Fills::default(),
+    );
     let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let panics = {
         let (begun, go_on) = (Arc::clone(&begun), Arc::clone(&go_on));
@@ -417,11 +548,26 @@ async fn a_panic_is_told_to_all_and_counts_as_a_failure() {
         go_on.notify_one();
         waits.await
     });
-    assert!(matches!((&one, &two), (Err(CacheError::Panicked), Err(CacheError::Panicked))), "{one:?} {two:?}");
-    let error = there.try_get_with("key", fills.value("value")).await.unwrap_err();
+    assert!(
+        matches!(
+            (&one, &two),
+            (Err(CacheError::Panicked), Err(CacheError::Panicked))
+        ),
+        "{one:?} {two:?}"
+    );
+    let error = there
+        .try_get_with("key", fills.value("value"))
+        .await
+        .unwrap_err();
     assert!(matches!(error, CacheError::FailedElsewhere(_)), "{error}");
     outlast(&server, SECOND);
-    assert_eq!(there.try_get_with("key", fills.value("value")).await.unwrap(), b"value");
+    assert_eq!(
+        there
+            .try_get_with("key", fills.value("value"))
+            .await
+            .unwrap(),
+        b"value"
+    );
     assert_eq!(fills.count(), 1);
 }
 
@@ -429,28 +575,63 @@ async fn a_panic_is_told_to_all_and_counts_as_a_failure() {
 async fn a_stale_value_is_served_while_one_fills_it_anew() {
     let server = EmbeddedServer::start().unwrap();
     let (url, fills) = (server.url(), Fills::default());
-    let (here, (there, looks)) = (a_cache(&url).await, a_watched_cache(&url, Duration::ZERO).await);
+    let (here, (there, looks)) = (
+        a_cache(&url).await,
+        a_watched_cache(&url, Duration::ZERO).await,
+    );
     let (here, there) = (here.stale_for(600 * SECOND), there.stale_for(600 * SECOND));
     here.try_get_with("key", fills.value("old")).await.unwrap();
     server.advance(59 * SECOND);
-    assert_eq!(here.try_get_with("key", fills.value("new")).await.unwrap(), b"old");
+    assert_eq!(
+        here.try_get_with("key", fills.value("new")).await.unwrap(),
+        b"old"
+    );
     assert_eq!(fills.count(), 1, "fresh for a second more");
     server.advance(2 * SECOND);
     // a refresh that fails takes nothing away, and is tried again after a second
     for _ in 0..20 {
-        assert_eq!(here.try_get_with("key", fills.error()).await.unwrap(), b"old");
+        assert_eq!(
+            here.try_get_with("key", fills.error()).await.unwrap(),
+            b"old"
+        );
     }
-    eventually("a try", || async { fills.count() == 2 && exists(server.addr(), "key:failed") }).await;
+    eventually("a try", || async {
+        fills.count() == 2 && exists(server.addr(), "key:failed")
+    })
+    .await;
     eventually("its end", || async { !exists(server.addr(), "fill:key") }).await;
-    assert_eq!(there.try_get_with("key", fills.value("new")).await.unwrap(), b"old");
-    eventually("a look", || async { looks.load(SeqCst) == 1 && !exists(server.addr(), "fill:key") }).await;
+    assert_eq!(
+        there.try_get_with("key", fills.value("new")).await.unwrap(),
+        b"old"
+    );
+    eventually("a look", || async {
+        looks.load(SeqCst) == 1 && !exists(server.addr(), "fill:key")
+    })
+    .await;
     assert_eq!(fills.count(), 2);
     outlast(&server, SECOND);
     let third = a_cache(&url).await.stale_for(600 * SECOND);
-    assert_eq!(third.try_get_with("key", fills.value("new")).await.unwrap(), b"old");
-    eventually("a new value", || async { third.get("key").await.unwrap().unwrap() == b"new" }).await;
-    assert_eq!(here.try_get_with("key", fills.value("newer")).await.unwrap(), b"new");
-    assert_eq!(there.try_get_with("key", fills.value("newer")).await.unwrap(), b"new");
+    assert_eq!(
+        third.try_get_with("key", fills.value("new")).await.unwrap(),
+        b"old"
+    );
+    eventually("a new value", || async {
+        third.get("key").await.unwrap().unwrap() == b"new"
+    })
+    .await;
+    assert_eq!(
+        here.try_get_with("key", fills.value("newer"))
+            .await
+            .unwrap(),
+        b"new"
+    );
+    assert_eq!(
+        there
+            .try_get_with("key", fills.value("newer"))
+            .await
+            .unwrap(),
+        b"new"
+    );
     assert_eq!(fills.count(), 3);
     outlast(&server, 660 * SECOND);
     assert_eq!(here.get("key").await.unwrap(), None, "gone after both");
@@ -458,7 +639,7 @@ async fn a_stale_value_is_served_while_one_fills_it_anew() {
 
 /// Who reads, and draws the lot, shortly before somebody else has filled it anew, finds that under the lock.
 #[tokio::test]
-async fn a_value_that_was_refreshed_since_it_was_read_is_not_refreshed_again() {
+async fn a_value_refreshed_since_its_read_is_not_refreshed_again() {
     let server = EmbeddedServer::start().unwrap();
     let (url, fills) = (server.url(), Fills::default());
     let slow = {
@@ -471,8 +652,13 @@ async fn a_value_that_was_refreshed_since_it_was_read_is_not_refreshed_again() {
     a_cache(&url).await.try_get_with("key", slow).await.unwrap();
     let (late, looks) = a_watched_cache(&url, 10 * SECOND).await;
     let late = late.beta(1e9);
-    late.try_get_with("key", fills.value("again")).await.unwrap();
-    eventually("a look", || async { looks.load(SeqCst) == 1 && !exists(server.addr(), "fill:key") }).await;
+    late.try_get_with("key", fills.value("again"))
+        .await
+        .unwrap();
+    eventually("a look", || async {
+        looks.load(SeqCst) == 1 && !exists(server.addr(), "fill:key")
+    })
+    .await;
     assert_eq!(fills.count(), 1);
 }
 
@@ -491,13 +677,23 @@ async fn a_value_is_refreshed_before_its_end_by_one_who_reads_it() {
     cache.try_get_with("key", slow).await.unwrap();
     // a beta of 1e9: at each read
     let eager = a_cache(&server.url()).await.beta(1e9);
-    assert_eq!(eager.try_get_with("key", fills.value("new")).await.unwrap(), b"old", "in the background");
-    eventually("a new value", || async { cache.get("key").await.unwrap().unwrap() == b"new" }).await;
+    assert_eq!(
+        eager.try_get_with("key", fills.value("new")).await.unwrap(),
+        b"old",
+        "in the background"
+    );
+    eventually("a new value", || async {
+        cache.get("key").await.unwrap().unwrap() == b"new"
+    })
+    .await;
     assert_eq!(fills.count(), 2);
     // beta 0: never before the end
     server.advance(ms(59_000));
     for _ in 0..100 {
-        cache.try_get_with("key", fills.value("newer")).await.unwrap();
+        cache
+            .try_get_with("key", fills.value("newer"))
+            .await
+            .unwrap();
     }
     assert_eq!(fills.count(), 2);
 }
@@ -515,21 +711,43 @@ async fn that_there_is_none_is_cached_by_choice() {
     };
     let plain = a_cache(&url).await;
     for looks in 1..=2 {
-        assert_eq!(plain.try_optionally_get_with("key", none()).await.unwrap(), None);
+        assert_eq!(
+            plain.try_optionally_get_with("key", none()).await.unwrap(),
+            None
+        );
         assert_eq!(finds.load(SeqCst), looks, "not cached");
     }
     let caches = a_cache(&url).await.none_ttl(5 * SECOND);
     for _ in 0..3 {
-        assert_eq!(caches.try_optionally_get_with("key", none()).await.unwrap(), None);
+        assert_eq!(
+            caches.try_optionally_get_with("key", none()).await.unwrap(),
+            None
+        );
     }
     assert_eq!(finds.load(SeqCst), 3);
     outlast(&server, 5 * SECOND);
-    assert_eq!(caches.try_optionally_get_with("key", none()).await.unwrap(), None);
+    assert_eq!(
+        caches.try_optionally_get_with("key", none()).await.unwrap(),
+        None
+    );
     assert_eq!(finds.load(SeqCst), 4);
     // for those who want a value, none is none
     let fills = Fills::default();
-    assert_eq!(caches.try_get_with("key", fills.value("value")).await.unwrap(), b"value");
-    assert_eq!(caches.try_optionally_get_with("key", none()).await.unwrap().unwrap(), b"value");
+    assert_eq!(
+        caches
+            .try_get_with("key", fills.value("value"))
+            .await
+            .unwrap(),
+        b"value"
+    );
+    assert_eq!(
+        caches
+            .try_optionally_get_with("key", none())
+            .await
+            .unwrap()
+            .unwrap(),
+        b"value"
+    );
 }
 
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -542,13 +760,25 @@ async fn values_have_a_codec_and_what_it_cannot_read_is_missing() {
     let server = EmbeddedServer::start().unwrap();
     let bytes = a_cache(&server.url()).await;
     let pages = bytes.clone().codec(Json::<Page>::new());
-    let page = Page { title: "one".into() };
-    let fill = || std::future::ready(io::Result::Ok(Page { title: "one".into() }));
+    let page = Page {
+        title: "one".into(),
+    };
+    let fill = || {
+        std::future::ready(io::Result::Ok(Page {
+            title: "one".into(),
+        }))
+    };
     assert_eq!(pages.try_get_with("key", fill()).await.unwrap(), page);
-    assert_eq!(bytes.get("key").await.unwrap().unwrap(), br#"{"title":"one"}"#);
+    assert_eq!(
+        bytes.get("key").await.unwrap().unwrap(),
+        br#"{"title":"one"}"#
+    );
     assert_eq!(pages.get("key").await.unwrap(), Some(page.clone()));
     // another format, and no envelope at all
-    for other in ["\x11\0\0\0\0\0\0\0\0nonsense", "something else, of somebody else's"] {
+    for other in [
+        "\x11\0\0\0\0\0\0\0\0nonsense",
+        "something else, of somebody else's",
+    ] {
         ask(server.addr(), &["SET", "key", other]);
         assert_eq!(pages.get("key").await.unwrap(), None);
         assert_eq!(pages.try_get_with("key", fill()).await.unwrap(), page);
@@ -561,10 +791,16 @@ async fn who_waits_too_long_and_whose_key_is_too_long_is_told() {
     let cache = a_cache(&server.url()).await.wait(ms(50));
     let locks = client(server.url()).await;
     let guard = locks.mutex("fill:key").unwrap().lock().await.unwrap();
-    let error = cache.try_get_with("key", Fills::default().value("value")).await.unwrap_err();
+    let error = cache
+        .try_get_with("key", Fills::default().value("value"))
+        .await
+        .unwrap_err();
     assert!(matches!(error, CacheError::Busy(_)), "{error}");
     guard.unlock().await.unwrap();
-    let error = cache.try_get_with(&"k".repeat(1_024), Fills::default().value("value")).await.unwrap_err();
+    let error = cache
+        .try_get_with(&"k".repeat(1_024), Fills::default().value("value"))
+        .await
+        .unwrap_err();
     assert!(
         matches!(&error, CacheError::Lock(name) if matches!(**name, nestlock::Error::InvalidName { .. })),
         "{error}"
@@ -576,10 +812,20 @@ async fn who_waits_too_long_and_whose_key_is_too_long_is_told() {
 async fn who_comes_later_waits_for_as_long() {
     let server = EmbeddedServer::start().unwrap();
     let cache = a_cache(&server.url()).await.wait(ms(3_000));
-    let elsewhere = client(server.url()).await.mutex("fill:key").unwrap().lock().await.unwrap();
+    let elsewhere = client(server.url())
+        .await
+        .mutex("fill:key")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap();
     let ask = || {
         let cache = cache.clone();
-        tokio::spawn(async move { cache.try_get_with("key", Fills::default().value("value")).await })
+        tokio::spawn(async move {
+            cache
+                .try_get_with("key", Fills::default().value("value"))
+                .await
+        })
     };
     let first = ask();
     tokio::time::sleep(ms(1_500)).await;
@@ -596,9 +842,14 @@ async fn who_does_not_wait_fills_all_the_same() {
     let server = EmbeddedServer::start().unwrap();
     let cache = a_cache(&server.url()).await.wait(Duration::ZERO);
     let fills = Fills::default();
-    let (first, second) =
-        tokio::join!(cache.try_get_with("key", fills.value("value")), cache.try_get_with("key", fills.value("value")));
-    assert_eq!((first.unwrap(), second.unwrap()), (b"value".to_vec(), b"value".to_vec()));
+    let (first, second) = tokio::join!(
+        cache.try_get_with("key", fills.value("value")),
+        cache.try_get_with("key", fills.value("value"))
+    );
+    assert_eq!(
+        (first.unwrap(), second.unwrap()),
+        (b"value".to_vec(), b"value".to_vec())
+    );
     assert_eq!(fills.count(), 1);
 }
 
@@ -607,17 +858,33 @@ async fn who_does_not_wait_fills_all_the_same() {
 async fn who_shares_a_fill_waits_for_its_own_time() {
     let server = EmbeddedServer::start().unwrap();
     let cache = a_cache(&server.url()).await.wait(ms(2_000));
-    let elsewhere = client(server.url()).await.mutex("fill:key").unwrap().lock().await.unwrap();
+    let elsewhere = client(server.url())
+        .await
+        .mutex("fill:key")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap();
     let ask = |begins: u64| {
         let cache = cache.clone();
         tokio::spawn(async move {
             tokio::time::sleep(ms(begins)).await;
             let began = std::time::Instant::now();
-            (cache.try_get_with("key", Fills::default().value("value")).await, began.elapsed())
+            (
+                cache
+                    .try_get_with("key", Fills::default().value("value"))
+                    .await,
+                began.elapsed(),
+            )
         })
     };
     // when the first gives up, one of the last begins the next fill, which the others join
-    let callers: Vec<_> = [0].into_iter().chain([100; 10]).chain([1_800; 10]).map(ask).collect();
+    let callers: Vec<_> = [0]
+        .into_iter()
+        .chain([100; 10])
+        .chain([1_800; 10])
+        .map(ask)
+        .collect();
     for caller in callers {
         let (filled, took) = caller.await.unwrap();
         assert!(matches!(filled, Err(CacheError::Busy(_))), "{filled:?}");

@@ -32,7 +32,9 @@ type Text = Full<Bytes>;
 impl Stage {
     /// Locks the path; `/` passes.
     fn layer(&self) -> LockLayer {
-        LockLayer::new(self.locks.clone(), |request| Some(request.uri.path().to_owned()).filter(|path| path != "/"))
+        LockLayer::new(self.locks.clone(), |request| {
+            Some(request.uri.path().to_owned()).filter(|path| path != "/")
+        })
     }
 }
 
@@ -65,8 +67,13 @@ impl Handler {
     fn behind(
         &self,
         layer: &LockLayer,
-    ) -> impl Service<Request<()>, Response = Response<LockBody<Text>>, Error = Infallible, Future: Send> + Clone + use<>
-    {
+    ) -> impl Service<
+        Request<()>,
+        Response = Response<LockBody<Text>>,
+        Error = Infallible,
+        Future: Send,
+    > + Clone
+    + use<> {
         let handler = self.clone();
         layer.layer(service_fn(move |_| handler.clone().handle()))
     }
@@ -78,7 +85,10 @@ impl Handler {
 
 fn status<B>(response: &Result<Response<B>, Infallible>) -> (StatusCode, Option<&str>) {
     let response = response.as_ref().unwrap();
-    let retry = response.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap());
+    let retry = response
+        .headers()
+        .get(RETRY_AFTER)
+        .map(|value| value.to_str().unwrap());
     (response.status(), retry)
 }
 
@@ -100,7 +110,16 @@ async fn requests_that_one_task_polls_exclude_each_other() {
     };
     let (first, busy) = tokio::join!(service.clone().oneshot(to("/a")), meanwhile);
     assert_eq!((status(&first), status(&busy)), (OK, BUSY));
-    assert_eq!(first.unwrap().into_body().collect().await.unwrap().to_bytes(), "handled");
+    assert_eq!(
+        first
+            .unwrap()
+            .into_body()
+            .collect()
+            .await
+            .unwrap()
+            .to_bytes(),
+        "handled"
+    );
     assert!(busy.unwrap().into_body().is_end_stream());
     assert_eq!(handler.counts(), (1, 1));
     // another path meanwhile
@@ -135,7 +154,11 @@ async fn with_a_wait_requests_queue_up_and_are_handled_one_at_a_time() {
 #[tokio::test]
 async fn the_handler_may_take_its_lock_again_and_knows_it() {
     let stage = Stage::new().await;
-    for layer in [stage.layer(), stage.layer().finish(), stage.layer().until_body_end()] {
+    for layer in [
+        stage.layer(),
+        stage.layer().finish(),
+        stage.layer().until_body_end(),
+    ] {
         let locks = stage.locks.clone();
         let service = layer.layer(service_fn(move |request: Request<()>| {
             let lock = locks.reentrant_lock("/a").unwrap();
@@ -143,7 +166,10 @@ async fn the_handler_may_take_its_lock_again_and_knows_it() {
                 let held = request.extensions().get::<HeldLock>().expect("the lock");
                 assert_eq!(held.name(), "/a");
                 let again = lock.try_lock().await.unwrap().expect("a re-entry");
-                assert_eq!((again.owner(), lock.hold_count(&held.owner()).await.unwrap()), (held.owner(), 2));
+                assert_eq!(
+                    (again.owner(), lock.hold_count(&held.owner()).await.unwrap()),
+                    (held.owner(), 2)
+                );
                 again.unlock().await.unwrap();
                 Ok::<_, Infallible>(answer())
             }
@@ -158,12 +184,25 @@ async fn any_kind_of_lock_will_do_and_a_fenced_one_has_a_token() {
     let locks = stage.locks.clone();
     let layer = LockLayer::of(move |request| Some(locks.fenced_lock(request.uri.path())));
     let service = layer.layer(service_fn(|request: Request<()>| async move {
-        let token = request.extensions().get::<HeldLock>().and_then(|held| held.fencing_token()).expect("a token");
+        let token = request
+            .extensions()
+            .get::<HeldLock>()
+            .and_then(|held| held.fencing_token())
+            .expect("a token");
         Ok::<_, Infallible>(Response::new(Text::from(token.to_string())))
     }));
     let mut last = 0;
     for _ in 0..2 {
-        let body = service.clone().oneshot(to("/a")).await.unwrap().into_body().collect().await.unwrap().to_bytes();
+        let body = service
+            .clone()
+            .oneshot(to("/a"))
+            .await
+            .unwrap()
+            .into_body()
+            .collect()
+            .await
+            .unwrap()
+            .to_bytes();
         let token: u64 = String::from_utf8(body.into()).unwrap().parse().unwrap();
         assert!(token > last);
         last = token;
@@ -212,8 +251,9 @@ async fn the_service_that_is_called_is_the_one_that_was_ready() {
 
 // --- what the client hears ---
 
+/// A request without a lock name is handled, and without a server no other request is.
 #[tokio::test]
-async fn without_a_name_a_request_passes_and_without_a_server_no_other_is_handled() {
+async fn a_request_without_a_name_passes_and_others_need_a_server() {
     let (stage, handler) = (Stage::new().await, Handler::default());
     let named = handler.behind(&LockLayer::new(stage.locks.clone(), |_| Some("{".into())));
     let teapot = handler.behind(&stage.layer().statuses(|error| match error {
@@ -225,8 +265,14 @@ async fn without_a_name_a_request_passes_and_without_a_server_no_other_is_handle
     handler.may_end.notify_one();
     assert_eq!(status(&service.clone().oneshot(to("/")).await), OK);
     assert_eq!(status(&service.oneshot(to("/a")).await), AWAY);
-    assert_eq!(status(&named.oneshot(to("/a")).await), (StatusCode::BAD_REQUEST, None));
-    assert_eq!(status(&teapot.oneshot(to("/a")).await), (StatusCode::IM_A_TEAPOT, None));
+    assert_eq!(
+        status(&named.oneshot(to("/a")).await),
+        (StatusCode::BAD_REQUEST, None)
+    );
+    assert_eq!(
+        status(&teapot.oneshot(to("/a")).await),
+        (StatusCode::IM_A_TEAPOT, None)
+    );
     assert_eq!(handler.counts(), (1, 1));
 }
 
@@ -258,7 +304,10 @@ async fn the_handlers_own_error_is_passed_on_and_the_lock_is_free() {
     let stage = Stage::new().await;
     let fails = service_fn(|_: Request<()>| ready(Err::<Response<Text>, _>("refused")));
     for layer in [stage.layer(), stage.layer().finish()] {
-        assert_eq!(layer.layer(fails).oneshot(to("/a")).await.err(), Some("refused"));
+        assert_eq!(
+            layer.layer(fails).oneshot(to("/a")).await.err(),
+            Some("refused")
+        );
         assert!(!stage.is_locked("/a").await);
     }
 }
@@ -272,7 +321,11 @@ async fn it_is_free_at_the_response_unless_a_task_keeps_it() {
     let service = {
         let (keep, may_end) = (Arc::clone(&keep), Arc::clone(&may_end));
         stage.layer().layer(service_fn(move |request: Request<()>| {
-            let held = request.extensions().get::<HeldLock>().expect("the lock").clone();
+            let held = request
+                .extensions()
+                .get::<HeldLock>()
+                .expect("the lock")
+                .clone();
             if keep.load(SeqCst) {
                 let may_end = Arc::clone(&may_end);
                 tokio::spawn(async move {
@@ -289,7 +342,16 @@ async fn it_is_free_at_the_response_unless_a_task_keeps_it() {
     assert_eq!(status(&service.clone().oneshot(to("/a")).await), OK);
     assert_eq!(status(&service.clone().oneshot(to("/a")).await), BUSY);
     may_end.notify_one();
-    stage.other.mutex("/a").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    stage
+        .other
+        .mutex("/a")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
 }
 
 type Frames = mpsc::UnboundedSender<Result<Frame<Bytes>, std::io::Error>>;
@@ -321,8 +383,13 @@ async fn until_the_end_of_the_body_it_is_held() {
     let (frames, service) = streaming(&stage.layer().until_body_end());
     let mut body = service.oneshot(to("/a")).await.unwrap().into_body();
     for text in ["one", "two"] {
-        frames.send(Ok(Frame::data(Bytes::from_static(text.as_bytes())))).unwrap();
-        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), text);
+        frames
+            .send(Ok(Frame::data(Bytes::from_static(text.as_bytes()))))
+            .unwrap();
+        assert_eq!(
+            body.frame().await.unwrap().unwrap().into_data().unwrap(),
+            text
+        );
         assert!(stage.is_locked("/a").await && !body.is_end_stream());
     }
     drop(frames);
@@ -335,18 +402,27 @@ async fn until_the_end_of_the_body_it_is_held() {
 #[tokio::test]
 async fn the_last_frame_comes_when_it_is_free() {
     let stage = Stage::new().await;
-    let service =
-        stage.layer().until_body_end().layer(service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(answer()))));
+    let service = stage
+        .layer()
+        .until_body_end()
+        .layer(service_fn(|_: Request<()>| {
+            ready(Ok::<_, Infallible>(answer()))
+        }));
     let mut body = service.oneshot(to("/a")).await.unwrap().into_body();
     assert_eq!(body.size_hint().exact(), Some(7));
     assert!(stage.is_locked("/a").await);
-    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "handled");
+    assert_eq!(
+        body.frame().await.unwrap().unwrap().into_data().unwrap(),
+        "handled"
+    );
     assert!(!stage.is_locked("/a").await && body.is_end_stream());
     // no body at all: at the response
     let service = stage
         .layer()
         .until_body_end()
-        .layer(service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(Text::default())))));
+        .layer(service_fn(|_: Request<()>| {
+            ready(Ok::<_, Infallible>(Response::new(Text::default())))
+        }));
     let response = service.oneshot(to("/a")).await.unwrap();
     assert!(!stage.is_locked("/a").await && response.body().is_end_stream());
 }
@@ -373,7 +449,9 @@ async fn a_loss_ends_the_body_with_an_error() {
     let stage = Stage::new().await;
     let lost = |error: Box<dyn std::error::Error + Send + Sync>| {
         let error = error.downcast::<LockedError>().expect("a LockedError");
-        assert!(matches!(*error, LockedError::Lost(Error::Lost { .. })) && error.source().is_some());
+        assert!(
+            matches!(*error, LockedError::Lost(Error::Lost { .. })) && error.source().is_some()
+        );
     };
     let (frames, service) = streaming(&stage.layer().until_body_end());
     let mut body = service.oneshot(to("/a")).await.unwrap().into_body();
@@ -403,7 +481,11 @@ async fn go_away<F: Future>(call: F, begun: &Notify) {
 #[tokio::test]
 async fn whoever_goes_away_stops_the_handler_unless_it_is_to_finish() {
     let (stage, handler) = (Stage::new().await, Handler::default());
-    go_away(handler.behind(&stage.layer()).oneshot(to("/a")), &handler.begun).await;
+    go_away(
+        handler.behind(&stage.layer()).oneshot(to("/a")),
+        &handler.begun,
+    )
+    .await;
     stage.locks.idle().await;
     assert!(!stage.is_locked("/a").await);
 
@@ -412,7 +494,16 @@ async fn whoever_goes_away_stops_the_handler_unless_it_is_to_finish() {
     assert_eq!(status(&service.clone().oneshot(to("/a")).await), BUSY);
     assert_eq!(handler.counts(), (2, 0));
     handler.may_end.notify_one();
-    stage.other.mutex("/a").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    stage
+        .other
+        .mutex("/a")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
     assert_eq!(handler.counts(), (2, 1));
 }
 
@@ -439,10 +530,18 @@ async fn whoever_goes_away_while_it_waits_is_not_handled() {
 #[tokio::test]
 async fn a_panic_of_a_handler_in_its_own_task_is_the_callers() {
     let stage = Stage::new().await;
-    let panics =
-        service_fn(|_: Request<()>| async { if true { panic!("as asked") } else { Ok::<_, Infallible>(answer()) } });
+    let panics = service_fn(|_: Request<()>| async {
+        if true {
+            panic!("as asked")
+        } else {
+            Ok::<_, Infallible>(answer())
+        }
+    });
     let call = tokio::spawn(stage.layer().finish().layer(panics).oneshot(to("/a")));
-    assert_eq!(call.await.unwrap_err().into_panic().downcast_ref(), Some(&"as asked"));
+    assert_eq!(
+        call.await.unwrap_err().into_panic().downcast_ref(),
+        Some(&"as asked")
+    );
     stage.locks.idle().await;
     assert!(!stage.is_locked("/a").await);
 }
@@ -474,7 +573,10 @@ async fn dropped_at_any_poll_nothing_stays_held() {
     let stage = Stage::new().await;
     let wait = Duration::from_secs(60);
     for contended in [false, true] {
-        for layer in [stage.layer().wait(wait), stage.layer().wait(wait).until_body_end()] {
+        for layer in [
+            stage.layer().wait(wait),
+            stage.layer().wait(wait).until_body_end(),
+        ] {
             let call = || async {
                 let response = layer.clone().layer(Slow).oneshot(to("/a")).await.unwrap();
                 response.into_body().collect().await.unwrap()
@@ -491,15 +593,18 @@ async fn dropped_at_any_time_what_has_begun_finishes() {
     let [begins, ends] = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
     let service = {
         let (begins, ends) = (Arc::clone(&begins), Arc::clone(&ends));
-        stage.layer().finish().layer(service_fn(move |_: Request<()>| {
-            let (begins, ends) = (Arc::clone(&begins), Arc::clone(&ends));
-            async move {
-                begins.fetch_add(1, SeqCst);
-                tokio::task::yield_now().await;
-                ends.fetch_add(1, SeqCst);
-                Ok::<_, Infallible>(answer())
-            }
-        }))
+        stage
+            .layer()
+            .finish()
+            .layer(service_fn(move |_: Request<()>| {
+                let (begins, ends) = (Arc::clone(&begins), Arc::clone(&ends));
+                async move {
+                    begins.fetch_add(1, SeqCst);
+                    tokio::task::yield_now().await;
+                    ends.fetch_add(1, SeqCst);
+                    Ok::<_, Infallible>(answer())
+                }
+            }))
     };
     let (lock, mut answers, mut drops, mut turns) = (stage.other.mutex("/a").unwrap(), 0, 0, 0);
     while answers < 4 {
@@ -518,7 +623,11 @@ async fn dropped_at_any_time_what_has_begun_finishes() {
         }
         // whoever has it next comes behind all that has begun
         let next = lock.lock().await.unwrap();
-        assert_eq!(begins.load(SeqCst), ends.load(SeqCst), "after {drops} drops");
+        assert_eq!(
+            begins.load(SeqCst),
+            ends.load(SeqCst),
+            "after {drops} drops"
+        );
         next.unlock().await.unwrap();
     }
     assert!(drops > 0 && begins.load(SeqCst) >= answers);

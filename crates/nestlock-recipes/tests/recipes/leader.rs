@@ -14,24 +14,36 @@ use nestlock::{Error, FencingToken, LockClient};
 use nestlock_embedded::{EmbeddedServer, SpawnedServer};
 use nestlock_recipes::leader::{Deposed, Leader};
 
-use crate::support::{Child, OnDrop, child, client, eventually, exists, ms, poll_times, run_child, say};
+use crate::support::{
+    Child, OnDrop, child, client, eventually, exists, ms, poll_times, run_child, say,
+};
 
 fn candidate(client: &LockClient, identity: &str) -> Leader {
     Leader::new(client, "office").unwrap().identity(identity)
 }
 
 async fn leader_of(candidate: &Leader) -> Option<String> {
-    candidate.leader().await.unwrap().map(|leading| leading.identity)
+    candidate
+        .leader()
+        .await
+        .unwrap()
+        .map(|leading| leading.identity)
 }
 
 #[tokio::test]
 async fn one_leads_at_a_time_and_all_know_who() {
     let server = EmbeddedServer::start().unwrap();
-    let (a, b) = (candidate(&client(server.url()).await, "a:1 x"), candidate(&client(server.url()).await, "b:2"));
+    let (a, b) = (
+        candidate(&client(server.url()).await, "a:1 x"),
+        candidate(&client(server.url()).await, "b:2"),
+    );
     assert_eq!(b.leader().await.unwrap(), None);
     let first = a.campaign().await.unwrap();
     let leading = b.leader().await.unwrap().unwrap();
-    assert_eq!((&*leading.identity, leading.token), ("a:1 x", first.token()));
+    assert_eq!(
+        (&*leading.identity, leading.token),
+        ("a:1 x", first.token())
+    );
     // neither the other one, nor the same one in the same task, leads meanwhile
     for other in [&a, &b] {
         assert!(poll_times(other.campaign(), 5).await.is_none());
@@ -50,11 +62,19 @@ async fn one_leads_at_a_time_and_all_know_who() {
     eventually("nobody leads", || async { leader_of(&a).await.is_none() }).await;
 }
 
+/// A leader that is elected and has not yet announced itself is not mixed up with the previous
+/// leader.
 #[tokio::test]
-async fn who_was_elected_and_has_not_said_so_is_not_mixed_up_with_who_led_before() {
+async fn an_unannounced_leader_is_not_taken_for_the_one_before() {
     let server = EmbeddedServer::start().unwrap();
     let (a, b) = (client(server.url()).await, client(server.url()).await);
-    candidate(&a, "past").campaign().await.unwrap().resign().await.unwrap();
+    candidate(&a, "past")
+        .campaign()
+        .await
+        .unwrap()
+        .resign()
+        .await
+        .unwrap();
     // holds the office, and says nothing
     let guard = b.fenced_lock("office").unwrap().lock().await.unwrap();
     assert_eq!(leader_of(&candidate(&a, "")).await, None);
@@ -66,7 +86,10 @@ async fn who_was_elected_and_has_not_said_so_is_not_mixed_up_with_who_led_before
 async fn a_past_leader_does_not_overwrite_who_leads() {
     let server = EmbeddedServer::start().unwrap();
     let (a, b) = (client(server.url()).await, client(server.url()).await);
-    let (past, next) = (candidate(&a, "past").lease(ms(60_000)), candidate(&b, "next"));
+    let (past, next) = (
+        candidate(&a, "past").lease(ms(60_000)),
+        candidate(&b, "next"),
+    );
     for _ in 0..50 {
         let mut campaign = Box::pin(past.campaign());
         // until its request is there, and its answer is not
@@ -78,7 +101,11 @@ async fn a_past_leader_does_not_overwrite_who_leads() {
                 std::thread::sleep(ms(1));
                 exists(server.addr(), "office")
             });
-            if looks.any(|there| there) { Poll::Ready(None) } else { Poll::Pending }
+            if looks.any(|there| there) {
+                Poll::Ready(None)
+            } else {
+                Poll::Pending
+            }
         });
         if let Some(too_fast) = elected.await {
             too_fast.unwrap().resign().await.unwrap();
@@ -115,14 +142,19 @@ async fn work_is_told_before_its_lease_ends_and_dropped_when_it_does() {
         })
         .await;
     assert!(matches!(lost, Err(Error::Lost { .. })) && told.load(SeqCst) == 1);
-    assert!(matches!(term.lost().await, Deposed::Lost(Error::Lost { .. })));
+    assert!(matches!(
+        term.lost().await,
+        Deposed::Lost(Error::Lost { .. })
+    ));
     server.resume();
 }
 
 #[tokio::test]
 async fn what_is_asked_for_above_a_third_of_the_lease_counts_as_that() {
     let server = EmbeddedServer::start().unwrap();
-    let leader = candidate(&client(server.url()).await, "a").lease(ms(600)).step_down_before(Duration::MAX);
+    let leader = candidate(&client(server.url()).await, "a")
+        .lease(ms(600))
+        .step_down_before(Duration::MAX);
     let term = leader.campaign().await.unwrap();
     // renewed meanwhile
     assert!(tokio::time::timeout(ms(1_500), term.lost()).await.is_err());
@@ -201,7 +233,10 @@ async fn it_leads_again_after_each_loss_and_after_an_outage() {
     drop(server);
     eventually("its end", || async { at_work.load(SeqCst) == 0 }).await;
     let _server = EmbeddedServer::start_on(port).unwrap();
-    eventually("a term after the outage", || async { terms.load(SeqCst) == 5 }).await;
+    eventually("a term after the outage", || async {
+        terms.load(SeqCst) == 5
+    })
+    .await;
     client.shutdown().await.unwrap();
     assert!(matches!(lead.await.unwrap(), Error::Closed));
 }
@@ -217,7 +252,10 @@ async fn an_observer_is_told_of_changes_and_of_nothing_else() {
     let leading = observer.next().await.unwrap().unwrap();
     assert_eq!((&*leading.identity, leading.token), ("a", term.token()));
     for _ in 0..40 {
-        assert!(tokio::time::timeout(ms(30), observer.next()).await.is_err(), "nothing has changed");
+        assert!(
+            tokio::time::timeout(ms(30), observer.next()).await.is_err(),
+            "nothing has changed"
+        );
     }
     term.resign().await.unwrap();
     let term = b.campaign().await.unwrap();
@@ -240,9 +278,16 @@ async fn every_future_may_be_dropped_at_any_poll() {
     let (leader, other) = (candidate(&a, "a"), candidate(&b, "b"));
     let free = async |what: &str, k: u32| {
         a.idle().await;
-        assert!(!exists(server.addr(), "office"), "{what}, {k} polls: still held");
+        assert!(
+            !exists(server.addr(), "office"),
+            "{what}, {k} polls: still held"
+        );
         other.campaign().await.unwrap().resign().await.unwrap();
-        assert_eq!((a.stats().holds, a.stats().settling), (0, 0), "{what}, {k} polls");
+        assert_eq!(
+            (a.stats().holds, a.stats().settling),
+            (0, 0),
+            "{what}, {k} polls"
+        );
     };
     macro_rules! at_every_poll {
         ($what:literal, $call:expr) => {
@@ -271,16 +316,25 @@ async fn every_future_may_be_dropped_at_any_poll() {
     at_every_poll!("leader", leader.leader());
     let mut observer = leader.observe();
     at_every_poll!("next", tokio::time::timeout(ms(3), observer.next()));
-    at_every_poll!("lead", tokio::time::timeout(ms(8), leader.lead(async |_| tokio::task::yield_now().await)));
+    at_every_poll!(
+        "lead",
+        tokio::time::timeout(ms(8), leader.lead(async |_| tokio::task::yield_now().await))
+    );
 }
 
 #[test]
 fn a_candidate_process() {
     let Some(words) = child() else { return };
-    let [url] = &words[..] else { panic!("{words:?}") };
+    let [url] = &words[..] else {
+        panic!("{words:?}")
+    };
     run_child(async move {
-        let leader = candidate(&client(url).await, &std::process::id().to_string()).lease(ms(1_500));
-        panic!("{}", leader.lead(async |_| std::future::pending().await).await);
+        let leader =
+            candidate(&client(url).await, &std::process::id().to_string()).lease(ms(1_500));
+        panic!(
+            "{}",
+            leader.lead(async |_| std::future::pending().await).await
+        );
     });
 }
 
@@ -288,14 +342,20 @@ fn a_candidate_process() {
 #[cfg(target_os = "linux")]
 fn a_candidate_that_forks() {
     let Some(words) = child() else { return };
-    let [url] = &words[..] else { panic!("{words:?}") };
+    let [url] = &words[..] else {
+        panic!("{words:?}")
+    };
     run_child(async move {
         let leader = candidate(&client(url).await, "forks");
         let out = std::io::stdout().lock();
         // the test has loaded what makes a fork of it
         if std::os::unix::process::parent_id() == 0 {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-            let ended = std::thread::spawn(move || runtime.block_on(leader.lead(async |_| ())).to_string());
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_time()
+                .build()
+                .unwrap();
+            let ended =
+                std::thread::spawn(move || runtime.block_on(leader.lead(async |_| ())).to_string());
             say(ended.join().unwrap());
             std::process::exit(0);
         }
@@ -311,12 +371,27 @@ fn who_would_lead_in_a_fork_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let (source, library) = (folder.path().join("fork.c"), folder.path().join("fork.so"));
     // forks where its parent's number is asked for, which nothing else here asks for
-    std::fs::write(&source, "#include <unistd.h>\npid_t getppid(void) { return fork(); }\n").unwrap();
+    std::fs::write(
+        &source,
+        "#include <unistd.h>\npid_t getppid(void) { return fork(); }\n",
+    )
+    .unwrap();
     let mut compiler = std::process::Command::new("cc");
-    let compiler = compiler.args(["-shared", "-fPIC", "-o"]).args([&library, &source]);
-    assert!(compiler.status().expect("a C compiler, which Rust links with").success());
+    let compiler = compiler
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&library, &source]);
+    assert!(
+        compiler
+            .status()
+            .expect("a C compiler, which Rust links with")
+            .success()
+    );
     let server = SpawnedServer::start().unwrap();
-    let child = Child::start_in("leader::a_candidate_that_forks", &[&server.url()], &[("LD_PRELOAD", &library)]);
+    let child = Child::start_in(
+        "leader::a_candidate_that_forks",
+        &[&server.url()],
+        &[("LD_PRELOAD", &library)],
+    );
     let told = child.line();
     assert!(told.contains("Forked"), "{told}");
 }
@@ -336,12 +411,20 @@ async fn when_the_leader_is_killed_another_process_leads() {
     };
     let mut leading = next(None).await;
     for _ in 0..3 {
-        let leads = children.iter_mut().find(|child| child.pid().to_string() == leading.identity).expect("one of them");
+        let leads = children
+            .iter_mut()
+            .find(|child| child.pid().to_string() == leading.identity)
+            .expect("one of them");
         let killed = Instant::now();
         leads.kill();
         *leads = start();
-        leading = tokio::time::timeout(Duration::from_secs(60), next(Some(leading.token))).await.expect("the next one");
-        println!("the next one leads {:?} after the kill, with a lease of 1.5 s", killed.elapsed());
+        leading = tokio::time::timeout(Duration::from_secs(60), next(Some(leading.token)))
+            .await
+            .expect("the next one");
+        println!(
+            "the next one leads {:?} after the kill, with a lease of 1.5 s",
+            killed.elapsed()
+        );
     }
 }
 
@@ -352,9 +435,17 @@ async fn its_futures_may_be_spawned() {
     let server = EmbeddedServer::start().unwrap();
     let leader = candidate(&client(server.url()).await, "a");
     is_send(async move {
-        leader.campaign().await.unwrap().run(async {}).await.unwrap();
+        leader
+            .campaign()
+            .await
+            .unwrap()
+            .run(async {})
+            .await
+            .unwrap();
         leader.leader().await.unwrap();
         leader.observe().next().await.unwrap();
-        leader.lead(|term| async move { drop(term.lost().await) }).await
+        leader
+            .lead(|term| async move { drop(term.lost().await) })
+            .await
     });
 }

@@ -46,7 +46,11 @@ impl Stage {
     #[locked("order:{}:{:03}:{{", order.shop, order.id, client = self.locks)]
     async fn positional(&self, order: Order) -> Result<(bool, Order), LockedError> {
         let moved = order;
-        Ok((self.is_locked(&format!("order:{}:{:03}:{{", moved.shop, moved.id)).await, moved))
+        Ok((
+            self.is_locked(&format!("order:{}:{:03}:{{", moved.shop, moved.id))
+                .await,
+            moved,
+        ))
     }
 }
 
@@ -72,13 +76,20 @@ async fn the_name_is_made_of_the_arguments() {
         assert!(!stage.is_locked(name).await, "{name}");
     }
     // an unpaired brace is no name for a lock
-    let failed = stage.positional(Order { shop: "a".into(), id: 7 }).await;
-    assert!(matches!(&failed, Err(LockedError::Lock(Error::InvalidName { name, .. })) if name == "order:a:007:{"));
+    let failed = stage
+        .positional(Order {
+            shop: "a".into(),
+            id: 7,
+        })
+        .await;
+    assert!(
+        matches!(&failed, Err(LockedError::Lock(Error::InvalidName { name, .. })) if name == "order:a:007:{")
+    );
 }
 
 /// It is the module's path, whatever else the function stands in: two such functions share a lock.
 #[tokio::test]
-async fn a_function_inside_of_another_is_named_as_if_it_stood_beside_it() {
+async fn a_nested_function_is_named_as_if_it_stood_in_the_module() {
     let stage = Stage::new().await;
     let (one, two) = {
         #[locked(client = stage.locks)]
@@ -122,8 +133,16 @@ async fn any_arguments_and_results_will_do() {
     let call = |shop, log| shapes(&clients, shop, 7, log, (1, 2), "x", &'c');
     let (number, last) = call("12", vec![]).await.unwrap();
     assert_eq!(format!("{number:?}{last}"), "12c");
-    assert_eq!(format!("{:?}", call("12", vec!["a".into()]).await.unwrap().0), "\"early\"");
-    assert!(call("twelve", vec![]).await.unwrap_err().is::<std::num::ParseIntError>());
+    assert_eq!(
+        format!("{:?}", call("12", vec!["a".into()]).await.unwrap().0),
+        "\"early\""
+    );
+    assert!(
+        call("twelve", vec![])
+            .await
+            .unwrap_err()
+            .is::<std::num::ParseIntError>()
+    );
     assert!(!stage.is_locked("twelve:8").await);
 }
 
@@ -166,7 +185,9 @@ async fn one_name_is_held_by_one_call_and_another_name_by_another() {
     assert_eq!(first.unwrap(), 7);
     assert!(matches!(busy, Err(Failure::Busy)), "{busy:?}");
     other.unwrap();
-    assert!(matches!(&plain, Err(error @ LockedError::Busy { lock, .. }) if lock == "order:7" && error.is_busy()));
+    assert!(
+        matches!(&plain, Err(error @ LockedError::Busy { lock, .. }) if lock == "order:7" && error.is_busy())
+    );
     assert_eq!(skipped.unwrap(), None);
     assert_eq!(skip(&stage, 7).await.unwrap(), Some(7));
 }
@@ -182,7 +203,17 @@ async fn count(locks: LockClient, at_it: &AtomicU32) -> Result<(), LockedError> 
 #[tokio::test]
 async fn without_a_wait_it_waits_its_turn() {
     let (stage, at_it) = (Stage::new().await, AtomicU32::new(0));
-    let calls = (0..8).map(|n| count(if n % 2 == 0 { &stage.locks } else { &stage.other }.clone(), &at_it));
+    let calls = (0..8).map(|n| {
+        count(
+            if n % 2 == 0 {
+                &stage.locks
+            } else {
+                &stage.other
+            }
+            .clone(),
+            &at_it,
+        )
+    });
     let calls: Vec<_> = calls.map(Box::pin).collect();
     for call in futures_util::future::join_all(calls).await {
         call.unwrap();
@@ -222,7 +253,10 @@ async fn it_is_free_when_the_call_returns() {
     let stage = Stage::new().await;
     assert_eq!(job(&stage, End::Ok, false).await.unwrap(), 1);
     assert!(!stage.is_locked("job").await);
-    assert!(matches!(job(&stage, End::Err, false).await, Err(Failure::Refused)));
+    assert!(matches!(
+        job(&stage, End::Err, false).await,
+        Err(Failure::Refused)
+    ));
     assert!(!stage.is_locked("job").await);
     assert_eq!(job(&stage, End::Return, false).await.unwrap(), 2);
     assert!(!stage.is_locked("job").await);
@@ -231,8 +265,12 @@ async fn it_is_free_when_the_call_returns() {
 #[tokio::test]
 async fn a_loss_ends_the_body_and_what_is_worse_than_ok_is_told() {
     let stage = Stage::new().await;
-    let lost =
-        |outcome: &Result<u8, Failure>| matches!(outcome, Err(Failure::Lock(LockedError::Lost(Error::Lost { .. }))));
+    let lost = |outcome: &Result<u8, Failure>| {
+        matches!(
+            outcome,
+            Err(Failure::Lock(LockedError::Lost(Error::Lost { .. })))
+        )
+    };
     // the body is told by the next renewal, and dropped
     let outcome = job(&stage, End::Lost, true).await;
     assert!(lost(&outcome), "{outcome:?}");
@@ -243,8 +281,9 @@ async fn a_loss_ends_the_body_and_what_is_worse_than_ok_is_told() {
     assert!(matches!(outcome, Err(Failure::Refused)), "{outcome:?}");
 }
 
+/// What was done under the lock counts even when its release is not confirmed.
 #[tokio::test]
-async fn what_was_done_under_the_lock_counts_though_its_release_is_not_confirmed() {
+async fn a_jobs_result_counts_though_its_release_is_unconfirmed() {
     let stage = Stage::new().await;
     assert_eq!(job(&stage, End::Pause, false).await.unwrap(), 3);
     stage.server.resume();
@@ -260,7 +299,12 @@ async fn panics(locks: LockClient) -> Result<(), LockedError> {
 #[tokio::test]
 async fn a_panic_releases() {
     let stage = Stage::new().await;
-    assert!(tokio::spawn(panics(stage.locks.clone())).await.unwrap_err().is_panic());
+    assert!(
+        tokio::spawn(panics(stage.locks.clone()))
+            .await
+            .unwrap_err()
+            .is_panic()
+    );
     stage.locks.idle().await;
     assert!(!stage.is_locked("panic").await);
 }
@@ -277,7 +321,10 @@ async fn without_a_server_the_body_does_not_run() {
     drop(server);
     let ran = AtomicBool::new(false);
     let failed = away(&locks, &ran).await;
-    assert!(matches!(&failed, Err(LockedError::Lock(error)) if error.is_transient()), "{failed:?}");
+    assert!(
+        matches!(&failed, Err(LockedError::Lock(error)) if error.is_transient()),
+        "{failed:?}"
+    );
     assert!(!ran.load(SeqCst));
 }
 
@@ -307,7 +354,9 @@ async fn dropped(locks: &LockClient) -> Result<(), LockedError> {
 async fn dropped_at_any_poll_nothing_stays_held() {
     let stage = Stage::new().await;
     for contended in [false, true] {
-        stage.at_every_poll("dropped", contended, || dropped(&stage.locks)).await;
+        stage
+            .at_every_poll("dropped", contended, || dropped(&stage.locks))
+            .await;
     }
 }
 
@@ -326,7 +375,11 @@ async fn outer(locks: &LockClient) -> Result<u32, LockedError> {
 
 #[locked("k", client = locks, kind = "reentrant", wait = "0s", guard = held)]
 async fn inner(locks: &LockClient) -> Result<u32, LockedError> {
-    let holds = locks.reentrant_lock("k").unwrap().hold_count(&held.owner()).await;
+    let holds = locks
+        .reentrant_lock("k")
+        .unwrap()
+        .hold_count(&held.owner())
+        .await;
     holds.map_err(LockedError::Lock)
 }
 
@@ -338,24 +391,48 @@ async fn as_owner(locks: &LockClient, owner: OwnerId) -> Result<bool, LockedErro
 #[locked("k", client = locks, kind = "read")]
 async fn read(locks: &LockClient, barrier: &Barrier) -> Result<(), LockedError> {
     barrier.wait().await;
-    assert!(locks.read_write_lock("k").unwrap().try_read().await.unwrap().is_some());
+    assert!(
+        locks
+            .read_write_lock("k")
+            .unwrap()
+            .try_read()
+            .await
+            .unwrap()
+            .is_some()
+    );
     Ok(())
 }
 
 #[locked("k", client = locks, kind = "write")]
 async fn write(locks: &LockClient, other: &LockClient) -> Result<(), LockedError> {
-    assert!(other.read_write_lock("k").unwrap().try_read().await.unwrap().is_none());
+    assert!(
+        other
+            .read_write_lock("k")
+            .unwrap()
+            .try_read()
+            .await
+            .unwrap()
+            .is_none()
+    );
     Ok(())
 }
 
 #[locked("k", client = locks, kind = "non_reentrant", wait = "1h")]
 async fn non_reentrant(locks: &LockClient, nested: bool) -> Result<(), LockedError> {
-    if nested { Ok(()) } else { Box::pin(non_reentrant(locks, true)).await }
+    if nested {
+        Ok(())
+    } else {
+        Box::pin(non_reentrant(locks, true)).await
+    }
 }
 
 #[locked("k", client = locks, kind = "non_reentrant_fair", wait = "1h")]
 async fn non_reentrant_fair(locks: &LockClient, nested: bool) -> Result<(), LockedError> {
-    if nested { Ok(()) } else { Box::pin(non_reentrant_fair(locks, true)).await }
+    if nested {
+        Ok(())
+    } else {
+        Box::pin(non_reentrant_fair(locks, true)).await
+    }
 }
 
 #[tokio::test]
@@ -369,9 +446,15 @@ async fn each_kind_is_the_door_of_that_name() {
     let (a, b) = tokio::join!(read(locks, &barrier), read(other, &barrier));
     a.and(b).unwrap();
     write(locks, other).await.unwrap();
-    let nested = [non_reentrant(locks, false).await, non_reentrant_fair(locks, false).await];
+    let nested = [
+        non_reentrant(locks, false).await,
+        non_reentrant_fair(locks, false).await,
+    ];
     for nested in nested {
-        assert!(matches!(&nested, Err(LockedError::Lock(Error::NotReentrant { .. }))), "{nested:?}");
+        assert!(
+            matches!(&nested, Err(LockedError::Lock(Error::NotReentrant { .. }))),
+            "{nested:?}"
+        );
     }
 }
 
@@ -387,12 +470,22 @@ async fn spin(locks: &LockClient, other: &LockClient) -> Result<bool, LockedErro
 
 #[locked("string", client = locks, kind = "string")]
 async fn string(locks: &LockClient, other: &LockClient) -> Result<bool, LockedError> {
-    Ok(other.string_lock("string").unwrap().is_locked().await.unwrap())
+    Ok(other
+        .string_lock("string")
+        .unwrap()
+        .is_locked()
+        .await
+        .unwrap())
 }
 
 #[locked("signal", client = locks, kind = "signal")]
 async fn signal(locks: &LockClient, other: &LockClient) -> Result<bool, LockedError> {
-    Ok(other.signal_lock("signal").unwrap().is_locked().await.unwrap())
+    Ok(other
+        .signal_lock("signal")
+        .unwrap()
+        .is_locked()
+        .await
+        .unwrap())
 }
 
 #[tokio::test]
@@ -410,7 +503,12 @@ struct Shops {
 
 impl Shops {
     #[locked("shop:{shop}", client = self.nodes, kind = "red", tries = 2, delay = "1ms..2ms", drift = 0.02)]
-    async fn rename(&self, shop: &str, renaming: &Notify, renamed: &Notify) -> Result<(), LockedError> {
+    async fn rename(
+        &self,
+        shop: &str,
+        renaming: &Notify,
+        renamed: &Notify,
+    ) -> Result<(), LockedError> {
         renaming.notify_one();
         renamed.notified().await;
         Ok(())
@@ -418,7 +516,12 @@ impl Shops {
 }
 
 #[locked("shop:{shop}", client = [a, b, c], kind = "red", wait = "1ms", lease = "1s")]
-async fn rename(a: &LockClient, b: &LockClient, c: &LockClient, shop: &str) -> Result<(), LockedError> {
+async fn rename(
+    a: &LockClient,
+    b: &LockClient,
+    c: &LockClient,
+    shop: &str,
+) -> Result<(), LockedError> {
     Ok(())
 }
 
@@ -429,20 +532,28 @@ async fn a_red_lock_is_held_on_several_servers_and_its_tries_end() {
     for server in &servers {
         nodes.push(LockClient::connect(server.url()).await.unwrap());
     }
-    let shops = Shops { nodes: nodes.clone() };
-    let [a, b, c] = &nodes[..] else { unreachable!("three") };
+    let shops = Shops {
+        nodes: nodes.clone(),
+    };
+    let [a, b, c] = &nodes[..] else {
+        unreachable!("three")
+    };
     let (renaming, renamed) = (Notify::new(), Notify::new());
     let meanwhile = async {
         renaming.notified().await;
         assert!(b.string_lock("shop:7").unwrap().is_locked().await.unwrap());
-        let busy = [shops.rename("7", &renaming, &renamed).await, rename(a, b, c, "7").await];
+        let busy = [
+            shops.rename("7", &renaming, &renamed).await,
+            rename(a, b, c, "7").await,
+        ];
         renamed.notify_one();
         busy
     };
     let (outcome, busy) = tokio::join!(shops.rename("7", &renaming, &renamed), meanwhile);
     outcome.unwrap();
     assert!(
-        busy.iter().all(|busy| matches!(busy, Err(LockedError::Busy { lock, .. }) if lock == "shop:7")),
+        busy.iter()
+            .all(|busy| matches!(busy, Err(LockedError::Busy { lock, .. }) if lock == "shop:7")),
         "{busy:?}"
     );
     // a minority may be away
@@ -466,7 +577,9 @@ impl Warehouse for Stage {
         if shelf == 0 {
             return Ok(false);
         }
-        Ok(self.is_locked(&format!("shelf:{shelf}:{}", what.trim_end_matches(":rock"))).await)
+        Ok(self
+            .is_locked(&format!("shelf:{shelf}:{}", what.trim_end_matches(":rock")))
+            .await)
     }
 }
 
@@ -492,13 +605,20 @@ fn is_send<F: Future + Send>(call: F) -> F {
 async fn the_future_is_send_if_the_body_is() {
     let stage = Stage::new().await;
     is_send(stage.captured(7)).await.unwrap();
-    is_send(stage.positional(Order { shop: "b".into(), id: 7 })).await.unwrap_err();
+    is_send(stage.positional(Order {
+        shop: "b".into(),
+        id: 7,
+    }))
+    .await
+    .unwrap_err();
     assert_eq!(not_send(&stage.locks).await.unwrap(), 1);
 }
 
 /// Whether the lock is made inside of the span.
 fn noted<'a>(locks: &'a LockClient, in_span: &mut bool) -> &'a LockClient {
-    *in_span = tracing::Span::current().metadata().is_some_and(|span| span.name() == "waits");
+    *in_span = tracing::Span::current()
+        .metadata()
+        .is_some_and(|span| span.name() == "waits");
     locks
 }
 

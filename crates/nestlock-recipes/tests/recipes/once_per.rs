@@ -15,8 +15,8 @@ use nestlock_embedded::{EmbeddedServer, SpawnedServer};
 use nestlock_recipes::once_per::{Missed, OncePer, Outcome, Tick, Ticks, once_per};
 
 use crate::support::{
-    Child, OnDrop, Wire, child, client, eventually, exists, monotonic_ns, ms, poll_times, poll_times_and_keep,
-    run_child, say,
+    Child, OnDrop, Wire, child, client, eventually, exists, monotonic_ns, ms, poll_times,
+    poll_times_and_keep, run_child, say,
 };
 
 const SOME_DAY: u64 = 1_800_000_000_000;
@@ -44,7 +44,9 @@ impl Clock {
 const SECOND: Duration = Duration::from_secs(1);
 
 fn every_10_s(client: &LockClient, clock: &Clock) -> OncePer {
-    once_per(client, "job", Ticks::every(10 * SECOND)).unwrap().clock(clock.ahead(0))
+    once_per(client, "job", Ticks::every(10 * SECOND))
+        .unwrap()
+        .clock(clock.ahead(0))
 }
 
 /// What became of each tick, and who is at work.
@@ -78,23 +80,36 @@ async fn ten_thousand_ticks(marks_before: bool) -> (BTreeMap<u64, Work>, Figures
     let (server, clock) = (EmbeddedServer::start().unwrap(), Clock::new());
     let mut replicas = Vec::new();
     for number in 0..5 {
-        let job = every_10_s(&client(server.url()).await, &clock).clock(clock.ahead(3000 * (number - 2)));
+        let job =
+            every_10_s(&client(server.url()).await, &clock).clock(clock.ahead(3000 * (number - 2)));
         let job = job.missed(Missed::All(u32::MAX));
-        replicas.push(if marks_before { job.before() } else { job.after() });
+        replicas.push(if marks_before {
+            job.before()
+        } else {
+            job.after()
+        });
     }
     let books = Arc::new(Books::default());
     let pass = |by: Duration| {
         clock.advance(by);
         server.advance(by);
     };
-    let mut figures = Figures { looks: 0, killed_outside: 0, killed_at_work: 0 };
+    let mut figures = Figures {
+        looks: 0,
+        killed_outside: 0,
+        killed_at_work: 0,
+    };
     let mut rng = fastrand::Rng::with_seed(13);
     let end = SOME_DAY + 10_000 * 10_000;
     while clock.0.load(SeqCst) < end {
         pass(ms(rng.u64(3_000..14_000)));
         let both = rng.u32(0..4) == 0;
         let two = [0, 1].map(|_| {
-            let (job, kill, work) = (replicas[rng.usize(0..5)].clone(), rng.u32(0..25) == 0, ms(rng.u64(0..2_500)));
+            let (job, kill, work) = (
+                replicas[rng.usize(0..5)].clone(),
+                rng.u32(0..25) == 0,
+                ms(rng.u64(0..2_500)),
+            );
             (job, if kill { rng.u32(1..14) } else { u32::MAX }, work)
         });
         figures.looks += 1 + u32::from(both);
@@ -134,7 +149,11 @@ async fn ten_thousand_ticks(marks_before: bool) -> (BTreeMap<u64, Work>, Figures
                 (dead, at_work.load(SeqCst))
             }
         });
-        let ends = if both { vec![tokio::join!(first, second)] } else { vec![(first.await, (false, 0))] };
+        let ends = if both {
+            vec![tokio::join!(first, second)]
+        } else {
+            vec![(first.await, (false, 0))]
+        };
         for (dead, at_work) in ends.into_iter().flat_map(|(one, other)| [one, other]) {
             figures.killed_at_work += u32::from(dead) * at_work;
             figures.killed_outside += u32::from(dead) * (1 - at_work);
@@ -145,7 +164,14 @@ async fn ten_thousand_ticks(marks_before: bool) -> (BTreeMap<u64, Work>, Figures
         pass(20 * SECOND);
         let look = |tick| {
             let books = &books;
-            async move { books.tick(tick, |work| *work = Work { begun: work.begun + 1, ended: work.ended + 1 }) }
+            async move {
+                books.tick(tick, |work| {
+                    *work = Work {
+                        begun: work.begun + 1,
+                        ended: work.ended + 1,
+                    }
+                });
+            }
         };
         while matches!(replicas[4].run(look).await.unwrap(), Outcome::Ran(())) {}
     }
@@ -156,19 +182,32 @@ async fn ten_thousand_ticks(marks_before: bool) -> (BTreeMap<u64, Work>, Figures
 /// All ticks from the first to the last.
 fn grid(ticks: &BTreeMap<u64, Work>) -> Vec<Work> {
     let (first, last) = (*ticks.keys().next().unwrap(), *ticks.keys().last().unwrap());
-    let grid = (first..=last).step_by(10_000).map(|tick| ticks.get(&tick).copied().unwrap_or_default());
+    let grid = (first..=last)
+        .step_by(10_000)
+        .map(|tick| ticks.get(&tick).copied().unwrap_or_default());
     let grid: Vec<Work> = grid.collect();
     assert!(grid.len() >= 10_000, "{} ticks", grid.len());
     grid
 }
 
+/// When ten thousand ticks are marked after their runs, each one runs at least once and never twice
+/// at a time.
 #[tokio::test]
-async fn marked_after_each_of_ten_thousand_ticks_runs_at_least_once_and_never_twice_at_a_time() {
-    let (ticks, Figures { looks, killed_outside, killed_at_work }) = ten_thousand_ticks(false).await;
+async fn ten_thousand_ticks_marked_after_all_run_and_never_overlap() {
+    let (
+        ticks,
+        Figures {
+            looks,
+            killed_outside,
+            killed_at_work,
+        },
+    ) = ten_thousand_ticks(false).await;
     let grid = grid(&ticks);
     let (never, again) = (
         grid.iter().filter(|work| work.ended == 0).count(),
-        grid.iter().map(|work| work.ended.saturating_sub(1)).sum::<u32>(),
+        grid.iter()
+            .map(|work| work.ended.saturating_sub(1))
+            .sum::<u32>(),
     );
     let cut_off: u32 = grid.iter().map(|work| work.begun - work.ended).sum();
     println!(
@@ -184,10 +223,19 @@ async fn marked_after_each_of_ten_thousand_ticks_runs_at_least_once_and_never_tw
 
 #[tokio::test]
 async fn marked_before_each_of_ten_thousand_ticks_runs_at_most_once() {
-    let (ticks, Figures { looks, killed_outside, killed_at_work }) = ten_thousand_ticks(true).await;
+    let (
+        ticks,
+        Figures {
+            looks,
+            killed_outside,
+            killed_at_work,
+        },
+    ) = ten_thousand_ticks(true).await;
     let grid = grid(&ticks);
-    let (again, never) =
-        (grid.iter().filter(|work| work.begun > 1).count(), grid.iter().filter(|work| work.begun == 0).count());
+    let (again, never) = (
+        grid.iter().filter(|work| work.begun > 1).count(),
+        grid.iter().filter(|work| work.begun == 0).count(),
+    );
     let cut_off: u32 = grid.iter().map(|work| work.begun - work.ended).sum();
     println!(
         "before: {} ticks, {looks} looks, {} kills, {killed_at_work} of them at work; run twice: {again}, never run: {never}",
@@ -196,7 +244,10 @@ async fn marked_before_each_of_ten_thousand_ticks_runs_at_most_once() {
     );
     assert_eq!((again, cut_off), (0, killed_at_work));
     // between the mark and the beginning
-    assert!(u32::try_from(never).unwrap() <= killed_outside, "{never} of {killed_outside}");
+    assert!(
+        u32::try_from(never).unwrap() <= killed_outside,
+        "{never} of {killed_outside}"
+    );
     assert!(killed_at_work > 10 && killed_outside > 10);
 }
 
@@ -212,15 +263,29 @@ struct Line {
 #[test]
 fn a_replica_process() {
     let Some(words) = child() else { return };
-    let [url, path, ahead, mark] = &words[..] else { panic!("{words:?}") };
+    let [url, path, ahead, mark] = &words[..] else {
+        panic!("{words:?}")
+    };
     let ahead = ms(ahead.parse().unwrap());
     run_child(async move {
         let job = once_per(&client(url).await, "job", Ticks::every(ms(500))).unwrap();
-        let job = job.clock(move || SystemTime::now() + ahead).lease(ms(3_000)).missed(Missed::All(1_000));
-        let job = if mark == "before" { job.before() } else { job.after() };
+        let job = job
+            .clock(move || SystemTime::now() + ahead)
+            .lease(ms(3_000))
+            .missed(Missed::All(1_000));
+        let job = if mark == "before" {
+            job.before()
+        } else {
+            job.after()
+        };
         let file = Mutex::new(std::fs::OpenOptions::new().append(true).open(path).unwrap());
         let write = |what: &str, tick: Tick| {
-            let line = format!("{what} {} {} {}\n", std::process::id(), tick.number(), monotonic_ns());
+            let line = format!(
+                "{what} {} {} {}\n",
+                std::process::id(),
+                tick.number(),
+                monotonic_ns()
+            );
             file.lock().unwrap().write_all(line.as_bytes()).unwrap();
         };
         say("ready");
@@ -239,11 +304,19 @@ fn a_replica_process() {
 /// Five processes with clocks 3 s apart, one of which is killed now and then. Returns what they wrote, killed jobs without an end,
 /// and when each was killed.
 fn replicas_that_are_killed(mark: &str) -> (Vec<Line>, BTreeMap<String, u64>) {
-    let (server, folder) = (SpawnedServer::start().unwrap(), tempfile::tempdir().unwrap());
+    let (server, folder) = (
+        SpawnedServer::start().unwrap(),
+        tempfile::tempdir().unwrap(),
+    );
     let path = folder.path().join("ticks");
     std::fs::write(&path, "").unwrap();
     let start = |number: usize| {
-        let words = [&server.url(), path.to_str().unwrap(), &(3000 * number).to_string(), mark];
+        let words = [
+            &server.url(),
+            path.to_str().unwrap(),
+            &(3000 * number).to_string(),
+            mark,
+        ];
         let child = Child::start("once_per::a_replica_process", &words);
         assert_eq!(child.line(), "ready");
         child
@@ -252,7 +325,9 @@ fn replicas_that_are_killed(mark: &str) -> (Vec<Line>, BTreeMap<String, u64>) {
         let text = std::fs::read_to_string(&path).unwrap();
         let line = |line: &str| {
             let words: Vec<&str> = line.split(' ').collect();
-            let [what, process, tick, at] = words[..] else { panic!("{line:?}") };
+            let [what, process, tick, at] = words[..] else {
+                panic!("{line:?}")
+            };
             Line {
                 begins: what == "begin",
                 process: process.into(),
@@ -262,34 +337,48 @@ fn replicas_that_are_killed(mark: &str) -> (Vec<Line>, BTreeMap<String, u64>) {
         };
         text.lines().map(line).collect::<Vec<Line>>()
     };
-    let (mut replicas, mut killed): (Vec<Child>, _) = ((0..5).map(start).collect(), BTreeMap::new());
+    let (mut replicas, mut killed): (Vec<Child>, _) =
+        ((0..5).map(start).collect(), BTreeMap::new());
     for round in 0..6 {
         // in the middle of a job, as far as can be: whoever has begun last
         let (seen, patience) = (lines().len(), Instant::now());
         let at_work = loop {
             let now = lines();
-            if let Some(last) = now.last().filter(|last| last.begins && now.len() > seen + 2) {
+            if let Some(last) = now
+                .last()
+                .filter(|last| last.begins && now.len() > seen + 2)
+            {
                 break last.process.clone();
             }
-            assert!(patience.elapsed() < Duration::from_secs(60), "no job begins in round {round}");
+            assert!(
+                patience.elapsed() < Duration::from_secs(60),
+                "no job begins in round {round}"
+            );
             std::thread::sleep(ms(1));
         };
-        let number = replicas.iter().position(|replica| replica.pid().to_string() == at_work).unwrap();
+        let number = replicas
+            .iter()
+            .position(|replica| replica.pid().to_string() == at_work)
+            .unwrap();
         replicas[number].kill();
         killed.insert(at_work, monotonic_ns());
         replicas[number] = start(number);
     }
     let (seen, patience) = (lines().len(), Instant::now());
     while lines().len() < seen + 6 {
-        assert!(patience.elapsed() < Duration::from_secs(60), "nobody goes on");
+        assert!(
+            patience.elapsed() < Duration::from_secs(60),
+            "nobody goes on"
+        );
         std::thread::sleep(ms(5));
     }
     drop(replicas);
     (lines(), killed)
 }
 
+/// Processes that are killed run each tick at least once, and never two at a time.
 #[test]
-fn processes_that_are_killed_run_each_tick_at_least_once_and_never_two_at_a_time() {
+fn killed_processes_run_ticks_at_least_once_and_never_overlap() {
     let (lines, killed) = replicas_that_are_killed("after");
     let mut ended: BTreeMap<u64, u32> = BTreeMap::new();
     let mut at_work: Option<Line> = None;
@@ -298,8 +387,13 @@ fn processes_that_are_killed_run_each_tick_at_least_once_and_never_two_at_a_time
         if line.begins {
             // whoever was at work before was killed
             if let Some(before) = at_work.replace(line.clone()) {
-                let end = killed.get(&before.process).unwrap_or_else(|| panic!("{before:?} and {line:?}"));
-                assert!(*end <= line.at, "{before:?} was killed at {end}, after {line:?}");
+                let end = killed
+                    .get(&before.process)
+                    .unwrap_or_else(|| panic!("{before:?} and {line:?}"));
+                assert!(
+                    *end <= line.at,
+                    "{before:?} was killed at {end}, after {line:?}"
+                );
                 cut_off += 1;
             }
         } else {
@@ -308,7 +402,10 @@ fn processes_that_are_killed_run_each_tick_at_least_once_and_never_two_at_a_time
         }
     }
     let (first, last) = (*ended.keys().next().unwrap(), *ended.keys().last().unwrap());
-    let missing: Vec<u64> = (first..=last).step_by(500).filter(|tick| !ended.contains_key(tick)).collect();
+    let missing: Vec<u64> = (first..=last)
+        .step_by(500)
+        .filter(|tick| !ended.contains_key(tick))
+        .collect();
     println!(
         "after: {} ticks by processes, {} kills, {cut_off} of them at work; never run: {}",
         ended.len(),
@@ -319,26 +416,35 @@ fn processes_that_are_killed_run_each_tick_at_least_once_and_never_two_at_a_time
     assert!(cut_off > 0);
 }
 
+/// Processes that are killed run each tick at most once if it is marked before the run.
 #[test]
-fn processes_that_are_killed_run_each_tick_at_most_once_if_marked_before() {
+fn killed_processes_run_each_tick_marked_before_at_most_once() {
     let (lines, killed) = replicas_that_are_killed("before");
     let mut begun: BTreeMap<u64, u32> = BTreeMap::new();
     for line in lines.iter().filter(|line| line.begins) {
         *begun.entry(line.tick).or_default() += 1;
     }
-    println!("before: {} ticks by processes, {} kills", begun.len(), killed.len());
+    println!(
+        "before: {} ticks by processes, {} kills",
+        begun.len(),
+        killed.len()
+    );
     assert!(begun.values().all(|times| *times == 1), "{begun:?}");
 }
 
 /// A job whose run may be dropped at any poll: before it is marked, another replica runs the tick at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_dropped_at_any_poll_leaves_the_lock_free_and_the_tick_run_or_not() {
+async fn a_dropped_run_leaves_the_lock_free_and_the_tick_run_or_not() {
     let (server, clock) = (EmbeddedServer::start().unwrap(), Clock::new());
     let (a, b) = (client(server.url()).await, client(server.url()).await);
     for marks_before in [false, true] {
         let [job, other] = [&a, &b].map(|client| {
             let job = every_10_s(client, &clock);
-            if marks_before { job.before() } else { job.after() }
+            if marks_before {
+                job.before()
+            } else {
+                job.after()
+            }
         });
         let (mut k, mut ends) = (1, 0);
         while ends < 4 {
@@ -364,7 +470,9 @@ async fn a_run_dropped_at_any_poll_leaves_the_lock_free_and_the_tick_run_or_not(
             let both = (begun.load(SeqCst), done.load(SeqCst));
             match second {
                 // not marked
-                Outcome::Ran(()) if marks_before => assert_eq!((first, both), ((0, 0), (1, 1)), "{k} polls"),
+                Outcome::Ran(()) if marks_before => {
+                    assert_eq!((first, both), ((0, 0), (1, 1)), "{k} polls");
+                }
                 Outcome::Ran(()) => assert_eq!(both.1, first.1 + 1, "{k} polls"),
                 Outcome::AlreadyDone if marks_before => assert!(both.0 <= 1, "{k} polls"),
                 Outcome::AlreadyDone => assert_eq!(both, (1, 1), "{k} polls"),
@@ -403,7 +511,10 @@ async fn a_late_mark_begins_no_job() {
         }
         wire.cut();
         // its record is there no more, if it ever was
-        eventually("the other one's turn", || async { other.run(work).await.unwrap() != Outcome::Elsewhere }).await;
+        eventually("the other one's turn", || async {
+            other.run(work).await.unwrap() != Outcome::Elsewhere
+        })
+        .await;
         wire.mend();
         late += u32::from(run.await.is_err_and(|error| error.is_lost()));
         // none, if the mark came in time and its answer did not
@@ -417,7 +528,11 @@ async fn a_late_mark_begins_no_job() {
 async fn runs(job: &OncePer) -> Vec<u64> {
     let mut ticks = Vec::new();
     loop {
-        match job.run(|tick| async move { (tick.number() - SOME_DAY) / 10_000 }).await.unwrap() {
+        match job
+            .run(|tick| async move { (tick.number() - SOME_DAY) / 10_000 })
+            .await
+            .unwrap()
+        {
             Outcome::Ran(tick) => ticks.push(tick),
             Outcome::AlreadyDone => return ticks,
             other => panic!("{other:?}"),
@@ -438,8 +553,12 @@ async fn missed_ticks_are_left_alone_or_run_as_told() {
     ] {
         let clock = Clock::new();
         clock.advance(SECOND);
-        let replica =
-            || once_per(&client, name, Ticks::every(10 * SECOND)).unwrap().clock(clock.ahead(0)).missed(missed);
+        let replica = || {
+            once_per(&client, name, Ticks::every(10 * SECOND))
+                .unwrap()
+                .clock(clock.ahead(0))
+                .missed(missed)
+        };
         assert_eq!(runs(&replica()).await, first, "{missed:?}, a new job");
         // nobody is there for a while
         clock.advance(50 * SECOND);
@@ -464,8 +583,15 @@ async fn at_most_cancels_the_job_and_not_the_lock_under_it() {
         std::future::pending::<()>().await;
     };
     assert_eq!(job.run(endless).await.unwrap(), Outcome::Cancelled);
-    assert_eq!(held.load(SeqCst), 1, "the lock was free before the job was dropped");
-    assert_eq!(every_10_s(&b, &clock).run(|_| async {}).await.unwrap(), Outcome::AlreadyDone);
+    assert_eq!(
+        held.load(SeqCst),
+        1,
+        "the lock was free before the job was dropped"
+    );
+    assert_eq!(
+        every_10_s(&b, &clock).run(|_| async {}).await.unwrap(),
+        Outcome::AlreadyDone
+    );
     clock.advance(10 * SECOND);
     assert_eq!(job.run(|_| async { 7 }).await.unwrap(), Outcome::Ran(7));
 }
@@ -487,7 +613,14 @@ async fn a_job_whose_lock_is_lost_is_dropped_and_run_by_another() {
         let error = lost.await.unwrap_err();
         assert!(matches!(error, Error::Lost { .. }), "{error}");
         let second = other.run(|_| async {}).await.unwrap();
-        assert_eq!(second, if marks_before { Outcome::AlreadyDone } else { Outcome::Ran(()) });
+        assert_eq!(
+            second,
+            if marks_before {
+                Outcome::AlreadyDone
+            } else {
+                Outcome::Ran(())
+            }
+        );
     }
 }
 
@@ -505,14 +638,18 @@ async fn who_finds_another_one_at_work_does_not_wait() {
     assert_eq!(other.run(|_| async {}).await.unwrap(), Outcome::AlreadyDone);
 }
 
+/// A job that runs for ever outlasts an outage of the server, and ends when the client is shut
+/// down.
 #[tokio::test]
-async fn running_for_ever_outlasts_the_server_and_ends_with_the_client() {
+async fn a_run_forever_outlasts_the_server_and_ends_with_the_client() {
     let server = EmbeddedServer::start().unwrap();
     let port = server.addr().port();
     let client = client(server.url()).await;
     let runs = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&runs);
-    let job = once_per(&client, "job", Ticks::every(ms(20))).unwrap().lease(ms(300));
+    let job = once_per(&client, "job", Ticks::every(ms(20)))
+        .unwrap()
+        .lease(ms(300));
     let forever = tokio::spawn(async move {
         job.run_forever(|_| {
             counted.fetch_add(1, SeqCst);
@@ -525,7 +662,10 @@ async fn running_for_ever_outlasts_the_server_and_ends_with_the_client() {
     tokio::time::sleep(ms(100)).await;
     let seen = runs.load(SeqCst);
     let _server = EmbeddedServer::start_on(port).unwrap();
-    eventually("ticks after the outage", || async { runs.load(SeqCst) > seen + 3 }).await;
+    eventually("ticks after the outage", || async {
+        runs.load(SeqCst) > seen + 3
+    })
+    .await;
     client.shutdown().await.unwrap();
     let ended = forever.await.unwrap();
     assert!(matches!(ended, Error::Closed), "{ended}");

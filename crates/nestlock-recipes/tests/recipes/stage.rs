@@ -22,7 +22,11 @@ impl Stage {
             .command_timeout(Duration::from_millis(200));
         let locks = builder.connect(server.url()).await.unwrap();
         let other = LockClient::connect(server.url()).await.unwrap();
-        Self { server, locks, other }
+        Self {
+            server,
+            locks,
+            other,
+        }
     }
 
     pub async fn is_locked(&self, name: &str) -> bool {
@@ -30,12 +34,25 @@ impl Stage {
     }
 
     pub async fn free(&self, name: &str) {
-        assert!(self.other.mutex(name).unwrap().force_unlock().await.unwrap(), "{name} is not held");
+        assert!(
+            self.other
+                .mutex(name)
+                .unwrap()
+                .force_unlock()
+                .await
+                .unwrap(),
+            "{name} is not held"
+        );
     }
 
     /// Drops `call` after one poll, after two, and so on until it comes to its end before; each time `lock` must be free for
     /// another client as soon as `locks` has settled what was dropped. If `contended`, somebody else has it first, for a moment.
-    pub async fn at_every_poll<F: Future>(&self, lock: &str, contended: bool, call: impl Fn() -> F) {
+    pub async fn at_every_poll<F: Future>(
+        &self,
+        lock: &str,
+        contended: bool,
+        call: impl Fn() -> F,
+    ) {
         let lock = self.other.mutex(lock).unwrap();
         let (mut polls, mut ends, mut drops) = (1, 0, 0);
         // how often it is polled differs from run to run
@@ -58,10 +75,17 @@ impl Stage {
             }
             self.locks.idle().await;
             let guard = lock.try_lock().await.unwrap();
-            guard.unwrap_or_else(|| panic!("after {polls} polls it is held")).unlock().await.unwrap();
+            guard
+                .unwrap_or_else(|| panic!("after {polls} polls it is held"))
+                .unlock()
+                .await
+                .unwrap();
             polls += 1;
         }
-        assert!(drops >= 2, "it was dropped {drops} times only: it never waits");
+        assert!(
+            drops >= 2,
+            "it was dropped {drops} times only: it never waits"
+        );
         assert_eq!(self.locks.stats().holds, 0);
     }
 }

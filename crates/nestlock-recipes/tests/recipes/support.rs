@@ -72,7 +72,10 @@ impl<F: FnMut()> Drop for OnDrop<F> {
 
 /// Sends one command, and blocks for the first 4 KiB of the answer, as they are on the wire.
 pub fn ask(addr: SocketAddr, command: &[&str]) -> String {
-    let words: Vec<String> = command.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+    let words: Vec<String> = command
+        .iter()
+        .map(|word| format!("${}\r\n{word}\r\n", word.len()))
+        .collect();
     let request = format!("*{}\r\n{}", command.len(), words.concat());
     let mut stream = TcpStream::connect(addr).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
@@ -88,7 +91,11 @@ pub fn exists(addr: SocketAddr, key: &str) -> bool {
 /// The number that a command answers.
 pub fn number(addr: SocketAddr, command: &[&str]) -> i64 {
     let answer = ask(addr, command);
-    answer.trim_start_matches(':').trim_end().parse().unwrap_or_else(|_| panic!("{command:?}: {answer}"))
+    answer
+        .trim_start_matches(':')
+        .trim_end()
+        .parse()
+        .unwrap_or_else(|_| panic!("{command:?}: {answer}"))
 }
 
 const CHILD: &str = "NESTLOCK_RECIPES_CHILD";
@@ -136,7 +143,9 @@ impl Child {
 
     /// The next line that it says.
     pub fn line(&self) -> String {
-        self.lines.recv_timeout(Duration::from_secs(60)).expect("a line of the child")
+        self.lines
+            .recv_timeout(Duration::from_secs(60))
+            .expect("a line of the child")
     }
 
     /// SIGKILL.
@@ -154,7 +163,13 @@ impl Drop for Child {
 
 /// What the child was told, if this process is one.
 pub fn child() -> Option<Vec<String>> {
-    Some(std::env::var(CHILD).ok()?.lines().map(str::to_owned).collect())
+    Some(
+        std::env::var(CHILD)
+            .ok()?
+            .lines()
+            .map(str::to_owned)
+            .collect(),
+    )
 }
 
 pub fn say(what: impl std::fmt::Display) {
@@ -163,7 +178,12 @@ pub fn say(what: impl std::fmt::Display) {
 
 /// Runs the main of a child to its end.
 pub fn run_child(main: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(main);
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(main);
 }
 
 /// Nanoseconds of a clock that all processes share.
@@ -186,7 +206,8 @@ impl Wire {
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
                 let far = tokio::net::TcpStream::connect(server).await.unwrap();
-                let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+                let ((near_in, near_out), (far_in, far_out)) =
+                    (near.into_split(), far.into_split());
                 tokio::spawn(carry(near_in, far_out, gate.clone()));
                 tokio::spawn(carry(far_in, near_out, gate.clone()));
             }
@@ -215,7 +236,8 @@ async fn carry(
 ) {
     let mut bytes = [0; 16384];
     while let Ok(read @ 1..) = from.read(&mut bytes).await {
-        if gate.wait_for(|open| *open).await.is_err() || to.write_all(&bytes[..read]).await.is_err() {
+        if gate.wait_for(|open| *open).await.is_err() || to.write_all(&bytes[..read]).await.is_err()
+        {
             return;
         }
     }

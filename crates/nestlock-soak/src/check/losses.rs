@@ -1,4 +1,4 @@
-//! Losses: none without a reason, none before its time, all of them told in time.
+//! Checks losses: each has a reason, none is early, and all are reported in time.
 
 use super::{
     Violation,
@@ -11,70 +11,116 @@ use crate::{
     settings::{LONGEST_LEASE, Mode},
 };
 
-/// `lost()` may be this much later than `is_lost()`.
+/// By how much `lost()` may be later than `is_lost()`.
 const APART: u64 = 200 * MILLI;
 
-/// When a hold was seen to be lost, by a look or by its unlock.
+/// Returns when a hold was found lost, by a check or by its unlock.
 fn loss(op: &Op) -> Option<u64> {
-    let by_unlock = op.released.as_ref().filter(|(_, result)| result.starts_with("Lost")).map(|(time, _)| *time);
+    let by_unlock = op
+        .released
+        .as_ref()
+        .filter(|(_, result)| result.starts_with("Lost"))
+        .map(|(time, _)| *time);
     op.lost.or(by_unlock)
 }
 
-/// A hold that is renewed is lost only where something kept it from being renewed.
+/// Checks that a hold with renewals is lost only if something prevented its renewal.
 pub(crate) fn without_a_reason(records: &Records) -> Vec<Violation> {
     let mut found = Vec::new();
     for op in records.ops.iter().filter(|op| op.lease.is_none()) {
         let Some(time) = loss(op) else { continue };
         let (place, ttl) = (Place::of(op, records.client(op)), op.ttl(records));
-        let foul = records.weather.is_foul(&place, time.saturating_sub(ttl + RECOVERY), time);
-        let starved = records.weather.starved(&place, Event::Starved, time.saturating_sub(ttl), time);
+        let foul = records
+            .weather
+            .is_foul(&place, time.saturating_sub(ttl + RECOVERY), time);
+        let starved =
+            records
+                .weather
+                .starved(&place, Event::Starved, time.saturating_sub(ttl), time);
         if !foul && starved < ttl / 3 && !records.weather.has_forgotten(op.kind, op.call, time) {
-            found.push(Violation::of("lost", op, time, "was renewed, and is lost without a reason"));
-        }
-    }
-    found
-}
-
-/// While a look has said how long it can be relied on, it is not lost: the server keeps its data, so nobody took it away
-/// but by a mistake of ours.
-pub(crate) fn before_the_deadline(records: &Records) -> Vec<Violation> {
-    let mut found = Vec::new();
-    for op in &records.ops {
-        let Some(time) = loss(op) else { continue };
-        let forgot = records.mode == Mode::Plain && records.weather.has_forgotten(op.kind, op.call, time);
-        if time + MILLI < op.deadline && !forgot {
-            let left = (op.deadline - time) / MILLI;
             found.push(Violation::of(
                 "lost",
                 op,
                 time,
-                format_args!("is lost {left} ms before its time: {:?}, {:?}", op.told, op.released),
+                "was renewed, and is lost without a reason",
             ));
         }
     }
     found
 }
 
-/// What a server forgot is told: by the next renewal, and at the end of the lease in any case.
+/// Checks that a hold is not lost while an earlier check said that it can be relied on. If the
+/// server keeps its data, only a bug can end the hold.
+pub(crate) fn before_the_deadline(records: &Records) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for op in &records.ops {
+        let Some(time) = loss(op) else { continue };
+        let forgot =
+            records.mode == Mode::Plain && records.weather.has_forgotten(op.kind, op.call, time);
+        if time + MILLI < op.deadline && !forgot {
+            let left = (op.deadline - time) / MILLI;
+            found.push(Violation::of(
+                "lost",
+                op,
+                time,
+                format_args!(
+                    "is lost {left} ms before its time: {:?}, {:?}",
+                    op.told, op.released
+                ),
+            ));
+        }
+    }
+    found
+}
+
+/// Checks that a hold whose record a server lost is reported lost: by the next renewal, and in any
+/// case at the end of the lease.
 pub(crate) fn told_late(records: &Records) -> Vec<Violation> {
     let mut found = Vec::new();
-    // a RedLock may still be held by the others
+    // the other servers may still hold a RedLock
     for op in records.ops.iter().filter(|op| op.kind != Kind::Red) {
         let Some((_, last)) = op.ok else { continue };
         let client = records.client(op);
-        let nested = if op.parent.is_some() { LONGEST_LEASE.as_nanos() as u64 } else { 0 };
+        let nested = if op.parent.is_some() {
+            LONGEST_LEASE.as_nanos() as u64
+        } else {
+            0
+        };
         let extension = op.extension.map_or(0, |(_, lease)| lease);
-        let ttl = client.watchdog.max(op.lease.unwrap_or(0)).max(nested).max(extension);
-        let asked_before =
-            records.weather.forgot(op.kind).filter(|fault| op.got().is_some_and(|got| got < fault.start));
+        let ttl = client
+            .watchdog
+            .max(op.lease.unwrap_or(0))
+            .max(nested)
+            .max(extension);
+        let asked_before = records
+            .weather
+            .forgot(op.kind)
+            .filter(|fault| op.got().is_some_and(|got| got < fault.start));
         for fault in asked_before {
             let mut limit = fault.end + ttl + 5 * MILLI;
             let place = Place::of(op, client);
-            let others = records.weather.faults(fault.start.saturating_sub(RECOVERY), last);
-            let is_alone = others.filter(|other| *other != fault).all(|other| !place.is_met_by(other));
-            if fault.sort == "flushall" && is_alone && op.lease.is_none() && nested == 0 && extension == 0 {
-                let starved = records.weather.starved(&place, Event::Starved, fault.start, last);
-                limit = limit.min(fault.end + client.watchdog / 3 + client.command() + 100 * MILLI + slack(starved));
+            let others = records
+                .weather
+                .faults(fault.start.saturating_sub(RECOVERY), last);
+            let is_alone = others
+                .filter(|other| *other != fault)
+                .all(|other| !place.is_met_by(other));
+            if fault.sort == "flushall"
+                && is_alone
+                && op.lease.is_none()
+                && nested == 0
+                && extension == 0
+            {
+                let starved = records
+                    .weather
+                    .starved(&place, Event::Starved, fault.start, last);
+                limit = limit.min(
+                    fault.end
+                        + client.watchdog / 3
+                        + client.command()
+                        + 100 * MILLI
+                        + slack(starved),
+                );
             }
             if last > limit {
                 let late = (last - limit) / MILLI;
@@ -90,7 +136,7 @@ pub(crate) fn told_late(records: &Records) -> Vec<Violation> {
     found
 }
 
-/// `lost()` follows `is_lost()`.
+/// Checks that `lost()` resolves soon after `is_lost()`.
 pub(crate) fn told_apart(records: &Records) -> Vec<Violation> {
     let mut found = Vec::new();
     for op in &records.ops {
@@ -99,7 +145,7 @@ pub(crate) fn told_apart(records: &Records) -> Vec<Violation> {
         let told = op.told.as_ref().map(|(time, _)| *time);
         let until = told.unwrap_or(lost + SECOND);
         let excuse = slack(records.weather.starved(&place, Event::Blocked, lost, until));
-        // the task went on, and had not been told for a second
+        // before the release, the task had waited 1 s for `lost()`
         let never = told.is_none() && op.release.is_some();
         if never || told.is_some_and(|told| told > lost + APART + excuse) {
             found.push(Violation::of(

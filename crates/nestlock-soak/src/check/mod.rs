@@ -1,4 +1,4 @@
-//! Reads what everybody wrote down, and says what was promised and did not happen.
+//! The checker: reads the histories of a run, and finds the promises that were broken.
 
 mod calls;
 mod exclusion;
@@ -16,24 +16,34 @@ use std::{fmt::Display, path::Path};
 use self::records::{Op, Records};
 pub(crate) use self::report::Report;
 
-/// A promise that was broken.
+/// A broken promise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Violation {
     pub(crate) sort: &'static str,
     pub(crate) time: u64,
     pub(crate) text: String,
-    /// What its lines in the histories have: locks, operations.
+    /// The ids of the operations that it is about.
     pub(crate) words: Vec<String>,
 }
 
 impl Violation {
     fn of(sort: &'static str, op: &Op, time: u64, text: impl Display) -> Self {
         let text = format!("{} {} of {}: {text}", op.locks.join("+"), op.id, op.task);
-        Self { sort, time, text, words: vec![op.id.clone()] }
+        Self {
+            sort,
+            time,
+            text,
+            words: vec![op.id.clone()],
+        }
     }
 
     pub(crate) fn of_the_run(time: u64, text: String) -> Self {
-        Self { sort: "end", time, text, words: Vec::new() }
+        Self {
+            sort: "end",
+            time,
+            text,
+            words: Vec::new(),
+        }
     }
 }
 
@@ -43,7 +53,7 @@ pub(crate) fn check(folder: &Path, mut violations: Vec<Violation>) -> Result<Rep
     Ok(Report::new(folder, &records, violations))
 }
 
-/// All checks.
+/// Runs all checks. Returns the violations by time.
 fn verdict(records: &Records) -> Vec<Violation> {
     let checks = [
         exclusion::overlaps,

@@ -1,5 +1,5 @@
-//! Who is next, where nothing is wrong: fair locks are given in the order in which they were asked for, and a release wakes
-//! somebody who waits.
+//! Checks the order of acquires without faults: a fair lock is granted in the order of the
+//! requests, and a release wakes a waiter.
 
 use std::collections::BTreeMap;
 
@@ -13,16 +13,19 @@ use crate::{
     kinds::Kind,
 };
 
-/// Whoever waits for a lock that is given back has it by then: well before it would look for itself.
+/// How soon a waiter must have a lock after its release: well before it would poll by itself.
 const WOKEN: u64 = 300 * MILLI;
-/// What was given away is released by then, and what a process held that was killed.
+/// Within this time, a hold that was given away is released, and the lease of a killed process
+/// ends.
 const BEFORE: u64 = 5 * SECOND;
-/// After a fault, connections are there again, and what nobody knows of has ended with its lease, 2 s at most.
+/// Within this time after a fault, connections are restored and unsettled requests have ended with
+/// their leases, 2 s at most.
 const RECOVERY: u64 = 5 * SECOND / 2;
 
-/// Whoever asked this much later came later.
+/// A call that begins this much later counts as later.
 const LATER: u64 = 250 * MILLI;
-/// Who gives up and asks again before the server was told keeps its place.
+/// A waiter that gives up and calls again within this time keeps its place: the server did not know
+/// yet.
 const KEEPS_ITS_PLACE: u64 = 100 * MILLI;
 
 pub(crate) fn fair(records: &Records) -> Vec<Violation> {
@@ -37,13 +40,18 @@ pub(crate) fn fair(records: &Records) -> Vec<Violation> {
     for ops in asked.values_mut() {
         ops.sort_by_key(|op| op.call);
     }
-    // since when its owner has asked, without a pause
+    // since when its owner has waited, without a pause
     let since = |op: &Op| {
-        let before = asked[&(&*op.task, &*op.locks[0])].iter().rev().skip_while(|other| other.call >= op.call);
+        let before = asked[&(&*op.task, &*op.locks[0])]
+            .iter()
+            .rev()
+            .skip_while(|other| other.call >= op.call);
         let mut since = op.call;
         for other in before {
             match &other.end {
-                Some((end, Outcome::None | Outcome::Gone)) if *end + KEEPS_ITS_PLACE > since => since = other.call,
+                Some((end, Outcome::None | Outcome::Gone)) if *end + KEEPS_ITS_PLACE > since => {
+                    since = other.call;
+                }
                 _ => break,
             }
         }
@@ -56,8 +64,13 @@ pub(crate) fn fair(records: &Records) -> Vec<Violation> {
     }
     let fair_weather = |op: &Op, until: u64| {
         let place = Place::of(op, records.client(op));
-        !records.weather.is_foul(&place, op.call.saturating_sub(2 * SECOND), until)
-            && records.weather.starved(&place, Event::Blocked, op.call, until) < LATER / 2
+        !records
+            .weather
+            .is_foul(&place, op.call.saturating_sub(2 * SECOND), until)
+            && records
+                .weather
+                .starved(&place, Event::Blocked, op.call, until)
+                < LATER / 2
     };
     let mut found = Vec::new();
     for ops in locks.values_mut() {
@@ -65,8 +78,11 @@ pub(crate) fn fair(records: &Records) -> Vec<Violation> {
         for (at, first) in ops.iter().enumerate() {
             let Some(got) = first.got() else { continue };
             let came_later = ops[at + 1..].iter().take_while(|later| later.call < got);
-            let mut overtook = came_later.filter(|later| since(later) > first.call + LATER && later.got() < Some(got));
-            let Some(later) = overtook.next().filter(|_| fair_weather(first, got)) else { continue };
+            let mut overtook = came_later
+                .filter(|later| since(later) > first.call + LATER && later.got() < Some(got));
+            let Some(later) = overtook.next().filter(|_| fair_weather(first, got)) else {
+                continue;
+            };
             found.push(Violation {
                 sort: "order",
                 time: later.got().unwrap_or(got),
@@ -84,57 +100,93 @@ pub(crate) fn fair(records: &Records) -> Vec<Violation> {
     found
 }
 
-/// Until when an operation may have its lock; of a process that was killed, for a lease at least.
+/// Returns until when an operation may have held its lock: for [`BEFORE`] if its end is unknown, as
+/// its process was killed. Returns `None` if it never had the lock.
 fn kept_until(op: &Op) -> Option<u64> {
     let got = op.got()?;
-    let released = op.released.as_ref().or(op.release.as_ref()).map(|(time, _)| *time);
+    let released = op
+        .released
+        .as_ref()
+        .or(op.release.as_ref())
+        .map(|(time, _)| *time);
     Some(released.or(op.lost).unwrap_or(got + BEFORE))
 }
 
-/// Messages and signals: nobody has to look for itself.
+/// Checks that a waiter gets a released lock by a message or a signal, well before it would poll.
 pub(crate) fn woken(records: &Records) -> Vec<Violation> {
     let mut locks = BTreeMap::<&str, Vec<&Op>>::new();
-    let is_told = |op: &&Op| !matches!(op.kind, Kind::Spin | Kind::String | Kind::Multi | Kind::Red);
+    let is_told =
+        |op: &&Op| !matches!(op.kind, Kind::Spin | Kind::String | Kind::Multi | Kind::Red);
     for op in records.ops.iter().filter(is_told) {
         locks.entry(&op.locks[0]).or_default().push(op);
     }
     let mut found = Vec::new();
     for (lock, mut by_call) in locks {
         by_call.sort_by_key(|op| op.call);
-        let mut by_got: Vec<&Op> = by_call.iter().copied().filter(|op| op.got().is_some()).collect();
+        let mut by_got: Vec<&Op> = by_call
+            .iter()
+            .copied()
+            .filter(|op| op.got().is_some())
+            .collect();
         by_got.sort_by_key(|op| op.got());
         let mut free_from = 0;
         for pair in by_got.windows(2) {
             let (op, next) = (pair[0], pair[1]);
             free_from = free_from.max(kept_until(op).unwrap_or(0));
-            let (Some(got), true) = (next.got(), op.release.is_some()) else { continue };
+            let (Some(got), true) = (next.got(), op.release.is_some()) else {
+                continue;
+            };
             if got < free_from + WOKEN
-                || records.weather.faults(free_from.saturating_sub(RECOVERY), got).next().is_some()
+                || records
+                    .weather
+                    .faults(free_from.saturating_sub(RECOVERY), got)
+                    .next()
+                    .is_some()
             {
                 continue;
             }
-            // it may still be held by nobody's task
-            let first = by_got.partition_point(|op| op.got() < Some(free_from.saturating_sub(BEFORE)));
-            let is_left = |op: &&Op| op.release.as_ref().is_some_and(|(_, how)| how == "forget" || how == "leave");
-            if by_got[first..].iter().take_while(|op| op.got() < Some(got)).any(is_left) {
+            // a hold that was given away may still exist
+            let first =
+                by_got.partition_point(|op| op.got() < Some(free_from.saturating_sub(BEFORE)));
+            let is_left = |op: &&Op| {
+                op.release
+                    .as_ref()
+                    .is_some_and(|(_, how)| how == "forget" || how == "leave")
+            };
+            if by_got[first..]
+                .iter()
+                .take_while(|op| op.got() < Some(got))
+                .any(is_left)
+            {
                 continue;
             }
-            // of one without an end nobody knows: its process may have been killed
+            // a call without an end does not count, as its process may have been killed
             let waits = |op: &&&Op| {
                 let way = matches!(&*op.way, "bounded" | "unbounded" | "calm");
-                way && op.call + 50 * MILLI < free_from && op.end.as_ref().is_some_and(|(end, _)| *end >= got)
+                way && op.call + 50 * MILLI < free_from
+                    && op.end.as_ref().is_some_and(|(end, _)| *end >= got)
             };
             let first = by_call.partition_point(|op| op.call + 2 * BEFORE < free_from);
-            let Some(waiter) = by_call[first..].iter().take_while(|op| op.call < free_from).find(waits) else {
+            let Some(waiter) = by_call[first..]
+                .iter()
+                .take_while(|op| op.call < free_from)
+                .find(waits)
+            else {
                 continue;
             };
             let place = Place::of(waiter, records.client(waiter));
-            let starved = records.weather.starved(&place, Event::Blocked, free_from, got);
+            let starved = records
+                .weather
+                .starved(&place, Event::Blocked, free_from, got);
             if got > free_from + WOKEN + slack(starved) {
                 found.push(Violation {
                     sort: "not woken",
                     time: got,
-                    text: format!("{lock}: free for {} ms, while {} waited", (got - free_from) / MILLI, waiter.id),
+                    text: format!(
+                        "{lock}: free for {} ms, while {} waited",
+                        (got - free_from) / MILLI,
+                        waiter.id
+                    ),
                     words: vec![op.id.clone(), next.id.clone(), waiter.id.clone()],
                 });
             }

@@ -1,4 +1,4 @@
-//! The histories as values.
+//! The histories, as values.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,10 +15,10 @@ use crate::{
     settings::{Mode, Settings},
 };
 
-/// A client, as it was configured.
+/// The configuration of a client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Client {
-    /// Nanoseconds, as every time here.
+    /// In nanoseconds, like every time here.
     pub(crate) watchdog: u64,
     pub(crate) link: Option<usize>,
 }
@@ -29,7 +29,7 @@ impl Client {
     }
 }
 
-/// How an acquire ended without a guard.
+/// How an acquire ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Got,
@@ -41,7 +41,7 @@ pub(crate) enum Outcome {
 /// One acquire, and what became of its guard.
 #[derive(Debug, Clone)]
 pub(crate) struct Op {
-    /// `s0g1#17`.
+    /// Such as `s0g1#17`.
     pub(crate) id: String,
     pub(crate) task: String,
     pub(crate) who: String,
@@ -51,50 +51,53 @@ pub(crate) struct Op {
     pub(crate) way: String,
     pub(crate) limit: Option<u64>,
     pub(crate) lease: Option<u64>,
-    /// Which of the same process's it is nested in.
+    /// The operation of the same process that it is nested in.
     pub(crate) parent: Option<usize>,
     pub(crate) call: u64,
     pub(crate) end: Option<(u64, Outcome)>,
     pub(crate) token: Option<u64>,
-    /// The times before looks that said "not lost": the first and the last.
+    /// The first and the last check that found it held; the times are from before the checks.
     pub(crate) ok: Option<(u64, u64)>,
-    /// Until when the latest such look said that it can be relied on.
+    /// The latest time up to which such a check said that the hold can be relied on.
     pub(crate) deadline: u64,
     pub(crate) lost: Option<u64>,
     pub(crate) told: Option<(u64, String)>,
     pub(crate) release: Option<(u64, String)>,
     pub(crate) released: Option<(u64, String)>,
-    /// The last extension that was asked for, and how it ended.
+    /// The last extension: when it began, and its lease.
     pub(crate) extension: Option<(u64, u64)>,
     pub(crate) extended: Vec<(u64, String)>,
-    /// A question to the server: when it was answered, what, and what was wanted.
+    /// Queries: when the reply arrived, the subject, the value, and the expected value.
     pub(crate) questions: Vec<(u64, &'static str, String, String)>,
-    /// A look that said "not lost" after one that said "lost".
+    /// A check that found it held after a loss was reported.
     pub(crate) back: Option<u64>,
 }
 
 impl Op {
     pub(crate) fn got(&self) -> Option<u64> {
-        self.end.as_ref().filter(|(_, outcome)| *outcome == Outcome::Got).map(|(time, _)| *time)
+        self.end
+            .as_ref()
+            .filter(|(_, outcome)| *outcome == Outcome::Got)
+            .map(|(time, _)| *time)
     }
 
-    /// `s0g1c0`.
+    /// Returns the client, such as `s0g1c0`.
     pub(crate) fn client(&self) -> &str {
         client(&self.task)
     }
 
-    /// What its holds last without a renewal.
+    /// Returns how long its hold lasts without a renewal.
     pub(crate) fn ttl(&self, records: &Records) -> u64 {
         self.lease.unwrap_or(records.client(self).watchdog)
     }
 }
 
-/// The process of a task.
+/// Returns the process of a task.
 pub(crate) fn process(task: &str) -> &str {
     task.split('c').next().unwrap_or(task)
 }
 
-/// The client of a task.
+/// Returns the client of a task.
 pub(crate) fn client(task: &str) -> &str {
     task.split('t').next().unwrap_or(task)
 }
@@ -110,7 +113,7 @@ pub(crate) struct Write {
     pub(crate) result: String,
 }
 
-/// The release of what was given away.
+/// The release of a hold that was given away.
 #[derive(Debug, Clone)]
 pub(crate) struct Taken {
     /// The operation that gave it away.
@@ -138,8 +141,14 @@ impl Records {
         let mut files = Vec::new();
         for entry in fs::read_dir(folder).map_err(text)? {
             let path = entry.map_err(text)?.path();
-            if let Some(name) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".history")) {
-                files.push((name.to_owned(), BufReader::new(fs::File::open(&path).map_err(text)?)));
+            if let Some(name) = path
+                .file_name()
+                .and_then(|name| name.to_str()?.strip_suffix(".history"))
+            {
+                files.push((
+                    name.to_owned(),
+                    BufReader::new(fs::File::open(&path).map_err(text)?),
+                ));
             }
         }
         files.sort_by(|a, b| a.0.cmp(&b.0));
@@ -147,13 +156,16 @@ impl Records {
         Self::parse(&journal, files)
     }
 
-    /// From the texts: of the journal, and of each history by its name.
+    /// Parses the texts: the journal, and each history with its name.
     pub(crate) fn parse(
         journal: &str,
         files: impl IntoIterator<Item = (String, impl BufRead)>,
     ) -> Result<Self, String> {
-        let first =
-            journal.lines().next().and_then(|line| line.strip_prefix("# ")).ok_or("no settings in the journal")?;
+        let first = journal
+            .lines()
+            .next()
+            .and_then(|line| line.strip_prefix("# "))
+            .ok_or("no settings in the journal")?;
         let settings = Settings::parse(&first.split(' ').collect::<Vec<_>>())?;
         let mut records = Self {
             mode: settings.modes[0],
@@ -168,11 +180,16 @@ impl Records {
             records.calm = time.parse().map_err(|_| "no time of the calm")?;
         }
         for (name, file) in files {
-            let mut reader = Reader { name, numbers: HashMap::new(), puts: BTreeMap::new(), takes: BTreeMap::new() };
+            let mut reader = Reader {
+                name,
+                numbers: HashMap::new(),
+                puts: BTreeMap::new(),
+                takes: BTreeMap::new(),
+            };
             let mut cut_off = None;
             for line in file.lines() {
                 let line = line.map_err(|error| error.to_string())?;
-                // only the last one may be cut off, by a kill
+                // only the last line may be cut off, by a kill
                 if let Some(before) = cut_off.take() {
                     return Err(format!("{}: {before}", reader.name));
                 }
@@ -186,11 +203,14 @@ impl Records {
     }
 
     pub(crate) fn client(&self, op: &Op) -> Client {
-        self.clients.get(op.client()).copied().expect("each client says its settings first")
+        self.clients
+            .get(op.client())
+            .copied()
+            .expect("each client says its settings first")
     }
 }
 
-/// What is open in one history.
+/// Reads one history. It maps the numbers of its operations to their records.
 struct Reader {
     name: String,
     numbers: HashMap<u64, usize>,
@@ -199,7 +219,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// `None`: it cannot be read.
+    /// Reads one line. Returns `None` if it is malformed.
     fn line(&mut self, line: &str, records: &mut Records) -> Option<()> {
         let words: Vec<&str> = line.split(' ').collect();
         let time: u64 = words.first()?.parse().ok()?;
@@ -207,17 +227,26 @@ impl Reader {
         let number = |at: usize| words.get(at)?.parse::<u64>().ok();
         match what {
             "conf" => {
-                let client = Client { watchdog: number(3)? * MILLI, link: words.get(4)?.parse().ok() };
+                let client = Client {
+                    watchdog: number(3)? * MILLI,
+                    link: words.get(4)?.parse().ok(),
+                };
                 records.clients.insert((*words.get(2)?).to_owned(), client);
                 return Some(());
             }
             "gap" | "agap" => {
-                let event = if what == "gap" { Event::Starved } else { Event::Blocked };
+                let event = if what == "gap" {
+                    Event::Starved
+                } else {
+                    Event::Blocked
+                };
                 records.weather.gap(event, &self.name, number(2)?, time);
                 return Some(());
             }
             _ if what.starts_with("sgap") => {
-                records.weather.server_gap(what[4..].parse().ok()?, number(2)?, time);
+                records
+                    .weather
+                    .server_gap(what[4..].parse().ok()?, number(2)?, time);
                 return Some(());
             }
             "call" => {
@@ -228,8 +257,14 @@ impl Reader {
             }
             "take" => {
                 let (what, task) = ((*words.get(3)?).to_owned(), (*words.get(4)?).to_owned());
-                self.takes.insert((*words.get(2)?).to_owned(), records.taken.len());
-                records.taken.push(Taken { what, task, begin: time, end: None });
+                self.takes
+                    .insert((*words.get(2)?).to_owned(), records.taken.len());
+                records.taken.push(Taken {
+                    what,
+                    task,
+                    begin: time,
+                    end: None,
+                });
                 return Some(());
             }
             "taken" => {
@@ -240,7 +275,14 @@ impl Reader {
             "put" => {
                 self.puts.insert(number(2)?, records.writes.len());
                 let (id, key) = (self.id(number(2)?), (*words.get(3)?).to_owned());
-                let write = Write { id, key, token: number(4)?, begin: time, end: u64::MAX, result: String::new() };
+                let write = Write {
+                    id,
+                    key,
+                    token: number(4)?,
+                    begin: time,
+                    end: u64::MAX,
+                    result: String::new(),
+                };
                 records.writes.push(write);
                 return Some(());
             }
@@ -261,7 +303,21 @@ impl Reader {
     }
 
     fn call(&self, time: u64, words: &[&str]) -> Option<Op> {
-        let [number, task, who, kind, locks, class, way, limit, lease, parent] = words.get(2..12)? else { return None };
+        let [
+            number,
+            task,
+            who,
+            kind,
+            locks,
+            class,
+            way,
+            limit,
+            lease,
+            parent,
+        ] = words.get(2..12)?
+        else {
+            return None;
+        };
         let optional = |word: &str| word.parse::<u64>().ok();
         Some(Op {
             id: self.id(number.parse().ok()?),
@@ -269,7 +325,11 @@ impl Reader {
             who: (*who).to_owned(),
             kind: Kind::named(kind).ok()?,
             locks: locks.split('+').map(str::to_owned).collect(),
-            class: if *class == "shared" { Class::Shared } else { Class::Alone },
+            class: if *class == "shared" {
+                Class::Shared
+            } else {
+                Class::Alone
+            },
             way: (*way).to_owned(),
             limit: optional(limit).map(|ms| ms * MILLI),
             lease: optional(lease).map(|ms| ms * MILLI),
@@ -291,9 +351,13 @@ impl Reader {
     }
 }
 
-/// What happened to an operation.
+/// Applies an event to its operation. Returns `None` if it is malformed.
 fn event(op: &mut Op, time: u64, words: &[&str]) -> Option<()> {
-    let text = |at: usize| words.get(at).map_or(String::new(), |word| (*word).to_owned());
+    let text = |at: usize| {
+        words
+            .get(at)
+            .map_or(String::new(), |word| (*word).to_owned())
+    };
     match words[1] {
         "got" => {
             op.end = Some((time, Outcome::Got));
@@ -304,7 +368,9 @@ fn event(op: &mut Op, time: u64, words: &[&str]) -> Option<()> {
         "err" => op.end = Some((time, Outcome::Failed(text(3)))),
         "ok" => {
             op.ok = Some((op.ok.map_or(time, |(first, _)| first), time));
-            op.deadline = op.deadline.max(time + words.get(3)?.parse::<u64>().ok()? * 1000);
+            op.deadline = op
+                .deadline
+                .max(time + words.get(3)?.parse::<u64>().ok()? * 1000);
             if op.lost.is_some() || op.told.is_some() {
                 op.back = Some(time);
             }

@@ -1,4 +1,5 @@
-//! What went wrong when, and where: what excuses what.
+//! The faults and gaps of a run, by time and place: they excuse what would be a violation
+//! otherwise.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,24 +9,25 @@ use crate::{
     kinds::Kind,
 };
 
-/// No fault or gap is longer.
+/// An upper bound for the length of a fault or gap.
 const LONGEST: u64 = 20 * SECOND;
 
-/// After a fault, before all is as before.
+/// How long the recovery from a fault may take.
 pub(super) const RECOVERY: u64 = 2 * SECOND;
 
-/// A mute connection stays so until a heartbeat has found it out: one each second, two of them without an answer.
+/// How long a mute connection may last. The client sends a heartbeat per second, and gives the
+/// connection up after two without a reply.
 const MUTE: u64 = 4 * SECOND;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// No thread of a process ran.
+    /// No thread of the process ran.
     Starved,
-    /// Its runtime did not.
+    /// The process's runtime did not run.
     Blocked,
 }
 
-/// A line of the journal.
+/// A fault, from a line of the journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) start: u64,
@@ -57,7 +59,22 @@ impl Weather {
     pub(crate) fn read(journal: &str) -> Self {
         let fault = |line: &str| {
             let words: Vec<&str> = line.split(' ').collect();
-            let [start, "fault", end, lane, sort, target, server, _, _, effect, ..] = words[..] else { return None };
+            let [
+                start,
+                "fault",
+                end,
+                lane,
+                sort,
+                target,
+                server,
+                _,
+                _,
+                effect,
+                ..,
+            ] = words[..]
+            else {
+                return None;
+            };
             let after = if sort == "mute" { MUTE } else { 0 };
             Some(Fault {
                 start: start.parse().ok()?,
@@ -70,57 +87,83 @@ impl Weather {
                 line: line.to_owned(),
             })
         };
-        Self { faults: journal.lines().filter_map(fault).collect(), ..Self::default() }
+        Self {
+            faults: journal.lines().filter_map(fault).collect(),
+            ..Self::default()
+        }
     }
 
     pub(crate) fn gap(&mut self, event: Event, process: &str, from: u64, to: u64) {
-        self.gaps.entry(process.to_owned()).or_default().push(Gap { from, to, event });
+        self.gaps
+            .entry(process.to_owned())
+            .or_default()
+            .push(Gap { from, to, event });
     }
 
     pub(crate) fn server_gap(&mut self, server: usize, from: u64, to: u64) {
-        self.servers.entry(server).or_default().push(Gap { from, to, event: Event::Starved });
+        self.servers.entry(server).or_default().push(Gap {
+            from,
+            to,
+            event: Event::Starved,
+        });
     }
 
     pub(crate) fn sort(&mut self) {
         self.faults.sort_by_key(|fault| fault.start);
-        self.gaps.values_mut().chain(self.servers.values_mut()).for_each(|gaps| gaps.sort_by_key(|gap| gap.from));
+        self.gaps
+            .values_mut()
+            .chain(self.servers.values_mut())
+            .for_each(|gaps| gaps.sort_by_key(|gap| gap.from));
     }
 
-    /// Faults that were there between the two times.
+    /// Returns the faults between two times.
     pub(crate) fn faults(&self, from: u64, to: u64) -> impl Iterator<Item = &Fault> {
-        let first = self.faults.partition_point(|fault| fault.start + LONGEST < from);
-        let near = self.faults[first..].iter().take_while(move |fault| fault.start <= to);
+        let first = self
+            .faults
+            .partition_point(|fault| fault.start + LONGEST < from);
+        let near = self.faults[first..]
+            .iter()
+            .take_while(move |fault| fault.start <= to);
         near.filter(move |fault| fault.end >= from)
     }
 
-    /// Whether a fault of this process, client or server was there.
+    /// Returns `true` if there was a fault of this process, client or server.
     pub(crate) fn is_foul(&self, who: &Place, from: u64, to: u64) -> bool {
         self.faults(from, to).any(|fault| who.is_met_by(fault))
     }
 
-    /// For how long this process, the servers or the proxies did not run, taken together; `Blocked`: or its runtime.
+    /// Returns how long this process, the servers and the proxies did not run, added up. With
+    /// `Blocked`, gaps of the process's runtime count as well.
     pub(crate) fn starved(&self, who: &Place, event: Event, from: u64, to: u64) -> u64 {
         let own = self.gaps.get(who.process).map_or(&[][..], Vec::as_slice);
         let proxies = self.gaps.get("run").map_or(&[][..], Vec::as_slice);
-        let servers = (0..).take_while(|server| who.meets(*server)).filter_map(|server| self.servers.get(&server));
+        let servers = (0..)
+            .take_while(|server| who.meets(*server))
+            .filter_map(|server| self.servers.get(&server));
         let all = [own, proxies].into_iter().chain(servers.map(Vec::as_slice));
         all.map(|gaps| {
             let first = gaps.partition_point(|gap| gap.from + LONGEST < from);
             let near = gaps[first..].iter().take_while(|gap| gap.from < to);
             let counts = near.filter(|gap| gap.event == Event::Starved || gap.event == event);
-            counts.map(|gap| gap.to.min(to).saturating_sub(gap.from.max(from))).sum::<u64>()
+            counts
+                .map(|gap| gap.to.min(to).saturating_sub(gap.from.max(from)))
+                .sum::<u64>()
         })
         .sum()
     }
 
-    /// When servers of this kind's locks forgot.
+    /// Returns the faults in which a server with locks of this kind lost its data.
     pub(crate) fn forgot(&self, kind: Kind) -> impl Iterator<Item = &Fault> {
-        self.faults.iter().filter(move |fault| fault.effect == "forgot" && (fault.server == 0 || kind == Kind::Red))
+        self.faults.iter().filter(move |fault| {
+            fault.effect == "forgot" && (fault.server == 0 || kind == Kind::Red)
+        })
     }
 
-    /// Whether one forgot what was asked of it between the two times.
+    /// Returns `true` if such a fault occurred between two times.
     pub(crate) fn has_forgotten(&self, kind: Kind, from: u64, to: u64) -> bool {
-        let mut near = self.faults(from, to).filter(|fault| fault.effect == "forgot");
+        let mut near = self
+            .faults(from, to)
+            .filter(|fault| fault.effect == "forgot");
         near.any(|fault| fault.server == 0 || kind == Kind::Red)
     }
 }
@@ -141,8 +184,17 @@ impl<'a> Place<'a> {
 
     pub(crate) fn new(task: &'a str, client: Client, kind: Kind) -> Self {
         let process = process(task);
-        let slot = process.trim_start_matches('s').split('g').next().and_then(|slot| slot.parse().ok());
-        Self { process, slot: slot.unwrap_or(usize::MAX), client, kind }
+        let slot = process
+            .trim_start_matches('s')
+            .split('g')
+            .next()
+            .and_then(|slot| slot.parse().ok());
+        Self {
+            process,
+            slot: slot.unwrap_or(usize::MAX),
+            client,
+            kind,
+        }
     }
 
     fn meets(&self, server: usize) -> bool {
@@ -159,7 +211,11 @@ impl<'a> Place<'a> {
     }
 }
 
-/// What a gap is worth: whoever did not run has several steps to catch up with.
+/// Returns the delay that a gap excuses: several steps may be delayed by it.
 pub(crate) fn slack(starved: u64) -> u64 {
-    if starved == 0 { 0 } else { 3 * starved + 20 * MILLI }
+    if starved == 0 {
+        0
+    } else {
+        3 * starved + 20 * MILLI
+    }
 }

@@ -6,7 +6,8 @@ use super::{Effect, Fault};
 use crate::support::proxy::{Action, Proxy, Request, Way};
 
 pub(super) const SORTS: [(&str, u64, u64); 18] = [
-    // delivered after the cut; no handshakes, else nothing of an older connection could meet a newer one
+    // requests delivered after the cut. Handshakes pass: otherwise no request of an older
+    // connection could meet a newer one
     ("ghost", 50, 400),
     ("ghosts", 50, 400),
     ("reply-loss", 50, 400),
@@ -20,7 +21,7 @@ pub(super) const SORTS: [(&str, u64, u64); 18] = [
     ("one-way-out", 50, 1200),
     ("one-way-in", 50, 1200),
     ("mute", 50, 600),
-    // a middlebox that lies
+    // faults of a middlebox
     ("swallow", 50, 400),
     ("double", 50, 400),
     ("swap", 50, 400),
@@ -41,11 +42,18 @@ pub(super) fn strike(proxy: &Proxy, fault: &Fault) -> io::Result<Effect> {
         });
     };
     // mostly within the command timeout, sometimes long after it
-    let late = if fault.arg.is_multiple_of(4) { fault.arg + 300 } else { fault.arg / 5 };
+    let late = if fault.arg.is_multiple_of(4) {
+        fault.arg + 300
+    } else {
+        fault.arg / 5
+    };
     let mut after = 0;
     match &*fault.sort {
         "ghost" | "ghosts" => {
-            some(if fault.sort == "ghost" { 1 } else { 4 }, Action::Ghost(Duration::from_millis(late)));
+            some(
+                if fault.sort == "ghost" { 1 } else { 4 },
+                Action::Ghost(Duration::from_millis(late)),
+            );
             after = late;
         }
         "reply-loss" => some(1 + fault.arg as u32 % 3, Action::Lose),
@@ -58,9 +66,18 @@ pub(super) fn strike(proxy: &Proxy, fault: &Fault) -> io::Result<Effect> {
             }
         }
         "truncate" => some(1 + fault.arg as u32 % 3, Action::Truncate),
-        "delay-requests" => each(proxy, Action::Slow(Duration::from_millis(5 + fault.arg / 8))),
-        "delay-replies" => each(proxy, Action::Late(Duration::from_millis(5 + fault.arg / 8))),
-        "drip" => each(proxy, Action::Drip(Duration::from_micros(500 + fault.arg * 4))),
+        "delay-requests" => each(
+            proxy,
+            Action::Slow(Duration::from_millis(5 + fault.arg / 8)),
+        ),
+        "delay-replies" => each(
+            proxy,
+            Action::Late(Duration::from_millis(5 + fault.arg / 8)),
+        ),
+        "drip" => each(
+            proxy,
+            Action::Drip(Duration::from_micros(500 + fault.arg * 4)),
+        ),
         "one-way-out" => proxy.black_hole(Way::ToClient),
         "one-way-in" => proxy.black_hole(Way::ToServer),
         "mute" => some(1, Action::Mute),
@@ -76,7 +93,7 @@ pub(super) fn strike(proxy: &Proxy, fault: &Fault) -> io::Result<Effect> {
     }
     fault.sleep();
     if fault.sort.starts_with("one-way") && fault.arg.is_multiple_of(2) {
-        // what was sent into the hole is lost with the connection
+        // what was sent into the black hole is lost with the connection
         proxy.cut();
     }
     proxy.heal();

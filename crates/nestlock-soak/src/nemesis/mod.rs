@@ -1,5 +1,5 @@
-//! What goes wrong, in lanes that know nothing of each other, so that two things may go wrong at once. Each fault is
-//! written into a journal, with its beginning and its end.
+//! Faults, in independent lanes, so that two may occur at once. Each fault is written to a journal
+//! with its beginning and its end.
 
 mod link;
 mod process;
@@ -22,11 +22,12 @@ use crate::{
     settings::{Mode, SERVERS, Settings},
 };
 
-/// Of each round, this part has faults; the rest shows what is lost or late without any.
+/// The length of a round, and of its first part, which has faults. The rest shows what is lost or
+/// late without any.
 const ROUND: u64 = 12 * SECOND;
 const FAULTY: u64 = 8 * SECOND;
 
-/// One thing that goes wrong, as the journal has it.
+/// A fault, as the journal describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) sort: String,
@@ -34,15 +35,15 @@ pub(crate) struct Fault {
     pub(crate) target: usize,
     pub(crate) server: usize,
     pub(crate) ms: u64,
-    /// More about it: a delay, or which variant.
+    /// A detail of the fault: a delay, or a variant.
     pub(crate) arg: u64,
 }
 
-/// What a fault may have done.
+/// What a fault may have done to the servers' data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
     Kept,
-    /// A server forgot.
+    /// A server lost its data.
     Forgot,
 }
 
@@ -54,7 +55,7 @@ impl Fault {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Of the links with an even number, and of those with an odd one.
+    /// Half of the links: 0 those with even numbers, 1 those with odd ones.
     Link(usize),
     Server,
     Process,
@@ -69,7 +70,8 @@ impl Lane {
         }
     }
 
-    /// The sorts, and how long each lasts, in milliseconds.
+    /// Returns the sorts of faults, with the shortest and the longest duration of each in
+    /// milliseconds.
     fn sorts(self, mode: Mode) -> Vec<(&'static str, u64, u64)> {
         let mut sorts = match self {
             Self::Link(_) => link::SORTS.to_vec(),
@@ -83,7 +85,7 @@ impl Lane {
     }
 }
 
-/// What a lane needs to know.
+/// What the lanes share.
 pub(crate) struct Nemesis<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) mode: Mode,
@@ -96,10 +98,14 @@ pub(crate) struct Nemesis<'a> {
 }
 
 impl Nemesis<'_> {
-    /// All faults of a lane, one after the other.
+    /// Runs all faults of a lane, one after the other.
     pub(crate) fn run(&self, lane: Lane, mut processes: Option<&mut Processes>) {
         if !self.schedule.is_empty() {
-            for (_, offset, fault) in self.schedule.iter().filter(|(name, ..)| *name == lane.name()) {
+            for (_, offset, fault) in self
+                .schedule
+                .iter()
+                .filter(|(name, ..)| *name == lane.name())
+            {
                 sleep_until(self.epoch + offset);
                 self.strike(lane, fault, processes.as_deref_mut());
             }
@@ -140,12 +146,18 @@ impl Nemesis<'_> {
         let (sort, least, most) = sorts[rng.random_range(0..sorts.len())];
         let links = self.servers.proxies.len();
         let target = match lane {
-            Lane::Link(half) => (rng.random_range(0..links.div_ceil(2)) * 2 + half).min(links.saturating_sub(1)),
+            Lane::Link(half) => {
+                (rng.random_range(0..links.div_ceil(2)) * 2 + half).min(links.saturating_sub(1))
+            }
             Lane::Server => 0,
             Lane::Process => rng.random_range(0..self.settings.workers),
         };
-        // most locks are on the first one
-        let server = if rng.random_ratio(2, 3) { 0 } else { rng.random_range(0..SERVERS) };
+        // most locks are on the first server
+        let server = if rng.random_ratio(2, 3) {
+            0
+        } else {
+            rng.random_range(0..SERVERS)
+        };
         Fault {
             sort: sort.to_owned(),
             target,
@@ -158,8 +170,12 @@ impl Nemesis<'_> {
     fn strike(&self, lane: Lane, fault: &Fault, processes: Option<&mut Processes>) {
         let start = now();
         let outcome = match (lane, processes) {
-            (Lane::Link(_), _) => link::strike(&self.servers.proxies[fault.target][fault.server], fault),
-            (Lane::Server, _) => server::strike(&self.servers.servers[fault.server], fault, self.mode),
+            (Lane::Link(_), _) => {
+                link::strike(&self.servers.proxies[fault.target][fault.server], fault)
+            }
+            (Lane::Server, _) => {
+                server::strike(&self.servers.servers[fault.server], fault, self.mode)
+            }
             (Lane::Process, Some(processes)) => process::strike(processes, fault),
             (Lane::Process, None) => unreachable!("that lane has them"),
         };
@@ -168,13 +184,22 @@ impl Nemesis<'_> {
             Ok(Effect::Forgot) => "forgot".to_owned(),
             Err(error) => format!("failed {error}"),
         };
-        let Fault { sort, target, server, ms, arg } = fault;
+        let Fault {
+            sort,
+            target,
+            server,
+            ms,
+            arg,
+        } = fault;
         let (end, lane) = (now(), lane.name());
-        self.journal.write_at(start, format_args!("fault {end} {lane} {sort} {target} {server} {ms} {arg} {effect}"));
+        self.journal.write_at(
+            start,
+            format_args!("fault {end} {lane} {sort} {target} {server} {ms} {arg} {effect}"),
+        );
     }
 }
 
-/// The faults of a journal: lane, when after the beginning, and what.
+/// Reads the faults of a journal: their lanes, and their beginnings in nanoseconds after the epoch.
 pub(crate) fn read_schedule(path: &Path) -> io::Result<Vec<(String, u64, Fault)>> {
     let text = std::fs::read_to_string(path)?;
     let mut epoch = None;
@@ -192,7 +217,11 @@ pub(crate) fn read_schedule(path: &Path) -> io::Result<Vec<(String, u64, Fault)>
                     ms: number(ms),
                     arg: number(arg),
                 };
-                faults.push((lane.to_owned(), number(time).saturating_sub(epoch.unwrap_or(0)), fault));
+                faults.push((
+                    lane.to_owned(),
+                    number(time).saturating_sub(epoch.unwrap_or(0)),
+                    fault,
+                ));
             }
             _ => {}
         }
@@ -201,7 +230,7 @@ pub(crate) fn read_schedule(path: &Path) -> io::Result<Vec<(String, u64, Fault)>
     Ok(faults)
 }
 
-/// Takes a processor for so long.
+/// Keeps a processor busy for `ms` milliseconds.
 pub(crate) fn hog(ms: u64) -> bool {
     let (start, mut n) = (Instant::now(), 0_u64);
     while start.elapsed() < Duration::from_millis(ms) {
@@ -210,7 +239,7 @@ pub(crate) fn hog(ms: u64) -> bool {
     true
 }
 
-/// Until the state is so, or the time is over.
+/// Waits until `state` returns `true`. Returns `false` if it does not within `limit` nanoseconds.
 pub(crate) fn wait_for(limit: u64, mut state: impl FnMut() -> bool) -> bool {
     let until = now() + limit;
     while !state() {
@@ -228,13 +257,23 @@ mod tests {
 
     #[test]
     fn a_journal_is_a_schedule() {
-        let folder = std::env::temp_dir().join(format!("nestlock-soak-test-{}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("nestlock-soak-test-{}", std::process::id()));
         std::fs::write(&folder, "# seed=1\n1000 epoch\n9000 fault 9500 link1 ghost 3 0 40 250 kept\n7000 fault 8000 server stop 0 2 5 6 failed x y\n").unwrap();
         let schedule = read_schedule(&folder).unwrap();
         std::fs::remove_file(&folder).unwrap();
-        let fault = Fault { sort: "ghost".into(), target: 3, server: 0, ms: 40, arg: 250 };
+        let fault = Fault {
+            sort: "ghost".into(),
+            target: 3,
+            server: 0,
+            ms: 40,
+            arg: 250,
+        };
         assert_eq!(schedule.len(), 2);
-        assert_eq!((schedule[0].1, &schedule[0].2.sort[..], schedule[0].2.server), (6000, "stop", 2));
+        assert_eq!(
+            (schedule[0].1, &schedule[0].2.sort[..], schedule[0].2.server),
+            (6000, "stop", 2)
+        );
         assert_eq!(schedule[1], ("link1".to_owned(), 8000, fault));
     }
 }

@@ -1,4 +1,4 @@
-//! The worker processes, and what happens to them.
+//! The worker processes, and their faults.
 
 use std::{
     io::{self, BufRead, BufReader, Write},
@@ -26,29 +26,30 @@ pub(super) const SORTS: [(&str, u64, u64); 5] = [
     ("pause-long", 800, 2600),
     ("crash", 0, 300),
     ("hogs", 100, 400),
-    // no fault that may cost a lock: renewal is not the runtime's
+    // must not cost a lock: renewal does not depend on the runtime
     ("block-runtime", 100, 2500),
 ];
 
-/// A process, which the thread that started it must outlive: it ends with that thread.
+/// A worker process. It ends with the thread that started it, so that thread must outlive it.
 #[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) name: String,
     child: Child,
     orders: ChildStdin,
     lines: Receiver<String>,
-    /// What it complained of.
+    /// Violations that it reported.
     pub(crate) wrong: Vec<String>,
     pub(crate) resources: String,
 }
 
 impl Worker {
     pub(crate) fn order(&mut self, order: &str) {
-        // one that has ended is found out elsewhere
+        // a worker that has ended is detected elsewhere
         let _ = writeln!(self.orders, "{order}");
     }
 
-    /// Until it says this; false: it did not, in time.
+    /// Waits until the worker prints `what`. Returns `false` if it ends first, or does not print it
+    /// in time.
     pub(crate) fn wait_for(&mut self, what: &str, until: u64) -> bool {
         loop {
             let left = Duration::from_nanos(until.saturating_sub(now()));
@@ -74,7 +75,11 @@ impl Worker {
     }
 
     fn signal(&self, signal: Signal) -> io::Result<()> {
-        kill(Pid::from_raw(self.child.id().try_into().expect("a process id")), signal).map_err(io::Error::from)
+        kill(
+            Pid::from_raw(self.child.id().try_into().expect("a process id")),
+            signal,
+        )
+        .map_err(io::Error::from)
     }
 
     pub(crate) fn kill(&mut self) {
@@ -83,7 +88,7 @@ impl Worker {
     }
 }
 
-/// All of them.
+/// All worker processes.
 pub(crate) struct Processes {
     pub(crate) workers: Vec<Worker>,
     generations: Vec<usize>,
@@ -101,8 +106,16 @@ impl Processes {
         until: u64,
     ) -> io::Result<Self> {
         let words = format!("{} until={until}", settings.words(mode));
-        let urls = (0..settings.workers * CLIENTS).map(|client| servers.urls(client)).collect();
-        let mut all = Self { workers: Vec::new(), generations: vec![0; settings.workers], words, urls, folder };
+        let urls = (0..settings.workers * CLIENTS)
+            .map(|client| servers.urls(client))
+            .collect();
+        let mut all = Self {
+            workers: Vec::new(),
+            generations: vec![0; settings.workers],
+            words,
+            urls,
+            folder,
+        };
         for slot in 0..settings.workers {
             let worker = all.spawn(slot)?;
             all.workers.push(worker);
@@ -114,18 +127,35 @@ impl Processes {
         let generation = self.generations[slot];
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("worker").args(self.words.split(' '));
-        command.arg(format!("slot={slot}")).arg(format!("generation={generation}"));
+        command
+            .arg(format!("slot={slot}"))
+            .arg(format!("generation={generation}"));
         command.arg(format!("folder={}", self.folder.display()));
         for client in slot * CLIENTS..(slot + 1) * CLIENTS {
             command.arg(format!("urls{client}={}", self.urls[client]));
         }
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
         let orders = child.stdin.take().expect("its stdin");
         let output = BufReader::new(child.stdout.take().expect("its stdout"));
         let (sender, lines) = mpsc::channel();
-        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        thread::spawn(move || {
+            output
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| sender.send(line))
+        });
         let name = format!("s{slot}g{generation}");
-        Ok(Worker { name, child, orders, lines, wrong: Vec::new(), resources: String::new() })
+        Ok(Worker {
+            name,
+            child,
+            orders,
+            lines,
+            wrong: Vec::new(),
+            resources: String::new(),
+        })
     }
 
     fn replace(&mut self, slot: usize) -> io::Result<()> {
@@ -149,7 +179,11 @@ pub(super) fn strike(all: &mut Processes, fault: &Fault) -> io::Result<Effect> {
             all.replace(fault.target)?;
         }
         "hogs" => {
-            let hog = || Command::new(std::env::current_exe()?).args(["hog", &fault.ms.to_string()]).spawn();
+            let hog = || {
+                Command::new(std::env::current_exe()?)
+                    .args(["hog", &fault.ms.to_string()])
+                    .spawn()
+            };
             for mut hog in [hog()?, hog()?] {
                 hog.wait()?;
             }

@@ -28,15 +28,24 @@ pub(super) const SORTS: [(&str, u64, u64); 15] = [
     ("max-clients", 100, 900),
     ("no-rights", 100, 900),
 ];
-/// These cost what the server knows, in any mode; so does a kill without an append-only file.
+/// More faults for the mode `plain`, in which a kill loses the server's data as well.
 pub(super) const FORGETFUL: [(&str, u64, u64); 2] = [("flushall", 0, 1), ("kill", 0, 700)];
 
-/// What is taken away, and comes back.
-const RIGHTS: [&[&str]; 4] = [&["-evalsha", "-eval"], &["-publish"], &["-subscribe"], &["-pexpire", "-blpop"]];
+/// Permissions that are revoked for a while.
+const RIGHTS: [&[&str]; 4] = [
+    &["-evalsha", "-eval"],
+    &["-publish"],
+    &["-subscribe"],
+    &["-pexpire", "-blpop"],
+];
 
 pub(super) fn strike(server: &SpawnedServer, fault: &Fault, mode: Mode) -> io::Result<Effect> {
-    // what a kill costs
-    let killed = if mode == Mode::Aof { Effect::Kept } else { Effect::Forgot };
+    // the effect of a kill
+    let killed = if mode == Mode::Aof {
+        Effect::Kept
+    } else {
+        Effect::Forgot
+    };
     match &*fault.sort {
         "stop" | "stop-long" => {
             server.stop()?;
@@ -50,7 +59,7 @@ pub(super) fn strike(server: &SpawnedServer, fault: &Fault, mode: Mode) -> io::R
             return Ok(killed);
         }
         "restart" => {
-            // it does not answer: it ends
+            // the server ends without a reply
             let _ = wire(server)?.call(&["SHUTDOWN", "NOSAVE"]);
             server.kill()?;
             fault.sleep();
@@ -62,26 +71,46 @@ pub(super) fn strike(server: &SpawnedServer, fault: &Fault, mode: Mode) -> io::R
             return Ok(Effect::Forgot);
         }
         "script-flush" => repeat(server, fault, 10, &["SCRIPT", "FLUSH"])?,
-        "client-kill" => _ = call(&mut wire(server)?, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])?,
+        "client-kill" => {
+            _ = call(
+                &mut wire(server)?,
+                &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"],
+            )?;
+        }
         "client-kill-pubsub" => repeat(server, fault, 100, &["CLIENT", "KILL", "TYPE", "pubsub"])?,
         "client-pause" => {
-            let what = if fault.arg.is_multiple_of(2) { "ALL" } else { "WRITE" };
-            call(&mut wire(server)?, &["CLIENT", "PAUSE", &fault.ms.to_string(), what])?;
+            let what = if fault.arg.is_multiple_of(2) {
+                "ALL"
+            } else {
+                "WRITE"
+            };
+            call(
+                &mut wire(server)?,
+                &["CLIENT", "PAUSE", &fault.ms.to_string(), what],
+            )?;
             fault.sleep();
         }
-        "debug-sleep" => _ = call(&mut wire(server)?, &["DEBUG", "SLEEP", &format!("0.{:03}", fault.ms)])?,
+        "debug-sleep" => {
+            _ = call(
+                &mut wire(server)?,
+                &["DEBUG", "SLEEP", &format!("0.{:03}", fault.ms)],
+            )?;
+        }
         "busy-script" => {
             let mut wire = wire(server)?;
             call(&mut wire, &["CONFIG", "SET", "lua-time-limit", "10"])?;
-            // time stands still inside of a script, so it counts
+            // time stands still inside a script, so it counts
             let script = "local n = 0 while n < tonumber(ARGV[1]) do n = n + 1 end return n";
-            call(&mut wire, &["EVAL", script, "0", &(fault.ms * 5_000).to_string()])?;
+            call(
+                &mut wire,
+                &["EVAL", script, "0", &(fault.ms * 5_000).to_string()],
+            )?;
             call(&mut wire, &["CONFIG", "SET", "lua-time-limit", "5000"])?;
         }
         "out-of-memory" => setting(server, fault, "maxmemory", "1", "0")?,
         "no-replicas" => setting(server, fault, "min-replicas-to-write", "1", "0")?,
         "read-only" => {
-            // of nobody: it keeps what it has
+            // replica of a server that does not exist, so it keeps its data
             call(&mut wire(server)?, &["REPLICAOF", "127.0.0.1", "1"])?;
             fault.sleep();
             until_done(server, &["REPLICAOF", "NO", "ONE"])?;
@@ -89,14 +118,20 @@ pub(super) fn strike(server: &SpawnedServer, fault: &Fault, mode: Mode) -> io::R
         "max-clients" => {
             let mut wire = wire(server)?;
             call(&mut wire, &["CONFIG", "SET", "maxclients", "6"])?;
-            call(&mut wire, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])?;
+            call(
+                &mut wire,
+                &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"],
+            )?;
             fault.sleep();
             call(&mut wire, &["CONFIG", "SET", "maxclients", "10000"])?;
         }
         "no-rights" => {
             let rights = RIGHTS[fault.arg as usize % RIGHTS.len()];
             let mut wire = wire(server)?;
-            let taken: Vec<&str> = ["ACL", "SETUSER", "default"].into_iter().chain(rights.iter().copied()).collect();
+            let taken: Vec<&str> = ["ACL", "SETUSER", "default"]
+                .into_iter()
+                .chain(rights.iter().copied())
+                .collect();
             call(&mut wire, &taken)?;
             fault.sleep();
             call(&mut wire, &["ACL", "SETUSER", "default", "+@all"])?;
@@ -110,16 +145,25 @@ fn wire(server: &SpawnedServer) -> io::Result<Wire> {
     connect(server.addr())
 }
 
-fn setting(server: &SpawnedServer, fault: &Fault, name: &str, bad: &str, good: &str) -> io::Result<()> {
+fn setting(
+    server: &SpawnedServer,
+    fault: &Fault,
+    name: &str,
+    bad: &str,
+    good: &str,
+) -> io::Result<()> {
     call(&mut wire(server)?, &["CONFIG", "SET", name, bad])?;
     fault.sleep();
     until_done(server, &["CONFIG", "SET", name, good])
 }
 
-/// What heals must not fail.
+/// Sends a command until it succeeds, 50 times at most: the end of a fault must not fail.
 fn until_done(server: &SpawnedServer, parts: &[&str]) -> io::Result<()> {
     for _ in 0..50 {
-        if wire(server).and_then(|mut wire| call(&mut wire, parts)).is_ok() {
+        if wire(server)
+            .and_then(|mut wire| call(&mut wire, parts))
+            .is_ok()
+        {
             return Ok(());
         }
         thread::sleep(Duration::from_millis(20));
@@ -127,7 +171,7 @@ fn until_done(server: &SpawnedServer, parts: &[&str]) -> io::Result<()> {
     Err(io::Error::other(format!("not healed by {parts:?}")))
 }
 
-/// A command every so often.
+/// Sends a command every `every` milliseconds for as long as the fault lasts.
 fn repeat(server: &SpawnedServer, fault: &Fault, every: u64, parts: &[&str]) -> io::Result<()> {
     let mut wire = wire(server)?;
     for _ in 0..=fault.ms / every {

@@ -1,5 +1,5 @@
-//! The state of a hold in every order of what may happen, within bounds: the transitions and the scripts that ship, under
-//! a model checker. The shortest way to a broken rule is what a failure shows.
+//! Model checking of a hold's state: every order of events within bounds, with the shipped
+//! transitions and scripts. A failure shows the shortest path to a broken rule.
 
 use std::{sync::Arc, time::Instant as RealTime};
 
@@ -17,61 +17,61 @@ mod client;
 mod rules;
 mod world;
 
-/// What may happen next, to the first client if nothing else is said.
+/// An event. It concerns the first client unless its name says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Acquire {
         after_loss: bool,
     },
-    /// Whoever took over what was handed on acquires it once more.
+    /// The caller that took a hand-off acquires the lock again.
     AcquireInside(usize),
     /// A guard hands its hold on.
     HandOn {
         hold: usize,
         guard: usize,
     },
-    /// Somebody takes what is handed on: another caller, or the same again.
+    /// A caller takes the hand-off: another one, or the same one again.
     Take {
         by_another: bool,
     },
-    /// Nobody has taken it.
+    /// No caller has taken the hand-off in time.
     TakeBack,
-    /// A guard is given up: by a call of `unlock`, or dropped.
+    /// A guard is given up: by a call of `unlock`, or by a drop.
     Leave {
         hold: usize,
         guard: usize,
         awaited: bool,
     },
-    /// A call of `unlock` gets the turn.
+    /// A call of `unlock` gets the owner lock.
     Unlock {
         hold: usize,
         which: usize,
     },
-    /// The janitor gets the turn.
+    /// The janitor gets the owner lock.
     Settle(usize),
-    /// The watchdog looks.
+    /// The watchdog polls the hold.
     Look(usize),
-    /// The janitor releases a name that was abandoned.
+    /// The janitor releases an abandoned name.
     Bust,
     /// The server executes the oldest request of a connection.
     Execute(Epoch),
-    /// The server refuses the oldest request of the connection.
+    /// The server refuses the oldest request of the current connection.
     Refuse,
-    /// The oldest answer is read.
+    /// The client reads the oldest reply.
     Hear,
-    /// The future that has the turn is dropped.
+    /// The future that has the owner lock is dropped.
     Cancel(usize),
-    /// The future that has the turn has waited for too long.
+    /// The future that has the owner lock has waited too long.
     TimeOut(usize),
     Cut,
     Pass,
-    /// Somebody deletes the record.
+    /// Another client deletes the record.
     Delete,
     OtherAcquires,
     OtherLeaves,
 }
 
-/// What the checker calls it.
+/// The name of the checked property.
 const STANDS: &str = "every rule stands";
 
 struct Holding {
@@ -98,7 +98,9 @@ impl Model for Holding {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        vec![Property::always(STANDS, |_, world: &World| world.wrong.or_else(|| world.broken()).is_none())]
+        vec![Property::always(STANDS, |_, world: &World| {
+            world.wrong.or_else(|| world.broken()).is_none()
+        })]
     }
 }
 
@@ -106,8 +108,16 @@ impl World {
     fn actions(&self, actions: &mut Vec<Action>) {
         let [one, other] = &self.clients;
         let budget = &self.budget;
-        actions.extend(one.sent.first().map(|(sent, _)| Action::Execute(sent.epoch)));
-        let newer = one.sent.iter().map(|(sent, _)| sent.epoch).filter(|epoch| *epoch != one.sent[0].0.epoch);
+        actions.extend(
+            one.sent
+                .first()
+                .map(|(sent, _)| Action::Execute(sent.epoch)),
+        );
+        let newer = one
+            .sent
+            .iter()
+            .map(|(sent, _)| sent.epoch)
+            .filter(|epoch| *epoch != one.sent[0].0.epoch);
         let mut newer: Vec<Epoch> = newer.collect();
         newer.dedup();
         actions.extend(newer.into_iter().map(Action::Execute));
@@ -117,17 +127,27 @@ impl World {
         if !one.answers.is_empty() {
             actions.push(Action::Hear);
         }
-        if one.baton.is_some() {
-            actions.extend([Action::Take { by_another: true }, Action::Take { by_another: false }, Action::TakeBack]);
+        if one.hand_off.is_some() {
+            actions.extend([
+                Action::Take { by_another: true },
+                Action::Take { by_another: false },
+                Action::TakeBack,
+            ]);
         }
         for (at, hold) in one.holds.iter().enumerate() {
             for guard in 0..hold.guards.len() {
-                let can = budget.hand_ons > 0 && one.baton.is_none() && hold.turn.is_none();
+                let can = budget.hand_ons > 0 && one.hand_off.is_none() && hold.turn.is_none();
                 actions.extend(can.then_some(Action::HandOn { hold: at, guard }));
-                actions.extend([true, false].map(|awaited| Action::Leave { hold: at, guard, awaited }));
+                actions.extend([true, false].map(|awaited| Action::Leave {
+                    hold: at,
+                    guard,
+                    awaited,
+                }));
             }
             if hold.turn.is_none() {
-                actions.extend((0..hold.unlocks.len()).map(|which| Action::Unlock { hold: at, which }));
+                actions.extend(
+                    (0..hold.unlocks.len()).map(|which| Action::Unlock { hold: at, which }),
+                );
                 actions.push(Action::Settle(at));
             } else {
                 actions.extend((budget.cancels > 0).then_some(Action::Cancel(at)));
@@ -135,36 +155,53 @@ impl World {
             }
             actions.push(Action::Look(at));
         }
-        let may_acquire = |at: usize| one.holds[at].turn.is_none() && one.holds[at].state.wanted() < one.max_holds;
+        let may_acquire = |at: usize| {
+            one.holds[at].turn.is_none() && one.holds[at].state.wanted() < one.max_holds
+        };
         if budget.acquires > 0 && one.registered().is_none_or(may_acquire) {
             actions.push(Action::Acquire { after_loss: false });
-            if one.registered().is_some_and(|at| one.holds[at].state.lost_inside(self.now).is_some()) {
+            if one
+                .registered()
+                .is_some_and(|at| one.holds[at].state.lost_inside(self.now).is_some())
+            {
                 actions.push(Action::Acquire { after_loss: true });
             }
         }
-        let inside = (0..one.holds.len()).filter(|at| budget.acquires > 0 && one.is_anothers(*at) && may_acquire(*at));
+        let inside = (0..one.holds.len())
+            .filter(|at| budget.acquires > 0 && one.is_anothers(*at) && may_acquire(*at));
         actions.extend(inside.map(Action::AcquireInside));
         if !one.ghosts.is_empty() {
             actions.push(Action::Bust);
         }
         actions.extend((budget.cuts > 0).then_some(Action::Cut));
         actions.push(Action::Pass);
-        let ours = self.server.record.as_ref().is_some_and(|record| record.owner.contains("/one"));
+        let ours = self
+            .server
+            .record
+            .as_ref()
+            .is_some_and(|record| record.owner.contains("/one"));
         actions.extend((budget.deletes > 0 && ours).then_some(Action::Delete));
-        actions.push(if other.holds.is_empty() { Action::OtherAcquires } else { Action::OtherLeaves });
+        actions.push(if other.holds.is_empty() {
+            Action::OtherAcquires
+        } else {
+            Action::OtherLeaves
+        });
     }
 
-    /// `None`: nothing would happen.
+    /// Returns the world after an action. Returns `None` if nothing would happen.
     fn next(&self, action: Action) -> Option<Self> {
         let mut next = self.clone();
         let guards = |world: &Self| -> Vec<_> {
             let holds = world.clients.iter().flat_map(|client| &client.holds);
-            holds.flat_map(|hold| &hold.guards).map(|guard| Arc::clone(&guard.generation)).collect()
+            holds
+                .flat_map(|hold| &hold.guards)
+                .map(|guard| Arc::clone(&guard.generation))
+                .collect()
         };
         let before: Vec<_> = guards(&next)
             .into_iter()
             .map(|generation| {
-                let (valid, end) = (is_valid(&generation, next.now), generation.books().end);
+                let (valid, end) = (is_valid(&generation, next.now), generation.ledger().end);
                 (valid, end, generation)
             })
             .collect();
@@ -193,7 +230,11 @@ impl World {
             }
             Action::Take { by_another } => return one.take(by_another, now),
             Action::TakeBack => one.take_back(),
-            Action::Leave { hold, guard, awaited } => one.leave(hold, guard, awaited, now),
+            Action::Leave {
+                hold,
+                guard,
+                awaited,
+            } => one.leave(hold, guard, awaited, now),
             Action::Unlock { hold, which } => one.unlock(hold, which, now),
             Action::Settle(hold) => return one.settle(hold, now),
             Action::Look(hold) => return self.look(hold),
@@ -201,25 +242,35 @@ impl World {
             Action::Execute(epoch) => self.execute(0, epoch),
             Action::Refuse => {
                 self.budget.refusals -= 1;
-                let at = one.sent.iter().position(|(sent, _)| sent.epoch == one.epoch).unwrap();
+                let at = one
+                    .sent
+                    .iter()
+                    .position(|(sent, _)| sent.epoch == one.epoch)
+                    .unwrap();
                 let (_, to) = one.sent.remove(at);
                 one.answers.push((None, to));
             }
             Action::Hear => one.hear(now),
             Action::Cancel(hold) => {
                 self.budget.cancels -= 1;
-                self.history.doubted.insert(number(&one.holds[hold].state.owner));
+                self.history
+                    .doubted
+                    .insert(number(&one.holds[hold].state.owner));
                 one.cancel(hold);
             }
             Action::TimeOut(hold) => {
                 self.budget.timeouts -= 1;
-                self.history.doubted.insert(number(&one.holds[hold].state.owner));
+                self.history
+                    .doubted
+                    .insert(number(&one.holds[hold].state.owner));
                 one.silent(hold, now);
             }
             Action::Cut => {
                 self.budget.cuts -= 1;
                 let unheard = one.holds.iter().filter(|hold| hold.turn.is_some());
-                self.history.doubted.extend(unheard.map(|hold| number(&hold.state.owner)));
+                self.history
+                    .doubted
+                    .extend(unheard.map(|hold| number(&hold.state.owner)));
                 one.cut(now);
             }
             Action::Pass => {
@@ -250,9 +301,16 @@ impl World {
 
     fn look(&mut self, hold: usize) -> bool {
         let one = &mut self.clients[0];
-        let (names, requests, name) = (one.suffix, one.sent.len(), number(&one.holds[hold].state.owner));
+        let (names, requests, name) = (
+            one.suffix,
+            one.sent.len(),
+            number(&one.holds[hold].state.owner),
+        );
         let looked = one.look(hold, self.now);
-        let (orphans, renewals) = (u8::from(one.suffix > names), u8::from(one.sent.len() > requests));
+        let (orphans, renewals) = (
+            u8::from(one.suffix > names),
+            u8::from(one.sent.len() > requests),
+        );
         let fits = self.budget.orphans >= orphans && self.budget.renewals >= renewals;
         if looked && fits {
             self.history.doubted.extend((orphans > 0).then_some(name));
@@ -272,7 +330,11 @@ impl World {
     fn execute(&mut self, client: usize, epoch: Epoch) {
         let faults = client == 0;
         let client = &mut self.clients[client];
-        let at = client.sent.iter().position(|(sent, _)| sent.epoch == epoch).unwrap();
+        let at = client
+            .sent
+            .iter()
+            .position(|(sent, _)| sent.epoch == epoch)
+            .unwrap();
         let (sent, to) = client.sent.remove(at);
         let (before, record) = (self.server.count(&sent.owner), self.server.record.clone());
         let answer = self.server.execute(&sent);
@@ -284,13 +346,17 @@ impl World {
             return;
         }
         let (history, name) = (&mut self.history, number(&sent.owner));
-        history.released.extend((sent.verb == Verb::Release { holds: 0 }).then_some(name));
+        history
+            .released
+            .extend((sent.verb == Verb::Release { holds: 0 }).then_some(name));
         match sent.verb {
             Verb::Acquire { holds } => {
                 let unheard = matches!(to, To::Nobody);
                 history.blurred = before.is_some() && (history.blurred || holds > 1 && unheard);
                 history.tampered &= before.is_some() || unheard || holds > 1;
-                history.missed.extend((holds > 1 && before.is_none()).then_some(name));
+                history
+                    .missed
+                    .extend((holds > 1 && before.is_none()).then_some(name));
             }
             Verb::Release { .. } if before.is_some() => _ = history.missed.remove(&name),
             Verb::Release { .. } => _ = history.missed.insert(name),
@@ -313,23 +379,38 @@ const TWO: Budget = Budget {
     hand_ons: 0,
 };
 
-/// Every state that can be reached. `max_holds`: how often the first client holds it at most.
+/// Visits every reachable state. `max_holds`: the highest hold count of the first client.
 fn explore(budget: Budget, max_holds: u32) {
     let from = RealTime::now();
-    let checker = Holding { budget, max_holds }.checker().finish_when(HasDiscoveries::Any).spawn_bfs().join();
+    let checker = Holding { budget, max_holds }
+        .checker()
+        .finish_when(HasDiscoveries::Any)
+        .spawn_bfs()
+        .join();
     if let Some(path) = checker.discovery(STANDS) {
-        let broken = path.last_state().wrong.or_else(|| path.last_state().broken()).expect("a rule");
+        let broken = path
+            .last_state()
+            .wrong
+            .or_else(|| path.last_state().broken())
+            .expect("a rule");
         let (states, actions) = (checker.unique_state_count(), path.into_actions());
         panic!(
             "{budget:?}, {max_holds}: {broken:?} is broken in {} steps, {states} states: {actions:?}",
             actions.len()
         );
     }
-    let (states, steps, took) = (checker.unique_state_count(), checker.state_count(), from.elapsed());
-    println!("{budget:?}, {max_holds}: {states} states, {steps} steps, depth {}, {took:.1?}", checker.max_depth());
+    let (states, steps, took) = (
+        checker.unique_state_count(),
+        checker.state_count(),
+        from.elapsed(),
+    );
+    println!(
+        "{budget:?}, {max_holds}: {states} states, {steps} steps, depth {}, {took:.1?}",
+        checker.max_depth()
+    );
 }
 
-/// What happens when it happens in this order.
+/// Plays the actions in this order and checks the rules after each one.
 fn play(actions: &[Action], max_holds: u32) {
     let all = u8::MAX;
     let budget = Budget {
@@ -345,8 +426,14 @@ fn play(actions: &[Action], max_holds: u32) {
     };
     let mut world = World::new(budget, max_holds);
     for action in actions {
-        world = world.next(*action).unwrap_or_else(|| panic!("nothing comes of {action:?}: {world:#?}"));
-        assert_eq!(world.wrong.or_else(|| world.broken()), None, "after {action:?}");
+        world = world
+            .next(*action)
+            .unwrap_or_else(|| panic!("nothing comes of {action:?}: {world:#?}"));
+        assert_eq!(
+            world.wrong.or_else(|| world.broken()),
+            None,
+            "after {action:?}"
+        );
     }
 }
 
@@ -387,26 +474,84 @@ fn whenever_somebody_deletes_the_record_the_rules_stand() {
 
 #[test]
 fn whoever_it_is_handed_on_to_the_rules_stand() {
-    explore(Budget { acquires: 1, hand_ons: 2, ..TWO }, 1);
+    explore(
+        Budget {
+            acquires: 1,
+            hand_ons: 2,
+            ..TWO
+        },
+        1,
+    );
     explore(Budget { hand_ons: 1, ..TWO }, 1);
-    explore(Budget { acquires: 1, hand_ons: 1, cuts: 1, ..TWO }, 1);
+    explore(
+        Budget {
+            acquires: 1,
+            hand_ons: 1,
+            cuts: 1,
+            ..TWO
+        },
+        1,
+    );
 }
 
 #[test]
 #[ignore = "takes some minutes"]
 fn whatever_happens_where_it_is_handed_on_the_rules_stand() {
     explore(Budget { hand_ons: 2, ..TWO }, 2);
-    explore(Budget { hand_ons: 1, cuts: 1, ..TWO }, 1);
-    explore(Budget { hand_ons: 1, cancels: 1, ..TWO }, 1);
-    explore(Budget { hand_ons: 1, timeouts: 1, ..TWO }, 1);
-    explore(Budget { hand_ons: 1, orphans: 1, ..TWO }, 1);
-    explore(Budget { hand_ons: 1, renewals: 1, ..TWO }, 2);
-    explore(Budget { hand_ons: 1, deletes: 1, ..TWO }, 2);
+    explore(
+        Budget {
+            hand_ons: 1,
+            cuts: 1,
+            ..TWO
+        },
+        1,
+    );
+    explore(
+        Budget {
+            hand_ons: 1,
+            cancels: 1,
+            ..TWO
+        },
+        1,
+    );
+    explore(
+        Budget {
+            hand_ons: 1,
+            timeouts: 1,
+            ..TWO
+        },
+        1,
+    );
+    explore(
+        Budget {
+            hand_ons: 1,
+            orphans: 1,
+            ..TWO
+        },
+        1,
+    );
+    explore(
+        Budget {
+            hand_ons: 1,
+            renewals: 1,
+            ..TWO
+        },
+        2,
+    );
+    explore(
+        Budget {
+            hand_ons: 1,
+            deletes: 1,
+            ..TWO
+        },
+        2,
+    );
 }
 
+/// The rules stand whatever happens inside another hold or happens twice.
 #[test]
 #[ignore = "takes some minutes"]
-fn whatever_happens_inside_another_hold_or_twice_the_rules_stand() {
+fn the_rules_stand_whatever_happens_in_a_nested_hold_or_twice() {
     explore(Budget { cuts: 1, ..TWO }, 2);
     explore(Budget { cancels: 1, ..TWO }, 2);
     explore(Budget { timeouts: 1, ..TWO }, 2);
@@ -414,18 +559,59 @@ fn whatever_happens_inside_another_hold_or_twice_the_rules_stand() {
     explore(Budget { orphans: 1, ..TWO }, 2);
     explore(Budget { renewals: 1, ..TWO }, 2);
     explore(Budget { acquires: 3, ..TWO }, 3);
-    explore(Budget { deletes: 1, renewals: 1, ..TWO }, 2);
-    explore(Budget { cuts: 1, orphans: 1, ..TWO }, 1);
-    explore(Budget { cuts: 1, renewals: 1, ..TWO }, 1);
+    explore(
+        Budget {
+            deletes: 1,
+            renewals: 1,
+            ..TWO
+        },
+        2,
+    );
+    explore(
+        Budget {
+            cuts: 1,
+            orphans: 1,
+            ..TWO
+        },
+        1,
+    );
+    explore(
+        Budget {
+            cuts: 1,
+            renewals: 1,
+            ..TWO
+        },
+        1,
+    );
     explore(Budget { cuts: 2, ..TWO }, 1);
 }
 
-/// One task joins the two: the record was gone before it gave the outer hold up, and the nested request was the one that
-/// found it.
+/// One task joins an unlock and a nested acquire. The record was gone before the outer hold was
+/// given up, and the reply to the nested request shows that.
 #[test]
-fn an_unlock_beside_a_nested_acquire_that_finds_the_record_gone_says_so() {
-    let (acquire, execute) = (Action::Acquire { after_loss: false }, Action::Execute(Epoch::FIRST));
-    let leave = Action::Leave { hold: 0, guard: 0, awaited: true };
+fn an_unlock_reports_the_record_a_nested_acquire_found_gone() {
+    let (acquire, execute) = (
+        Action::Acquire { after_loss: false },
+        Action::Execute(Epoch::FIRST),
+    );
+    let leave = Action::Leave {
+        hold: 0,
+        guard: 0,
+        awaited: true,
+    };
     let unlock = Action::Unlock { hold: 0, which: 0 };
-    play(&[acquire, execute, Action::Hear, acquire, Action::Delete, leave, execute, Action::Hear, unlock], 2);
+    play(
+        &[
+            acquire,
+            execute,
+            Action::Hear,
+            acquire,
+            Action::Delete,
+            leave,
+            execute,
+            Action::Hear,
+            unlock,
+        ],
+        2,
+    );
 }

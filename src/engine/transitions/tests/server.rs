@@ -1,4 +1,4 @@
-//! A server with one lock: the scripts that ship, and time that passes when the test says so.
+//! A server with one lock: the shipped scripts, and time that passes only when the test says so.
 
 use std::{
     sync::{Arc, LazyLock},
@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     engine::{
-        kind::{Kind, Terms},
+        kind::{AcquireTerms, Kind},
         lease::Millis,
     },
     keys::LockName,
@@ -19,15 +19,15 @@ use crate::{
     },
 };
 
-/// How long a lease is.
+/// The lease of every hold.
 pub(super) const TTL: Duration = GRAIN.saturating_mul(10_000);
-/// After how long a request cannot be under way any more.
+/// The longest time that a request can be in flight.
 pub(super) const OVERDUE: Duration = GRAIN.saturating_mul(1_500);
 
 pub(super) static LOCK: LazyLock<Arc<dyn Kind>> =
     LazyLock::new(|| Arc::new(Reentrant::new(&LockName::new("", "lock", 1024).unwrap())));
 
-/// What a request asks for.
+/// What a request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Verb {
     Acquire { holds: u32 },
@@ -44,10 +44,13 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    /// It takes or frees the lock. Others only move the count, which matters where the lock is given away: see
-    /// `State::give_away`.
+    /// Returns whether the request takes or frees the lock. Other requests only change the count,
+    /// which matters if the lock is given away: see `HoldState::give_away`.
     pub(super) fn decides(&self) -> bool {
-        matches!(self.verb, Verb::Acquire { holds: 1 } | Verb::Release { holds: 0 })
+        matches!(
+            self.verb,
+            Verb::Acquire { holds: 1 } | Verb::Release { holds: 0 }
+        )
     }
 }
 
@@ -70,7 +73,13 @@ impl Server {
         let (owner, record) = (&sent.owner, &mut self.record);
         match sent.verb {
             Verb::Acquire { holds } => {
-                let terms = Terms { owner, lease_ms: Millis::of(TTL).get(), holds, waits: false, turn: None };
+                let terms = AcquireTerms {
+                    owner,
+                    lease_ms: Millis::of(TTL).get(),
+                    holds,
+                    waits: false,
+                    turn: None,
+                };
                 match scripts::acquire(record, &LOCK.acquire(terms)) {
                     Acquired::Yes { token: None } => Answer::Held,
                     Acquired::Busy { .. } => Answer::Busy,
@@ -78,7 +87,9 @@ impl Server {
                     other => unreachable!("{other:?}"),
                 }
             }
-            Verb::Release { holds } => Answer::Released(scripts::release(record, &LOCK.release(owner, holds))),
+            Verb::Release { holds } => {
+                Answer::Released(scripts::release(record, &LOCK.release(owner, holds)))
+            }
             Verb::Renew { lease } => {
                 let args = vec![owner.into(), Millis::of(lease).get().into()];
                 let call = Call::new(LOCK.renew(), vec![Arc::clone(LOCK.record())], args);
@@ -87,16 +98,23 @@ impl Server {
         }
     }
 
-    /// A lease that ends takes the record along.
+    /// Lets time pass. The record goes when its lease ends.
     pub(super) fn pass(&mut self, time: Duration) {
-        self.record = self.record.take().filter(|record| record.ttl > time).map(|mut record| {
-            record.ttl -= time;
-            record
-        });
+        self.record = self
+            .record
+            .take()
+            .filter(|record| record.ttl > time)
+            .map(|mut record| {
+                record.ttl -= time;
+                record
+            });
     }
 
-    /// How often this owner holds it.
+    /// Returns the hold count of this owner. Returns `None` if it holds nothing.
     pub(super) fn count(&self, owner: &OwnerId) -> Option<u32> {
-        self.record.as_ref().filter(|record| *record.owner == *owner.as_str()).map(|record| record.count)
+        self.record
+            .as_ref()
+            .filter(|record| *record.owner == *owner.as_str())
+            .map(|record| record.count)
     }
 }

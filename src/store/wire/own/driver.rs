@@ -1,4 +1,5 @@
-//! Who reads: the task on the runtime in which the client was made, or on the client's own thread.
+//! The driver: the task that reads the socket, on the runtime in which the client was made or on
+//! the client's own thread.
 
 use std::{
     future::Future,
@@ -11,85 +12,109 @@ use std::{
 use bytes::{Buf, BytesMut};
 use tokio::{io::AsyncReadExt, runtime::Handle};
 
-use super::{Caller, Connection, KEPT_BUFFER, lock, tell_all};
+use super::{Caller, MAX_KEPT_BUFFER, OwnConnection, lock, notify_all};
 use crate::{
     clock::Instant,
     store::wire::{
-        Heard, contain,
+        Push, catch_waker_panic,
         resp::{self, Frame, Stop, Value},
-        stream::Reader,
+        stream::ReadHalf,
     },
 };
 
-/// So many callers are told, and then have their turn: the server is at work again while others are told.
-const TOLD_AT_ONCE: usize = 16;
-/// What one read may bring.
+/// How many replies one pass reads before their callers get to run. Their next requests keep the
+/// server busy while the driver notifies the rest.
+const NOTIFY_BATCH: usize = 16;
+/// Most bytes that one read takes.
 const READ_AT_ONCE: usize = 16 << 10;
 
-/// What comes, and who reads it.
+/// The read half of the socket, the bytes that have arrived, and the driver in charge of them.
 pub(super) struct Incoming {
-    pub(super) reader: Reader,
+    pub(super) reader: ReadHalf,
     pub(super) buf: BytesMut,
-    /// What is known of the first frame in there, which has not come entirely.
+    /// The progress in decoding the first frame of `buf`, which is still incomplete.
     pub(super) scan: resp::Scan,
-    /// Before so many bytes have come there is nothing to be read.
+    /// How many bytes `buf` must have before a frame can be decoded.
     pub(super) needed: usize,
-    /// Counts the drivers, of whom the last one drives; the first one is on the client's own thread.
+    /// The number of the driver in charge, which is the newest. Driver 1 is on the client's own
+    /// thread.
     pub(super) driver: u64,
     pub(super) is_on_own_thread: bool,
 }
 
 impl Incoming {
-    /// Read on the client's own thread at first.
-    pub(super) fn new(reader: Reader) -> Self {
+    /// Puts driver 1, on the client's own thread, in charge.
+    pub(super) fn new(reader: ReadHalf) -> Self {
         let (buf, scan) = (BytesMut::new(), resp::Scan::default());
-        Self { reader, buf, scan, needed: 1, driver: 1, is_on_own_thread: true }
+        Self {
+            reader,
+            buf,
+            scan,
+            needed: 1,
+            driver: 1,
+            is_on_own_thread: true,
+        }
     }
 
-    /// Whether something was read that nobody was told yet.
+    /// Returns whether bytes were read that may hold an undelivered frame.
     pub(super) fn is_behind(&self) -> bool {
         self.buf.len() >= self.needed
     }
 }
 
-/// What came at once: kept, so that it need not be made anew each time.
+/// The frames of one pass. Kept, to reuse the allocations.
 #[derive(Default)]
-struct Come {
+struct ReadBatch {
     frames: Vec<Frame>,
-    /// Whose answers they are.
-    told: Vec<Caller>,
-    /// A PING is to be written, which proves what is held.
+    /// The callers of the replies among the frames, with their results.
+    callers: Vec<Caller>,
+    /// Whether a PING that proves the held replies was added to the buffer and must be written.
     proves: bool,
 }
 
-enum Read {
+/// The outcome of one pass.
+enum ReadStep {
     Something,
     Nothing,
-    /// Somebody else drives.
+    /// Another driver is in charge.
     Elsewhere,
     Ended,
 }
 
-/// Whether it is nobody's answer.
+/// Returns whether a frame is a pushed message and not a reply. A confirmation of SSUBSCRIBE counts
+/// as a message, because its caller waits for the PING behind it.
 fn is_message(frame: &Frame) -> bool {
-    let Frame::Push(parts) = frame else { return false };
-    !matches!(parts.first().and_then(Value::as_str), Some("subscribe" | "unsubscribe"))
+    let Frame::Push(parts) = frame else {
+        return false;
+    };
+    !matches!(
+        parts.first().and_then(Value::as_str),
+        Some("subscribe" | "unsubscribe")
+    )
 }
 
-impl Connection {
-    /// Reads what has come, for the driver of this number; an error: why this connection must end.
-    fn read(&self, driver: u64, cx: &mut Context<'_>, come: &mut Come) -> Result<Read, String> {
+impl OwnConnection {
+    /// Reads what has arrived, for the driver of this number. Returns an error if the connection
+    /// must end, with the reason.
+    fn read(
+        &self,
+        driver: u64,
+        cx: &mut Context<'_>,
+        come: &mut ReadBatch,
+    ) -> Result<ReadStep, String> {
         let mut incoming = lock(&self.incoming);
-        let Some(incoming) = incoming.as_mut() else { return Ok(Read::Ended) };
+        let Some(incoming) = incoming.as_mut() else {
+            return Ok(ReadStep::Ended);
+        };
         if incoming.driver != driver {
-            return Ok(Read::Elsewhere);
+            return Ok(ReadStep::Elsewhere);
         }
         self.waker.register(cx.waker());
         if !incoming.is_behind() {
             incoming.buf.reserve(READ_AT_ONCE);
             let mut limited = incoming.reader.as_read().take(READ_AT_ONCE as u64);
             match pin!(limited.read_buf(&mut incoming.buf)).poll(cx) {
-                Poll::Pending => return Ok(Read::Nothing),
+                Poll::Pending => return Ok(ReadStep::Nothing),
                 Poll::Ready(Ok(0)) => return Err("closed by the server".into()),
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => return Err(error.to_string()),
@@ -97,7 +122,7 @@ impl Connection {
         }
         self.reads.fetch_add(1, Ordering::AcqRel);
         let (mut at, mut told) = (0, 0);
-        while incoming.buf.len() - at >= incoming.needed && told < TOLD_AT_ONCE {
+        while incoming.buf.len() - at >= incoming.needed && told < NOTIFY_BATCH {
             match resp::decode(&incoming.buf[at..], &mut incoming.scan) {
                 Ok((frame, length)) => {
                     told += match &frame {
@@ -113,53 +138,74 @@ impl Connection {
             }
         }
         incoming.buf.advance(at);
-        if incoming.buf.is_empty() && incoming.buf.capacity() > KEPT_BUFFER {
+        if incoming.buf.is_empty() && incoming.buf.capacity() > MAX_KEPT_BUFFER {
             incoming.buf = BytesMut::new();
         }
-        // answers find their callers in the order in which they were read
+        // Lock `out` before `incoming` is released: replies must be matched in the order in which
+        // they were read.
         let mut out = lock(&self.out);
         for frame in come.frames.extract_if(.., |frame| !is_message(frame)) {
-            out.answer(frame, &mut come.told)?;
-            self.heard.store(true, Ordering::Release);
+            out.match_reply(frame, &mut come.callers)?;
+            self.has_reply.store(true, Ordering::Release);
         }
-        out.told_together = come.told.len();
+        out.last_batch = come.callers.len();
         come.proves = out.prove(Instant::now(), self.limit);
-        Ok(Read::Something)
+        Ok(ReadStep::Something)
     }
 
-    /// Tells whoever listens.
-    fn hear(&self, message: &Frame) {
-        let (Some(sink), Frame::Push(parts)) = (&self.sink, message) else { return };
-        let [verb, channel, last] = parts.as_slice() else { return };
-        let Some(channel) = channel.as_str() else { return };
+    /// Passes a message to the sink.
+    fn push(&self, message: &Frame) {
+        let (Some(sink), Frame::Push(parts)) = (&self.sink, message) else {
+            return;
+        };
+        let [verb, channel, last] = parts.as_slice() else {
+            return;
+        };
+        let Some(channel) = channel.as_str() else {
+            return;
+        };
         match (verb.as_str(), last) {
-            (Some("message" | "smessage"), Value::Text(text)) => sink(Heard::Message { channel, text }),
-            (Some("sunsubscribe"), _) => sink(Heard::Dropped { channel }),
+            (Some("message" | "smessage"), Value::Text(text)) => {
+                sink(Push::Message { channel, text });
+            }
+            (Some("sunsubscribe"), _) => sink(Push::Dropped { channel }),
             _ => {}
         }
     }
 }
 
-/// Reads, and writes what the socket did not take at once.
+/// The task that reads replies, and writes what the socket did not take at once.
 pub(super) struct Driver {
-    /// Weak: a runtime that is not polled any more keeps its tasks, of each connection that there was.
-    connection: Weak<Connection>,
+    /// Weak, because a runtime that is no longer polled keeps its tasks, and would keep each
+    /// connection that it ever had.
+    connection: Weak<OwnConnection>,
+    /// See [`Incoming::driver`].
     number: u64,
     is_own: bool,
-    come: Come,
-    /// It was polled again to write what nobody else has.
+    batch: ReadBatch,
+    /// Whether the driver has rescheduled itself, to write what no caller has written by then.
     came_back: bool,
 }
 
 impl Driver {
-    pub(super) fn new(connection: &Arc<Connection>, number: u64, is_own: bool) -> Self {
-        Self { connection: Arc::downgrade(connection), number, is_own, come: Come::default(), came_back: false }
+    pub(super) fn new(connection: &Arc<OwnConnection>, number: u64, is_own: bool) -> Self {
+        Self {
+            connection: Arc::downgrade(connection),
+            number,
+            is_own,
+            batch: ReadBatch::default(),
+            came_back: false,
+        }
     }
 
-    /// `None`: it is gone; or this is a fork, whose runtime is a copy of its parent's. What it would read, or move, is the
-    /// parent's: with the socket it shares the epoll that tells the parent of it, and puts addresses of its own in there.
-    fn connection(&self) -> Option<Arc<Connection>> {
-        self.connection.upgrade().filter(|connection| connection.home.is_here())
+    /// Returns the connection. Returns `None` if it is gone, or if this process is a fork, whose
+    /// runtime is a copy of its parent's. A fork would read or move what belongs to the parent: it
+    /// shares the socket and the epoll that notifies the parent, and would register its own
+    /// addresses there.
+    fn connection(&self) -> Option<Arc<OwnConnection>> {
+        self.connection
+            .upgrade()
+            .filter(|connection| connection.home.is_here())
     }
 }
 
@@ -168,52 +214,60 @@ impl Future for Driver {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        let Some(connection) = this.connection() else { return Poll::Ready(()) };
+        let Some(connection) = this.connection() else {
+            return Poll::Ready(());
+        };
         connection.polls.fetch_add(1, Ordering::AcqRel);
         loop {
-            let read = connection.read(this.number, cx, &mut this.come);
-            for message in this.come.frames.drain(..) {
-                contain(|| connection.hear(&message));
+            let read = connection.read(this.number, cx, &mut this.batch);
+            for message in this.batch.frames.drain(..) {
+                catch_waker_panic(|| connection.push(&message));
             }
             match read {
-                Ok(Read::Something) => {
-                    let told = this.come.told.len();
-                    tell_all(this.come.told.drain(..));
-                    if mem::take(&mut this.come.proves) {
+                Ok(ReadStep::Something) => {
+                    let told = this.batch.callers.len();
+                    notify_all(this.batch.callers.drain(..));
+                    if mem::take(&mut this.batch.proves) {
                         connection.flush(lock(&connection.out), Instant::now());
                     }
                     this.came_back = false;
-                    if told >= TOLD_AT_ONCE / 2 {
+                    if told >= NOTIFY_BATCH / 2 {
                         cx.waker().wake_by_ref();
                         return Poll::Pending;
                     }
                 }
-                Ok(Read::Nothing) => {
+                Ok(ReadStep::Nothing) => {
                     let is_writable = connection.writable.is_so.swap(false, Ordering::AcqRel);
                     let mut out = lock(&connection.out);
-                    let may_gather = out.told_together > 1 || !out.buf.is_empty();
+                    let may_gather = out.last_batch > 1 || !out.buf.is_empty();
                     let is_over = mem::take(&mut this.came_back);
                     this.came_back = !is_over && may_gather;
                     if this.came_back {
-                        // behind those who were just told, and have something to send, perhaps
+                        // Run again after the callers that were just notified: they may have
+                        // requests to send.
                         cx.waker().wake_by_ref();
                     }
                     if is_over {
-                        out.told_together = 0;
+                        out.last_batch = 0;
                     }
                     if is_over || is_writable {
                         connection.flush(out, Instant::now());
                     }
                     return Poll::Pending;
                 }
-                Ok(Read::Elsewhere) if this.is_own => return Poll::Ready(()),
-                // what is asked here is better read here
-                Ok(Read::Elsewhere) => {
+                Ok(ReadStep::Elsewhere) if this.is_own => return Poll::Ready(()),
+                // This runtime sends the requests, so it is the better place to read the replies.
+                Ok(ReadStep::Elsewhere) => {
                     connection.resting.register(cx.waker());
                     if !connection.may_return.swap(false, Ordering::AcqRel) {
-                        // it may have ended before it was known whom to wake
+                        // The connection may have ended before the waker was registered. Then
+                        // nothing would wake this task.
                         let has_ended = lock(&connection.incoming).is_none();
-                        return if has_ended { Poll::Ready(()) } else { Poll::Pending };
+                        return if has_ended {
+                            Poll::Ready(())
+                        } else {
+                            Poll::Pending
+                        };
                     }
                     match connection.move_here(false) {
                         Ok(Some(number)) => this.number = number,
@@ -224,7 +278,7 @@ impl Future for Driver {
                         }
                     }
                 }
-                Ok(Read::Ended) => return Poll::Ready(()),
+                Ok(ReadStep::Ended) => return Poll::Ready(()),
                 Err(why) => {
                     connection.end(&why);
                     return Poll::Ready(());
@@ -235,16 +289,24 @@ impl Future for Driver {
 }
 
 impl Drop for Driver {
-    /// Its runtime ends, perhaps, or it has panicked.
+    /// Moves the socket to the client's own thread, because the runtime ends or the driver has
+    /// panicked. The driver on the client's own thread ends the connection instead.
     fn drop(&mut self) {
-        let Some(connection) = self.connection() else { return };
-        if lock(&connection.incoming).as_ref().is_none_or(|incoming| incoming.driver != self.number) {
+        let Some(connection) = self.connection() else {
+            return;
+        };
+        if lock(&connection.incoming)
+            .as_ref()
+            .is_none_or(|incoming| incoming.driver != self.number)
+        {
             return;
         }
         if self.is_own {
             return connection.end("nobody reads any more");
         }
-        // now: a moment later that runtime ends what is bound to it. Only a thread that ends itself cannot
+        // Move the socket now: a moment later, the runtime shuts down all that is registered with
+        // it. Only a thread whose thread-locals are gone cannot enter another runtime; it spawns
+        // the move there.
         if Handle::try_current().is_err_and(|none| none.is_thread_local_destroyed()) {
             let own = connection.own.clone();
             own.spawn(async move { connection.take_over() });

@@ -1,23 +1,24 @@
-//! How a connection is made, and makes itself known.
+//! Opens a connection and performs the handshake: login, database, connection name.
 
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::{OptionFuture, join4};
 
-use super::{Connection, Reply};
+use super::{OwnConnection, Reply};
 use crate::{
     clock::Instant,
-    store::wire::{Dial, Failure, NotConnected, Request, Until, Value, stream},
+    store::wire::{Dialer, Failure, NotConnected, Request, Until, Value, stream},
 };
 
-/// What each step of the handshake may take.
+/// Longest time for the handshake's requests, which are pipelined.
 const HANDSHAKE: Duration = Duration::from_secs(2);
 
-/// What ends a connection before anybody has it.
+/// Why the handshake fails if its replies do not match its requests.
 const SHIFTED: &str = "the requests of the handshake were answered by something else";
 
-/// Connects, and makes itself known. On the client's own runtime. The caller limits it.
-pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected> {
+/// Connects and performs the handshake. Runs on the client's own runtime. The caller limits the
+/// total time.
+pub(in super::super) async fn connect(dial: &Dialer) -> Result<Arc<OwnConnection>, NotConnected> {
     let address = stream::Address::of(&dial.server)?;
     let credentials = (dial.server.username.clone(), dial.server.password.clone());
     #[cfg(feature = "fred-config")]
@@ -31,15 +32,22 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
     let has_password = credentials.1.is_some();
     let hello = hello(credentials.0, credentials.1);
     let (reader, writer) = address.open().await?;
-    let connection = Connection::start(reader, writer, dial.sink.clone(), dial.command_timeout, dial.own.clone());
-    // whoever gives up midway leaves nothing behind
-    let ends = Ends(Some(Arc::clone(&connection)));
+    let connection = OwnConnection::start(
+        reader,
+        writer,
+        dial.sink.clone(),
+        dial.command_timeout,
+        dial.own.clone(),
+    );
+    // A handshake that fails or is dropped midway must not leave a connection behind.
+    let ends = CloseUntaken(Some(Arc::clone(&connection)));
     let limit = dial.connect_timeout.min(HANDSHAKE);
     let until = Until::new(Instant::now(), limit);
     let because = |failure| NotConnected::of_handshake(connection.because(failure), has_password);
     let ask = |words: &[&str]| {
-        let asked = connection
-            .ask(until, Reply::Greeting, |out, number, texts| Request::Words(words).encode(number, out, texts));
+        let asked = connection.send(until, Reply::Greeting, |out, number, texts| {
+            Request::Words(words).encode(number, out, texts)
+        });
         asked.map_err(because)
     };
     let words: Vec<&str> = hello.iter().map(|word| &**word).collect();
@@ -48,25 +56,35 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
         Some(database @ 1..) => Some(ask(&["SELECT", &database.to_string()])?),
         _ => None,
     };
-    // a HELLO of its own, which asks for no permission, unlike CLIENT SETNAME: whoever refuses names still lets us in
+    // Set the name by a separate HELLO: if the server refuses it, the login still succeeds. Unlike
+    // CLIENT SETNAME, HELLO needs no permission.
     let name = ask(&["HELLO", "3", "SETNAME", &dial.name])?;
-    // for whoever reads CLIENT LIST; older servers know no such command
-    for (what, name) in [("LIB-NAME", "nestlock"), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
+    // Shown by CLIENT LIST. Older servers do not know the command, so the replies are ignored.
+    for (what, name) in [
+        ("LIB-NAME", "nestlock"),
+        ("LIB-VER", env!("CARGO_PKG_VERSION")),
+    ] {
         drop(ask(&["CLIENT", "SETINFO", what, name])?);
     }
-    // one for all, as it would be refused before the login: it proves that each reply is its request's
+    // One PING for all of them, since the server would refuse it before the login. It proves that
+    // each reply belongs to its request.
     let proof = connection.ping(until).map_err(because)?;
-    // together: one round trip
-    let (login, database, name, proof) = join4(login, OptionFuture::from(database), name, proof).await;
+    // Await all replies together: the handshake takes one round trip.
+    let (login, database, name, proof) =
+        join4(login, OptionFuture::from(database), name, proof).await;
     let login = login.map_err(because)?;
-    let selected = database.transpose().map_err(because)?.is_none_or(|selected| selected.as_str() == Some("OK"));
+    let selected = database
+        .transpose()
+        .map_err(because)?
+        .is_none_or(|selected| selected.as_str() == Some("OK"));
     let is_same = match name {
         Ok(named) => id(&named) == id(&login),
         Err(Failure::Refused(_)) => true,
         Err(failure) => return Err(because(failure)),
     };
     match proof {
-        Ok(_) | Err(Failure::Refused(_)) if matches!(login, Value::Array(_)) && selected && is_same => {}
+        Ok(_) | Err(Failure::Refused(_))
+            if matches!(login, Value::Array(_)) && selected && is_same => {}
         Ok(_) | Err(Failure::Refused(_)) => return Err(because(Failure::Nonsense(SHIFTED.into()))),
         Err(failure) => return Err(because(failure)),
     }
@@ -77,16 +95,16 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
     Ok(connection)
 }
 
-/// Ends a connection that nobody took.
-struct Ends(Option<Arc<Connection>>);
+/// Ends the connection on drop, unless it was kept.
+struct CloseUntaken(Option<Arc<OwnConnection>>);
 
-impl Ends {
+impl CloseUntaken {
     fn keep(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Ends {
+impl Drop for CloseUntaken {
     fn drop(&mut self) {
         if let Some(connection) = &self.0 {
             connection.end("nobody waits for it any more");
@@ -94,17 +112,26 @@ impl Drop for Ends {
     }
 }
 
-/// The number that the server has given to the connection, as HELLO says.
+/// Returns the connection's id on the server, from a reply to HELLO.
 fn id(hello: &Value) -> Option<&Value> {
-    let Value::Array(parts) = hello else { return None };
-    parts.chunks_exact(2).find(|field| field[0].as_str() == Some("id")).map(|field| &field[1])
+    let Value::Array(parts) = hello else {
+        return None;
+    };
+    parts
+        .chunks_exact(2)
+        .find(|field| field[0].as_str() == Some("id"))
+        .map(|field| &field[1])
 }
 
-/// The first request.
+/// Returns the words of the first request, HELLO with the credentials.
 fn hello(user: Option<String>, password: Option<String>) -> Vec<String> {
     let mut words = vec!["HELLO".to_owned(), "3".to_owned()];
     if let Some(password) = password {
-        words.extend(["AUTH".to_owned(), user.unwrap_or_else(|| "default".to_owned()), password]);
+        words.extend([
+            "AUTH".to_owned(),
+            user.unwrap_or_else(|| "default".to_owned()),
+            password,
+        ]);
     }
     words
 }

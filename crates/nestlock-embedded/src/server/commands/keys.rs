@@ -1,28 +1,41 @@
-//! Commands on keys of any type.
+//! Key commands, for values of any type.
 
 use super::{Call, NOT_AN_INTEGER, Outcome, SYNTAX, glob, shortened, text};
 use crate::server::resp::{Reply, integer};
 
 pub(super) fn del(call: &mut Call) -> Outcome {
-    let gone = call.args[1..].iter().filter(|key| call.server.keys.take(call.db, key).is_some()).count();
+    let gone = call.args[1..]
+        .iter()
+        .filter(|key| call.server.keys.take(call.db, key).is_some())
+        .count();
     Ok(Reply::len(gone))
 }
 
 pub(super) fn exists(call: &mut Call) -> Outcome {
-    Ok(Reply::len(call.args[1..].iter().filter(|key| call.server.keys.contains(call.db, key)).count()))
+    Ok(Reply::len(
+        call.args[1..]
+            .iter()
+            .filter(|key| call.server.keys.contains(call.db, key))
+            .count(),
+    ))
 }
 
 pub(super) fn type_name(call: &mut Call) -> Outcome {
     let value = call.server.keys.get(call.db, &call.args[1]);
-    Ok(Reply::Status(value.map_or("none", super::Value::type_name).into()))
+    Ok(Reply::Status(
+        value.map_or("none", super::Value::type_name).into(),
+    ))
 }
 
 pub(super) fn keys(call: &mut Call) -> Outcome {
     let keys = call.server.keys.keys(call.db).map(|(key, _)| key);
-    Ok(Reply::list(keys.filter(|key| names_key(&call.args[1], key)).map(Reply::bulk)))
+    Ok(Reply::list(
+        keys.filter(|key| names_key(&call.args[1], key))
+            .map(Reply::bulk),
+    ))
 }
 
-/// Whether a pattern names a key. `*` names the empty one, too.
+/// Returns whether a pattern matches a key. `*` also matches the empty key.
 fn names_key(pattern: &[u8], key: &[u8]) -> bool {
     pattern == b"*" || glob(pattern, key)
 }
@@ -30,7 +43,9 @@ fn names_key(pattern: &[u8], key: &[u8]) -> bool {
 pub(super) fn scan(call: &mut Call) -> Outcome {
     let cursor = match call.args[1].as_slice() {
         b"" => Some(0),
-        text => std::str::from_utf8(text).ok().and_then(|text| text.parse::<u64>().ok()),
+        text => std::str::from_utf8(text)
+            .ok()
+            .and_then(|text| text.parse::<u64>().ok()),
     };
     let cursor = cursor.ok_or("ERR invalid cursor")?;
     let (mut count, mut pattern, mut type_name) = (10, None, None);
@@ -57,7 +72,10 @@ pub(super) fn scan(call: &mut Call) -> Outcome {
         pattern.is_none_or(|pattern| names_key(pattern, key))
             && type_name.is_none_or(|name| name.eq_ignore_ascii_case(value.type_name().as_bytes()))
     });
-    Ok(Reply::list([Reply::bulk(next.to_string()), Reply::list(found.map(|(key, _)| Reply::bulk(key)))]))
+    Ok(Reply::list([
+        Reply::bulk(next.to_string()),
+        Reply::list(found.map(|(key, _)| Reply::bulk(key))),
+    ]))
 }
 
 pub(super) fn persist(call: &mut Call) -> Outcome {
@@ -75,7 +93,9 @@ pub(super) fn pttl(call: &mut Call) -> Outcome {
 }
 
 pub(super) fn expiretime(call: &mut Call) -> Outcome {
-    remaining(call, |deadline, _| deadline / 1000 + i64::from(deadline % 1000 >= 500))
+    remaining(call, |deadline, _| {
+        deadline / 1000 + i64::from(deadline % 1000 >= 500)
+    })
 }
 
 pub(super) fn pexpiretime(call: &mut Call) -> Outcome {
@@ -119,7 +139,10 @@ fn set_expiry(call: &mut Call, unit: i64, base: i64) -> Outcome {
         } else if call.is(at, "lt") {
             lt = true;
         } else {
-            return Err(text([b"ERR Unsupported option ", shortened(&call.args[at], usize::MAX)]));
+            return Err(text([
+                b"ERR Unsupported option ",
+                shortened(&call.args[at], usize::MAX),
+            ]));
         }
     }
     if nx && (xx || gt || lt) {
@@ -129,7 +152,9 @@ fn set_expiry(call: &mut Call, unit: i64, base: i64) -> Outcome {
         return Err("ERR GT and LT options at the same time are not compatible".into());
     }
     let deadline = integer(&call.args[2]).ok_or(NOT_AN_INTEGER)?;
-    let deadline = deadline.checked_mul(unit).and_then(|time| time.checked_add(base));
+    let deadline = deadline
+        .checked_mul(unit)
+        .and_then(|time| time.checked_add(base));
     let deadline = deadline.ok_or_else(|| invalid_expire(call.name()))?;
 
     let key = &call.args[1];
@@ -137,7 +162,7 @@ fn set_expiry(call: &mut Call, unit: i64, base: i64) -> Outcome {
         return Ok(Reply::Int(0));
     }
     let before = call.server.keys.deadline(call.db, key);
-    // no deadline counts as an endless one
+    // a key without a deadline is treated as one that never expires
     let refused = nx && before.is_some()
         || xx && before.is_none()
         || gt && before.is_none_or(|before| deadline <= before)

@@ -1,6 +1,7 @@
-//! The commands: one table, one function each. What is not in the table, or not a known option, is refused loudly.
+//! The commands: one table, and one function for each. Commands that are not in the table, and
+//! unknown options, are refused with an error.
 
-// a command is a function of one signature, whether it can fail or not
+// all commands have the same signature, even those that cannot fail
 #![allow(clippy::unnecessary_wraps)]
 
 mod connection;
@@ -31,14 +32,15 @@ use super::{
 /// A reply, or the text of an error.
 pub(crate) type Outcome = Result<Reply, Text>;
 
-pub(crate) const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+pub(crate) const WRONG_TYPE: &str =
+    "WRONGTYPE Operation against a key holding the wrong kind of value";
 pub(crate) const SYNTAX: &str = "ERR syntax error";
 pub(crate) const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 const NOT_A_FLOAT: &str = "ERR value is not a valid float";
 const NOT_POSITIVE: &str = "ERR value is out of range, must be positive";
 const OVERFLOW: &str = "ERR increment or decrement would overflow";
 
-/// What a command does besides answering.
+/// The properties of a command, as bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Flags(u8);
 
@@ -47,11 +49,11 @@ impl Flags {
     const READ: Self = Self(0);
     /// It writes keys.
     const WRITE: Self = Self(1);
-    /// It may not be called by a script.
+    /// Scripts may not call it.
     const NO_SCRIPT: Self = Self(2);
-    /// A RESP2 connection that is subscribed may send it.
+    /// A subscribed RESP2 connection may send it.
     const SUBSCRIBED: Self = Self(4);
-    /// It waits while writes are paused, though it writes no keys itself.
+    /// CLIENT PAUSE WRITE holds it up, though it writes no keys itself.
     const PAUSED: Self = Self(8);
 
     const fn and(self, other: Self) -> Self {
@@ -63,10 +65,10 @@ impl Flags {
     }
 }
 
-/// How a command is run.
+/// How a command is executed.
 #[derive(Clone, Copy)]
 pub(crate) enum Run {
-    /// By a function of the server alone.
+    /// By a function that needs only the server.
     Plain(fn(&mut Call) -> Outcome),
     /// By the script engine.
     Script(ScriptCommand),
@@ -87,9 +89,9 @@ pub(crate) enum ScriptCommand {
 }
 
 pub(crate) struct Command {
-    /// In lower case; subcommands as `client|id`.
+    /// In lower case; a subcommand is `client|id`.
     pub(crate) name: &'static str,
-    /// The number of words: exactly, or at least if negative.
+    /// The number of words: exact if positive, a minimum if negative.
     arity: i64,
     flags: Flags,
     pub(crate) run: Run,
@@ -104,27 +106,52 @@ impl Command {
         self.flags.has(Flags::SUBSCRIBED)
     }
 
-    /// Whether it writes, or passes messages on: then it waits while writes are paused.
+    /// Returns whether it writes keys, publishes, or may run or change scripts. CLIENT PAUSE WRITE
+    /// holds it up, and read-only scripts may not call it.
     pub(crate) fn waits_for_writes(&self) -> bool {
         self.flags.has(Flags::WRITE.and(Flags::PAUSED))
     }
 
     fn takes(&self, words: usize) -> bool {
         let words = i64::try_from(words).unwrap_or(i64::MAX);
-        if self.arity < 0 { words >= -self.arity } else { words == self.arity }
+        if self.arity < 0 {
+            words >= -self.arity
+        } else {
+            words == self.arity
+        }
     }
 }
 
-const fn plain(name: &'static str, arity: i64, flags: Flags, run: fn(&mut Call) -> Outcome) -> Command {
-    Command { name, arity, flags, run: Run::Plain(run) }
+const fn plain(
+    name: &'static str,
+    arity: i64,
+    flags: Flags,
+    run: fn(&mut Call) -> Outcome,
+) -> Command {
+    Command {
+        name,
+        arity,
+        flags,
+        run: Run::Plain(run),
+    }
 }
 
 const fn script(name: &'static str, arity: i64, flags: Flags, run: ScriptCommand) -> Command {
-    Command { name, arity, flags, run: Run::Script(run) }
+    Command {
+        name,
+        arity,
+        flags,
+        run: Run::Script(run),
+    }
 }
 
 const fn container(name: &'static str, subcommands: &'static [Command]) -> Command {
-    Command { name, arity: -2, flags: Flags::READ, run: Run::Container(subcommands) }
+    Command {
+        name,
+        arity: -2,
+        flags: Flags::READ,
+        run: Run::Container(subcommands),
+    }
 }
 
 const READ: Flags = Flags::READ;
@@ -285,37 +312,62 @@ const PUBSUB: &[Command] = &[
 
 const SCRIPT: &[Command] = &[
     script("script|exists", -3, NO_SCRIPT, ScriptCommand::Exists),
-    script("script|flush", -2, NO_SCRIPT.and(PAUSED), ScriptCommand::Flush),
+    script(
+        "script|flush",
+        -2,
+        NO_SCRIPT.and(PAUSED),
+        ScriptCommand::Flush,
+    ),
     script("script|kill", 2, NO_SCRIPT, ScriptCommand::Kill),
     script("script|load", 3, NO_SCRIPT.and(PAUSED), ScriptCommand::Load),
 ];
 
-static BY_NAME: LazyLock<HashMap<&'static str, &'static Command>> =
-    LazyLock::new(|| TABLE.iter().map(|command| (command.name, command)).collect());
+static BY_NAME: LazyLock<HashMap<&'static str, &'static Command>> = LazyLock::new(|| {
+    TABLE
+        .iter()
+        .map(|command| (command.name, command))
+        .collect()
+});
 
-/// Why a request names no command that could be run.
+/// Why a request matches no command.
 pub(crate) enum Unfit {
-    /// No such command or subcommand.
+    /// There is no such command or subcommand.
     Unknown(Text),
-    /// Too few or too many words.
+    /// There are too few or too many words.
     Arity(Text),
 }
 
-/// The command that a request names, if it has the right number of words.
+/// Returns the command that a request names, if the number of words is right.
 pub(crate) fn find(args: &[Vec<u8>]) -> Result<&'static Command, Unfit> {
     let lower = |word: &[u8]| String::from_utf8_lossy(word).to_ascii_lowercase();
     let unfit = |command: &Command| Unfit::Arity(wrong_number(command.name).into());
-    let Some(command) = BY_NAME.get(lower(&args[0]).as_str()) else { return Err(Unfit::Unknown(unknown(args))) };
-    let Run::Container(subcommands) = command.run else {
-        return if command.takes(args.len()) { Ok(command) } else { Err(unfit(command)) };
+    let Some(command) = BY_NAME.get(lower(&args[0]).as_str()) else {
+        return Err(Unfit::Unknown(unknown(args)));
     };
-    let Some(word) = args.get(1) else { return Err(unfit(command)) };
+    let Run::Container(subcommands) = command.run else {
+        return if command.takes(args.len()) {
+            Ok(command)
+        } else {
+            Err(unfit(command))
+        };
+    };
+    let Some(word) = args.get(1) else {
+        return Err(unfit(command));
+    };
     let name = lower(word);
-    let subcommand = subcommands.iter().find(|sub| sub.name.split_once('|').is_some_and(|(_, last)| last == name));
+    let subcommand = subcommands.iter().find(|sub| {
+        sub.name
+            .split_once('|')
+            .is_some_and(|(_, last)| last == name)
+    });
     match subcommand {
         None => {
             let hint = format!("'. Try {} HELP.", command.name.to_ascii_uppercase());
-            Err(Unfit::Unknown(text([b"ERR unknown subcommand '", shortened(word, 128), hint.as_bytes()])))
+            Err(Unfit::Unknown(text([
+                b"ERR unknown subcommand '",
+                shortened(word, 128),
+                hint.as_bytes(),
+            ])))
         }
         Some(subcommand) if !subcommand.takes(args.len()) => Err(unfit(subcommand)),
         Some(subcommand) => Ok(subcommand),
@@ -326,12 +378,12 @@ fn wrong_number(name: &str) -> String {
     format!("ERR wrong number of arguments for '{name}' command")
 }
 
-/// A text with words of a client's in it.
+/// Builds an error text that quotes words of a client.
 fn text<const N: usize>(parts: [&[u8]; N]) -> Text {
     Text(parts.concat().into())
 }
 
-/// As C prints a string: to the first NUL.
+/// Truncates a word at its first NUL, as C prints a string, and to `len` bytes.
 fn shortened(word: &[u8], len: usize) -> &[u8] {
     let word = word.split(|byte| *byte == 0).next().unwrap_or_default();
     &word[..word.len().min(len)]
@@ -346,20 +398,25 @@ fn unknown(args: &[Vec<u8>]) -> Text {
         let word = shortened(arg, 128 - beginning.len());
         beginning.extend([b"'", word, b"' "].concat());
     }
-    text([b"ERR unknown command '", shortened(&args[0], 128), b"', with args beginning with: ", &beginning])
+    text([
+        b"ERR unknown command '",
+        shortened(&args[0], 128),
+        b"', with args beginning with: ",
+        &beginning,
+    ])
 }
 
-/// One run of a command.
+/// One execution of a command.
 pub(crate) struct Call<'a> {
     pub(crate) server: &'a mut Server,
     pub(crate) client: u64,
-    /// The database it works on; SELECT changes it.
+    /// The current database; SELECT changes it.
     pub(crate) db: usize,
-    /// All words, the command's name first.
+    /// All words, starting with the command's name.
     pub(crate) args: &'a [Vec<u8>],
     /// Whether a script called it.
     pub(crate) in_script: bool,
-    /// Which replies are wanted.
+    /// The protocol of the reply.
     pub(crate) protocol: Protocol,
     pub(crate) command: &'static Command,
 }
@@ -378,7 +435,7 @@ impl Call<'_> {
         float(&self.args[at]).ok_or_else(|| NOT_A_FLOAT.into())
     }
 
-    /// Whether the word is this option, in any case.
+    /// Returns whether the word is this option, ignoring case.
     fn is(&self, at: usize, option: &str) -> bool {
         self.args[at].eq_ignore_ascii_case(option.as_bytes())
     }
@@ -387,7 +444,7 @@ impl Call<'_> {
         wrong_number(self.command.name)
     }
 
-    /// The name as in error texts: lower case.
+    /// Returns the command's name in lower case, for error texts.
     fn name(&self) -> &'static str {
         self.command.name
     }
@@ -396,9 +453,13 @@ impl Call<'_> {
         self.server.clock.now_ms()
     }
 
-    /// The connection that sent this, or whose script did. It is there as long as its command runs.
+    /// Returns the client that sent the command or the script. It stays connected while the command
+    /// runs.
     fn client_mut(&mut self) -> &mut Client {
-        self.server.clients.get_mut(&self.client).expect("a client that sends commands")
+        self.server
+            .clients
+            .get_mut(&self.client)
+            .expect("a client that sends commands")
     }
 
     fn speaks_resp3(&self) -> bool {
@@ -426,7 +487,11 @@ impl Call<'_> {
     }
 
     fn hash_or_new(&mut self, key: &[u8]) -> Result<&mut Hash, String> {
-        match self.server.keys.get_or_insert(self.db, key, || Value::Hash(IndexMap::new())) {
+        match self
+            .server
+            .keys
+            .get_or_insert(self.db, key, || Value::Hash(IndexMap::new()))
+        {
             Value::Hash(hash) => Ok(hash),
             _ => Err(WRONG_TYPE.into()),
         }
@@ -440,7 +505,7 @@ impl Call<'_> {
         }
     }
 
-    /// A list to change; [`Call::tidy`] has to follow.
+    /// Returns a list to change. Call [`Call::tidy`] afterwards.
     fn list_mut(&mut self, key: &[u8]) -> Result<Option<&mut VecDeque<Vec<u8>>>, String> {
         match self.server.keys.get_mut(self.db, key) {
             None => Ok(None),
@@ -458,7 +523,11 @@ impl Call<'_> {
     }
 
     fn sorted_set_or_new(&mut self, key: &[u8]) -> Result<&mut SortedSet, String> {
-        match self.server.keys.get_or_insert(self.db, key, || Value::SortedSet(SortedSet::default())) {
+        match self.server.keys.get_or_insert(
+            self.db,
+            key,
+            || Value::SortedSet(SortedSet::default()),
+        ) {
             Value::SortedSet(set) => Ok(set),
             _ => Err(WRONG_TYPE.into()),
         }
@@ -469,23 +538,37 @@ impl Call<'_> {
     }
 }
 
-/// A score: a whole text that is a number, neither NaN nor out of range.
+/// Parses a score. Returns `None` if the text is not a number as a whole, is NaN, or is out of
+/// range.
 fn float(text: &[u8]) -> Option<f64> {
     if text.is_empty() || text[0].is_ascii_whitespace() {
         return None;
     }
     let number = strtod(text)?;
-    let digits = text.strip_prefix(b"-").or_else(|| text.strip_prefix(b"+")).unwrap_or(text);
+    let digits = text
+        .strip_prefix(b"-")
+        .or_else(|| text.strip_prefix(b"+"))
+        .unwrap_or(text);
     let spelled_out = digits.first().is_some_and(u8::is_ascii_alphabetic);
-    let mantissa = digits.split(|byte| b"eEpP".contains(byte)).next().unwrap_or_default();
+    let mantissa = digits
+        .split(|byte| b"eEpP".contains(byte))
+        .next()
+        .unwrap_or_default();
     let underflow = number == 0.0 && mantissa.iter().any(|digit| (b'1'..=b'9').contains(digit));
-    if underflow || number.is_infinite() && !spelled_out { None } else { Some(number) }
+    if underflow || number.is_infinite() && !spelled_out {
+        None
+    } else {
+        Some(number)
+    }
 }
 
-/// A number as C's `strtod` reads it, if nothing is left then. Blanks may stand before it, no text at all is 0, what is
-/// out of range is infinite or 0. Never NaN.
+/// Parses a number as C's `strtod` does. Returns `None` for NaN, or if a part of the text is left
+/// over. Leading blanks are allowed, an empty text is 0, and a number out of range is infinite or
+/// 0.
 fn strtod(text: &[u8]) -> Option<f64> {
-    let text = std::str::from_utf8(text).ok()?.trim_start_matches([' ', '\t', '\n', '\u{b}', '\u{c}', '\r']);
+    let text = std::str::from_utf8(text)
+        .ok()?
+        .trim_start_matches([' ', '\t', '\n', '\u{b}', '\u{c}', '\r']);
     if text.is_empty() {
         return Some(0.0);
     }
@@ -494,13 +577,22 @@ fn strtod(text: &[u8]) -> Option<f64> {
         b'+' => (1.0, &text[1..]),
         _ => (1.0, text),
     };
-    let hexadecimal = digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X"));
-    let number =
-        hexadecimal.map_or_else(|| digits.parse().ok().filter(|_| !digits.starts_with(['+', '-'])), hex_float)?;
+    let hexadecimal = digits
+        .strip_prefix("0x")
+        .or_else(|| digits.strip_prefix("0X"));
+    let number = hexadecimal.map_or_else(
+        || {
+            digits
+                .parse()
+                .ok()
+                .filter(|_| !digits.starts_with(['+', '-']))
+        },
+        hex_float,
+    )?;
     Some(sign * number).filter(|number| !number.is_nan())
 }
 
-/// What follows `0x`: digits, perhaps a point, perhaps `p` and a power of two.
+/// Parses the part after `0x`: digits, an optional point, and an optional `p` with a power of two.
 fn hex_float(text: &str) -> Option<f64> {
     let (mantissa, exponent) = text.split_once(['p', 'P']).unwrap_or((text, "0"));
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
@@ -516,14 +608,16 @@ fn hex_float(text: &str) -> Option<f64> {
     Some(number * f64::from(exponent.saturating_sub(places.saturating_mul(4))).exp2())
 }
 
-/// Whether a text fits a pattern of Redis: `*`, `?`, `[a-c]`, `[^a]`, `\` before a character.
+/// Returns whether a text matches a Redis pattern: `*`, `?`, `[a-c]`, `[^a]`, `\` before a
+/// character.
 ///
-/// As in Redis, an empty text fits nothing but an empty pattern.
+/// As in Redis, an empty text matches only an empty pattern.
 pub(crate) fn glob(pattern: &[u8], text: &[u8]) -> bool {
     if text.is_empty() {
         return pattern.is_empty();
     }
-    // where the last `*` was, and how much of the text it took: a later `*` never has to undo an earlier one
+    // the pattern position after the last `*`, and where its match ends in the text: only the last
+    // `*` ever has to be extended
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
     loop {
@@ -549,7 +643,7 @@ pub(crate) fn glob(pattern: &[u8], text: &[u8]) -> bool {
     }
 }
 
-/// How many bytes of the pattern match this byte.
+/// Returns how many bytes of the pattern match this byte. Returns `None` if it does not match.
 fn match_one(pattern: &[u8], byte: u8) -> Option<usize> {
     match pattern[0] {
         b'?' => Some(1),
@@ -567,7 +661,7 @@ fn match_one(pattern: &[u8], byte: u8) -> Option<usize> {
                         found |= pattern[at] == byte;
                     }
                     Some(b']') => break,
-                    // a class without an end: what was read of it counts
+                    // an unterminated class: what has been read of it counts
                     None => {
                         at -= 1;
                         break;
@@ -610,7 +704,11 @@ mod tests {
             ("[ab", "b", true),
             ("**", "x", true),
         ] {
-            assert_eq!(glob(pattern.as_bytes(), text.as_bytes()), fits, "{pattern} {text}");
+            assert_eq!(
+                glob(pattern.as_bytes(), text.as_bytes()),
+                fits,
+                "{pattern} {text}"
+            );
         }
     }
 
@@ -625,10 +723,18 @@ mod tests {
         assert_eq!(float(b"-inf"), Some(f64::NEG_INFINITY));
         assert_eq!(float(b"+.5"), Some(0.5));
         assert_eq!(float(b"0x1.8p1"), Some(3.0));
-        for text in ["", " 1", "1 ", "nan", "1e999", "1e-999", "x", "1,5", "--1", "0x", "1e"] {
+        for text in [
+            "", " 1", "1 ", "nan", "1e999", "1e-999", "x", "1,5", "--1", "0x", "1e",
+        ] {
             assert_eq!(float(text.as_bytes()), None, "{text}");
         }
-        for (text, number) in [("", 0.0), (" 1", 1.0), ("1e-400", 0.0), ("-1e400", f64::NEG_INFINITY), ("0x10", 16.0)] {
+        for (text, number) in [
+            ("", 0.0),
+            (" 1", 1.0),
+            ("1e-400", 0.0),
+            ("-1e400", f64::NEG_INFINITY),
+            ("0x10", 16.0),
+        ] {
             assert_eq!(strtod(text.as_bytes()), Some(number), "{text}");
         }
     }

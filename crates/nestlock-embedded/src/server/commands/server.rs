@@ -1,4 +1,4 @@
-//! Commands about the server.
+//! Server commands.
 
 use std::fmt::Write as _;
 
@@ -33,7 +33,9 @@ fn check_flush(call: &Call) -> Result<(), String> {
 
 pub(super) fn time(call: &mut Call) -> Outcome {
     let now = call.server.clock.now();
-    Ok(Reply::list([now.as_secs().to_string(), now.subsec_micros().to_string()].map(Reply::bulk)))
+    Ok(Reply::list(
+        [now.as_secs().to_string(), now.subsec_micros().to_string()].map(Reply::bulk),
+    ))
 }
 
 pub(super) fn command_count(_: &mut Call) -> Outcome {
@@ -45,7 +47,7 @@ pub(super) fn monitor(call: &mut Call) -> Outcome {
     Ok(Reply::OK)
 }
 
-/// The few settings that clients ask for; there is nothing to set.
+/// Returns the few settings that clients query. None of them can be set.
 pub(super) fn config_get(call: &mut Call) -> Outcome {
     let settings = [
         ("appendonly", "no"),
@@ -56,9 +58,17 @@ pub(super) fn config_get(call: &mut Call) -> Outcome {
         ("save", ""),
         ("timeout", "0"),
     ];
-    let asked = |name: &str| call.args[2..].iter().any(|pattern| glob(&pattern.to_ascii_lowercase(), name.as_bytes()));
+    let asked = |name: &str| {
+        call.args[2..]
+            .iter()
+            .any(|pattern| glob(&pattern.to_ascii_lowercase(), name.as_bytes()))
+    };
     let found = settings.into_iter().filter(|(name, _)| asked(name));
-    Ok(Reply::Map(found.map(|(name, value)| (Reply::bulk(name), Reply::bulk(value))).collect()))
+    Ok(Reply::Map(
+        found
+            .map(|(name, value)| (Reply::bulk(name), Reply::bulk(value)))
+            .collect(),
+    ))
 }
 
 pub(super) fn config_resetstat(call: &mut Call) -> Outcome {
@@ -67,16 +77,25 @@ pub(super) fn config_resetstat(call: &mut Call) -> Outcome {
 }
 
 pub(super) fn info(call: &mut Call) -> Outcome {
-    let sections: Vec<String> =
-        call.args[1..].iter().map(|section| String::from_utf8_lossy(section).to_ascii_lowercase()).collect();
-    let all = sections.iter().any(|section| ["all", "everything"].contains(&section.as_str()));
+    let sections: Vec<String> = call.args[1..]
+        .iter()
+        .map(|section| String::from_utf8_lossy(section).to_ascii_lowercase())
+        .collect();
+    let all = sections
+        .iter()
+        .any(|section| ["all", "everything"].contains(&section.as_str()));
     let default = sections.is_empty() || sections.iter().any(|section| section == "default");
-    let wanted =
-        |section: &str, by_default: bool| all || by_default && default || sections.iter().any(|name| name == section);
+    let wanted = |section: &str, by_default: bool| {
+        all || by_default && default || sections.iter().any(|name| name == section)
+    };
     let mut text = String::new();
     let mut section = |name: &str, by_default: bool, lines: Vec<(String, String)>| {
         if wanted(&name.to_ascii_lowercase(), by_default) {
-            let _ = write!(text, "{}# {name}\r\n", if text.is_empty() { "" } else { "\r\n" });
+            let _ = write!(
+                text,
+                "{}# {name}\r\n",
+                if text.is_empty() { "" } else { "\r\n" }
+            );
             for (key, value) in lines {
                 let _ = write!(text, "{key}:{value}\r\n");
             }
@@ -100,9 +119,24 @@ pub(super) fn info(call: &mut Call) -> Outcome {
             line("uptime_in_seconds", &server.clock.uptime().as_secs()),
         ],
     );
-    let blocked = server.clients.values().filter(|client| client.blocked.is_some()).count();
-    section("Clients", true, vec![line("connected_clients", &server.clients.len()), line("blocked_clients", &blocked)]);
-    section("Persistence", true, vec![line("loading", &0), line("aof_enabled", &0)]);
+    let blocked = server
+        .clients
+        .values()
+        .filter(|client| client.blocked.is_some())
+        .count();
+    section(
+        "Clients",
+        true,
+        vec![
+            line("connected_clients", &server.clients.len()),
+            line("blocked_clients", &blocked),
+        ],
+    );
+    section(
+        "Persistence",
+        true,
+        vec![line("loading", &0), line("aof_enabled", &0)],
+    );
     let stats = &server.stats;
     let subscriptions = |kind: &str| {
         let all = server.clients.values().map(|client| &client.subscriptions);
@@ -129,7 +163,11 @@ pub(super) fn info(call: &mut Call) -> Outcome {
             line("total_error_replies", &stats.errors.values().sum::<u64>()),
         ],
     );
-    section("Replication", true, vec![line("role", &"master"), line("connected_slaves", &0)]);
+    section(
+        "Replication",
+        true,
+        vec![line("role", &"master"), line("connected_slaves", &0)],
+    );
     let calls = stats.calls.iter().map(|(name, calls)| {
         let value = format!(
             "calls={},usec=0,usec_per_call=0.00,rejected_calls={},failed_calls={}",
@@ -138,13 +176,22 @@ pub(super) fn info(call: &mut Call) -> Outcome {
         (format!("cmdstat_{name}"), value)
     });
     section("Commandstats", false, calls.collect());
-    let errors = stats.errors.iter().map(|(code, count)| (format!("errorstat_{code}"), format!("count={count}")));
+    let errors = stats
+        .errors
+        .iter()
+        .map(|(code, count)| (format!("errorstat_{code}"), format!("count={count}")));
     section("Errorstats", true, errors.collect());
     section("Cluster", true, vec![line("cluster_enabled", &0)]);
-    let databases = (0..DATABASES).filter(|db| server.keys.len(*db) > 0).map(|db| {
-        let value = format!("keys={},expires={},avg_ttl=0", server.keys.len(db), server.keys.volatile(db));
-        (format!("db{db}"), value)
-    });
+    let databases = (0..DATABASES)
+        .filter(|db| server.keys.len(*db) > 0)
+        .map(|db| {
+            let value = format!(
+                "keys={},expires={},avg_ttl=0",
+                server.keys.len(db),
+                server.keys.volatile(db)
+            );
+            (format!("db{db}"), value)
+        });
     section("Keyspace", true, databases.collect());
     Ok(Reply::Verbatim(text.into_bytes()))
 }

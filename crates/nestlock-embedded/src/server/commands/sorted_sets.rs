@@ -1,4 +1,4 @@
-//! Commands on sorted sets.
+//! Sorted set commands.
 
 use super::{Call, Outcome, SYNTAX, lists::range, strtod};
 use crate::server::{
@@ -41,7 +41,10 @@ pub(super) fn zadd(call: &mut Call) -> Outcome {
     if incr && pairs.len() > 2 {
         return Err("ERR INCR option supports a single increment-element pair".into());
     }
-    let scores: Vec<f64> = (at..call.args.len()).step_by(2).map(|at| call.float(at)).collect::<Result<_, _>>()?;
+    let scores: Vec<f64> = (at..call.args.len())
+        .step_by(2)
+        .map(|at| call.float(at))
+        .collect::<Result<_, _>>()?;
 
     let key = &call.args[1];
     if call.sorted_set(key)?.is_none() && xx {
@@ -76,17 +79,28 @@ pub(super) fn zadd(call: &mut Call) -> Outcome {
         }
     }
     call.tidy(key);
-    Ok(if incr { score_or_nil(result) } else { Reply::Int(if changed_too { added + updated } else { added }) })
+    Ok(if incr {
+        score_or_nil(result)
+    } else {
+        Reply::Int(if changed_too { added + updated } else { added })
+    })
 }
 
 pub(super) fn zincrby(call: &mut Call) -> Outcome {
-    // in Redis it is ZADD INCR, and knows the options of that; with one of them a score or a member is missing
-    if ["nx", "xx", "gt", "lt", "ch", "incr"].iter().any(|option| call.is(2, option)) {
+    // Redis runs ZINCRBY as ZADD INCR, so an option in place of the increment is parsed as an
+    // option, and an increment or a member is missing
+    if ["nx", "xx", "gt", "lt", "ch", "incr"]
+        .iter()
+        .any(|option| call.is(2, option))
+    {
         return Err(SYNTAX.into());
     }
     let by = call.float(2)?;
     let (key, member) = (&call.args[1], &call.args[3]);
-    let score = call.sorted_set(key)?.and_then(|set| set.score(member)).map_or(by, |score| score + by);
+    let score = call
+        .sorted_set(key)?
+        .and_then(|set| set.score(member))
+        .map_or(by, |score| score + by);
     if score.is_nan() {
         return Err(NOT_A_NUMBER.into());
     }
@@ -99,10 +113,12 @@ pub(super) fn zrem(call: &mut Call) -> Outcome {
     remove(call, |_| args[2..].to_vec())
 }
 
-/// Removes the members that `which` names.
+/// Removes the members that `which` returns.
 fn remove(call: &mut Call, which: impl FnOnce(&SortedSet) -> Vec<Vec<u8>>) -> Outcome {
     let key = &call.args[1];
-    let Some(set) = call.sorted_set(key)? else { return Ok(Reply::Int(0)) };
+    let Some(set) = call.sorted_set(key)? else {
+        return Ok(Reply::Int(0));
+    };
     let members = which(set);
     let set = call.sorted_set_or_new(key)?;
     let gone = members.iter().filter(|member| set.remove(member)).count();
@@ -112,37 +128,55 @@ fn remove(call: &mut Call, which: impl FnOnce(&SortedSet) -> Vec<Vec<u8>>) -> Ou
 
 pub(super) fn zremrangebyscore(call: &mut Call) -> Outcome {
     let bounds = Bounds::parse(&call.args[2], &call.args[3])?;
-    remove(call, |set| bounds.of(set).map(|(member, _)| member.to_vec()).collect())
+    remove(call, |set| {
+        bounds.of(set).map(|(member, _)| member.to_vec()).collect()
+    })
 }
 
 pub(super) fn zremrangebyrank(call: &mut Call) -> Outcome {
     let (first, last) = (call.int(2)?, call.int(3)?);
     remove(call, |set| {
         let range = range(first, last, set.len());
-        set.iter().skip(range.start).take(range.len()).map(|(member, _)| member.to_vec()).collect()
+        set.iter()
+            .skip(range.start)
+            .take(range.len())
+            .map(|(member, _)| member.to_vec())
+            .collect()
     })
 }
 
 pub(super) fn zscore(call: &mut Call) -> Outcome {
-    Ok(score_or_nil(call.sorted_set(&call.args[1])?.and_then(|set| set.score(&call.args[2]))))
+    Ok(score_or_nil(
+        call.sorted_set(&call.args[1])?
+            .and_then(|set| set.score(&call.args[2])),
+    ))
 }
 
 pub(super) fn zmscore(call: &mut Call) -> Outcome {
     let set = call.sorted_set(&call.args[1])?;
-    Ok(Reply::list(call.args[2..].iter().map(|member| score_or_nil(set.and_then(|set| set.score(member))))))
+    Ok(Reply::list(call.args[2..].iter().map(|member| {
+        score_or_nil(set.and_then(|set| set.score(member)))
+    })))
 }
 
 pub(super) fn zcard(call: &mut Call) -> Outcome {
-    Ok(Reply::len(call.sorted_set(&call.args[1])?.map_or(0, SortedSet::len)))
+    Ok(Reply::len(
+        call.sorted_set(&call.args[1])?.map_or(0, SortedSet::len),
+    ))
 }
 
 pub(super) fn zcount(call: &mut Call) -> Outcome {
     let bounds = Bounds::parse(&call.args[2], &call.args[3])?;
-    Ok(Reply::len(call.sorted_set(&call.args[1])?.map_or(0, |set| bounds.of(set).count())))
+    Ok(Reply::len(
+        call.sorted_set(&call.args[1])?
+            .map_or(0, |set| bounds.of(set).count()),
+    ))
 }
 
 pub(super) fn zrank(call: &mut Call) -> Outcome {
-    let rank = call.sorted_set(&call.args[1])?.and_then(|set| set.rank(&call.args[2]));
+    let rank = call
+        .sorted_set(&call.args[1])?
+        .and_then(|set| set.rank(&call.args[2]));
     Ok(rank.map_or(Reply::Nil, Reply::len))
 }
 
@@ -164,20 +198,32 @@ fn pop(call: &mut Call, from_the_end: bool) -> Outcome {
     if call.args.len() > 3 {
         return Err(SYNTAX.into());
     }
-    let count = if call.args.len() == 3 { Some(call.positive(2)?) } else { None };
+    let count = if call.args.len() == 3 {
+        Some(call.positive(2)?)
+    } else {
+        None
+    };
     let key = &call.args[1];
-    let Some(set) = call.sorted_set(key)? else { return Ok(Reply::List(Vec::new())) };
+    let Some(set) = call.sorted_set(key)? else {
+        return Ok(Reply::List(Vec::new()));
+    };
     let popped = pick(set.iter(), from_the_end, 0, count.unwrap_or(1));
-    remove(call, |_| popped.iter().map(|(member, _)| member.clone()).collect())?;
-    // without a count, one pair and no list of pairs
-    Ok(if count.is_some() { scored(call, popped) } else { Reply::List(popped.into_iter().flat_map(pair).collect()) })
+    remove(call, |_| {
+        popped.iter().map(|(member, _)| member.clone()).collect()
+    })?;
+    // without a count, the reply is a flat pair in RESP3, too
+    Ok(if count.is_some() {
+        scored(call, popped)
+    } else {
+        Reply::List(popped.into_iter().flat_map(pair).collect())
+    })
 }
 
 fn pair((member, score): (Vec<u8>, f64)) -> [Reply; 2] {
     [Reply::Bulk(member), Reply::Double(score)]
 }
 
-/// Members with their scores: pairs in RESP3, flat in RESP2.
+/// Converts members with their scores to a reply: pairs in RESP3, flat in RESP2.
 fn scored(call: &Call, members: Vec<(Vec<u8>, f64)>) -> Reply {
     if call.speaks_resp3() {
         Reply::list(members.into_iter().map(|member| Reply::list(pair(member))))
@@ -200,7 +246,7 @@ fn pick<'a>(
     }
 }
 
-/// A range of scores; each end may be left out of it.
+/// A range of scores: `(bound, excluded)` at each end.
 struct Bounds {
     min: (f64, bool),
     max: (f64, bool),
@@ -209,19 +255,32 @@ struct Bounds {
 impl Bounds {
     fn parse(min: &[u8], max: &[u8]) -> Result<Self, String> {
         let bound = |text: &[u8]| {
-            let (text, open) = text.strip_prefix(b"(").map_or((text, false), |rest| (rest, true));
-            // as C does: to the first NUL
+            let (text, open) = text
+                .strip_prefix(b"(")
+                .map_or((text, false), |rest| (rest, true));
+            // as in C, the text ends at the first NUL
             let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
             strtod(text).map(|number| (number, open)).ok_or(NO_RANGE)
         };
-        Ok(Self { min: bound(min)?, max: bound(max)? })
+        Ok(Self {
+            min: bound(min)?,
+            max: bound(max)?,
+        })
     }
 
     fn of<'a>(&self, set: &'a SortedSet) -> impl DoubleEndedIterator<Item = (&'a [u8], f64)> {
         let (min, max) = (self.min, self.max);
         set.iter().filter(move |(_, score)| {
-            let above = if min.1 { *score > min.0 } else { *score >= min.0 };
-            let below = if max.1 { *score < max.0 } else { *score <= max.0 };
+            let above = if min.1 {
+                *score > min.0
+            } else {
+                *score >= min.0
+            };
+            let below = if max.1 {
+                *score < max.0
+            } else {
+                *score <= max.0
+            };
             above && below
         })
     }
@@ -243,7 +302,8 @@ pub(super) fn zrevrangebyscore(call: &mut Call) -> Outcome {
     range_of(call, Some(true), Some(true))
 }
 
-/// ZRANGE and its older forms, whose name says already what the range counts and where it begins.
+/// Runs ZRANGE or one of its older forms. `by_score` and `reverse` are `None` where options set
+/// them, and `Some` where the command's name does.
 fn range_of(call: &mut Call, mut by_score: Option<bool>, mut reverse: Option<bool>) -> Outcome {
     let (mut scores, mut limit) = (false, (0, -1));
     let mut at = 4;
@@ -266,9 +326,12 @@ fn range_of(call: &mut Call, mut by_score: Option<bool>, mut reverse: Option<boo
         at += 1;
     }
     let (by_score, reverse) = (by_score.unwrap_or(false), reverse.unwrap_or(false));
-    // a limit of -1 is none
+    // a count of -1 is no limit
     if limit.1 != -1 && !by_score {
-        return Err("ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX".into());
+        return Err(
+            "ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX"
+                .into(),
+        );
     }
     let members = if by_score {
         let (min, max) = if reverse { (3, 2) } else { (2, 3) };
@@ -277,7 +340,9 @@ fn range_of(call: &mut Call, mut by_score: Option<bool>, mut reverse: Option<boo
         let (skip, count) = limit;
         let all = |number: i64| usize::try_from(number).unwrap_or(usize::MAX);
         // a negative offset is past the end, a negative count is no limit
-        set.map_or(Vec::new(), |set| pick(bounds.of(set), reverse, all(skip), all(count)))
+        set.map_or(Vec::new(), |set| {
+            pick(bounds.of(set), reverse, all(skip), all(count))
+        })
     } else {
         let (first, last) = (call.int(2)?, call.int(3)?);
         let set = call.sorted_set(&call.args[1])?;
@@ -286,5 +351,9 @@ fn range_of(call: &mut Call, mut by_score: Option<bool>, mut reverse: Option<boo
             pick(set.iter(), reverse, range.start, range.len())
         })
     };
-    Ok(if scores { scored(call, members) } else { Reply::list(members.into_iter().map(|(name, _)| Reply::Bulk(name))) })
+    Ok(if scores {
+        scored(call, members)
+    } else {
+        Reply::list(members.into_iter().map(|(name, _)| Reply::Bulk(name)))
+    })
 }

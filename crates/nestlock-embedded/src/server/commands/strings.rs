@@ -1,10 +1,14 @@
-//! Commands on strings.
+//! String commands.
 
-use super::{Call, NOT_AN_INTEGER, OVERFLOW, Outcome, SYNTAX, Value, WRONG_TYPE, keys::invalid_expire};
+use super::{
+    Call, NOT_AN_INTEGER, OVERFLOW, Outcome, SYNTAX, Value, WRONG_TYPE, keys::invalid_expire,
+};
 use crate::server::resp::{Reply, integer};
 
 pub(super) fn get(call: &mut Call) -> Outcome {
-    Ok(call.string(&call.args[1])?.map_or(Reply::Nil, |text| Reply::bulk(text.as_slice())))
+    Ok(call
+        .string(&call.args[1])?
+        .map_or(Reply::Nil, |text| Reply::bulk(text.as_slice())))
 }
 
 pub(super) fn strlen(call: &mut Call) -> Outcome {
@@ -12,33 +16,54 @@ pub(super) fn strlen(call: &mut Call) -> Outcome {
 }
 
 pub(super) fn mget(call: &mut Call) -> Outcome {
-    // a key of another type counts as none
-    let value = |key: &Vec<u8>| call.string(key).ok().flatten().map_or(Reply::Nil, |text| Reply::bulk(text.as_slice()));
+    // a key of another type is reported as missing
+    let value = |key: &Vec<u8>| {
+        call.string(key)
+            .ok()
+            .flatten()
+            .map_or(Reply::Nil, |text| Reply::bulk(text.as_slice()))
+    };
     Ok(Reply::list(call.args[1..].iter().map(value)))
 }
 
-/// Replaces whatever is at the key.
+/// Replaces the value of a key, of any type, and removes its deadline.
 fn replace(call: &mut Call, key: &[u8], text: &[u8]) {
     call.server.keys.set_deadline(call.db, key, None);
-    call.server.keys.put(call.db, key, Value::String(text.to_vec()));
+    call.server
+        .keys
+        .put(call.db, key, Value::String(text.to_vec()));
 }
 
-/// The deadline that an option of SET or GETEX asks for.
+/// Returns the deadline given by the argument at `at`, in milliseconds since the Unix epoch.
 fn deadline(call: &Call, at: usize, unit: i64, relative: bool) -> Result<i64, String> {
     let time = integer(&call.args[at]).ok_or(NOT_AN_INTEGER)?;
     let base = if relative { call.now() } else { 0 };
-    let time = Some(time).filter(|time| *time > 0).and_then(|time| time.checked_mul(unit)?.checked_add(base));
+    let time = Some(time)
+        .filter(|time| *time > 0)
+        .and_then(|time| time.checked_mul(unit)?.checked_add(base));
     time.ok_or_else(|| invalid_expire(call.name()))
 }
 
-/// How an expiry option counts: the number of milliseconds, and whether from now.
+/// The unit of an expiry option in milliseconds, and whether it counts from now.
 type ExpiryOption = (i64, bool);
 
-/// An expiry option at this place, with its value after it. It may be given again, another one may not.
-fn expiry_option(call: &Call, at: usize, before: Option<(usize, ExpiryOption)>) -> Option<ExpiryOption> {
-    let options = [("ex", (1000, true)), ("px", (1, true)), ("exat", (1000, false)), ("pxat", (1, false))];
+/// Returns the expiry option at this position. Returns `None` if there is none, its value is
+/// missing, or it differs from `before`, the previous expiry option: only the same one may be
+/// repeated.
+fn expiry_option(
+    call: &Call,
+    at: usize,
+    before: Option<(usize, ExpiryOption)>,
+) -> Option<ExpiryOption> {
+    let options = [
+        ("ex", (1000, true)),
+        ("px", (1, true)),
+        ("exat", (1000, false)),
+        ("pxat", (1, false)),
+    ];
     let (_, option) = options.into_iter().find(|(name, _)| call.is(at, name))?;
-    (at + 1 < call.args.len() && before.is_none_or(|(_, before)| before == option)).then_some(option)
+    (at + 1 < call.args.len() && before.is_none_or(|(_, before)| before == option))
+        .then_some(option)
 }
 
 pub(super) fn set(call: &mut Call) -> Outcome {
@@ -63,7 +88,9 @@ pub(super) fn set(call: &mut Call) -> Outcome {
         }
         at += 1;
     }
-    let deadline = expiry.map(|(at, (unit, relative))| deadline(call, at, unit, relative)).transpose()?;
+    let deadline = expiry
+        .map(|(at, (unit, relative))| deadline(call, at, unit, relative))
+        .transpose()?;
 
     let key = &call.args[1];
     let before = if get { Some(self::get(call)?) } else { None };
@@ -72,7 +99,9 @@ pub(super) fn set(call: &mut Call) -> Outcome {
         return Ok(before.unwrap_or(Reply::Nil));
     }
     if keep {
-        call.server.keys.put(call.db, key, Value::String(call.args[2].clone()));
+        call.server
+            .keys
+            .put(call.db, key, Value::String(call.args[2].clone()));
     } else {
         replace(call, key, &call.args[2]);
     }
@@ -101,7 +130,9 @@ pub(super) fn psetex(call: &mut Call) -> Outcome {
 fn set_for(call: &mut Call, unit: i64) -> Outcome {
     let deadline = deadline(call, 2, unit, true)?;
     replace(call, &call.args[1], &call.args[3]);
-    call.server.keys.set_deadline(call.db, &call.args[1], Some(deadline));
+    call.server
+        .keys
+        .set_deadline(call.db, &call.args[1], Some(deadline));
     Ok(Reply::OK)
 }
 
@@ -165,7 +196,10 @@ pub(super) fn msetnx(call: &mut Call) -> Outcome {
     if call.args.len().is_multiple_of(2) {
         return Err(call.wrong_number().into());
     }
-    if call.args[1..].chunks_exact(2).any(|pair| call.server.keys.contains(call.db, &pair[0])) {
+    if call.args[1..]
+        .chunks_exact(2)
+        .any(|pair| call.server.keys.contains(call.db, &pair[0]))
+    {
         return Ok(Reply::Int(0));
     }
     mset(call)?;
@@ -173,7 +207,11 @@ pub(super) fn msetnx(call: &mut Call) -> Outcome {
 }
 
 pub(super) fn append(call: &mut Call) -> Outcome {
-    match call.server.keys.get_or_insert(call.db, &call.args[1], || Value::String(Vec::new())) {
+    match call
+        .server
+        .keys
+        .get_or_insert(call.db, &call.args[1], || Value::String(Vec::new()))
+    {
         Value::String(text) => {
             text.extend_from_slice(&call.args[2]);
             Ok(Reply::len(text.len()))
@@ -195,13 +233,22 @@ pub(super) fn incrby(call: &mut Call) -> Outcome {
 }
 
 pub(super) fn decrby(call: &mut Call) -> Outcome {
-    add(call, call.int(2)?.checked_neg().ok_or("ERR decrement would overflow")?)
+    add(
+        call,
+        call.int(2)?
+            .checked_neg()
+            .ok_or("ERR decrement would overflow")?,
+    )
 }
 
 fn add(call: &mut Call, by: i64) -> Outcome {
     let key = &call.args[1];
-    let before = call.string(key)?.map_or(Ok(0), |text| integer(text).ok_or(NOT_AN_INTEGER))?;
+    let before = call
+        .string(key)?
+        .map_or(Ok(0), |text| integer(text).ok_or(NOT_AN_INTEGER))?;
     let after = before.checked_add(by).ok_or(OVERFLOW)?;
-    call.server.keys.put(call.db, key, Value::String(after.to_string().into_bytes()));
+    call.server
+        .keys
+        .put(call.db, key, Value::String(after.to_string().into_bytes()));
     Ok(Reply::Int(after))
 }

@@ -1,6 +1,7 @@
-//! Which slot a key is in.
+//! The slot of a key.
 
-/// CRC16 (XMODEM) of the key, or of what is between its first `{` and the next `}`, if that is not empty.
+/// Returns the CRC16 (XMODEM) of the key, modulo the number of slots. If the part between the first
+/// `{` and the next `}` is not empty, only that part is hashed.
 pub(super) fn slot_of(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
@@ -11,7 +12,11 @@ pub(super) fn slot_of(key: &[u8]) -> u16 {
     for byte in tag.unwrap_or(key) {
         crc ^= u16::from(*byte) << 8;
         for _ in 0..8 {
-            crc = if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
+            crc = if crc & 0x8000 == 0 {
+                crc << 1
+            } else {
+                crc << 1 ^ 0x1021
+            };
         }
     }
     crc % super::SLOTS
@@ -23,7 +28,7 @@ mod tests {
 
     #[test]
     fn as_in_the_specification() {
-        // CRC16 of "123456789" is 0x31c3
+        // the check value of CRC16 (XMODEM), which is a valid slot as it stands
         assert_eq!(slot_of(b"123456789"), 0x31c3);
         assert_eq!(slot_of(b""), 0);
         assert_eq!(slot_of(b"foo"), 12182);

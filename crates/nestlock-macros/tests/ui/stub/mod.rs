@@ -1,4 +1,4 @@
-//! Stands for `nestlock_recipes`.
+//! A stub of `nestlock_recipes`.
 
 pub mod nestlock {
     use std::time::Duration;

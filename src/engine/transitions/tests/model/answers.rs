@@ -1,8 +1,8 @@
-//! What a client makes of an answer, and of none.
+//! How a client reacts to a reply, and to none.
 
 use crate::{
     clock::Instant,
-    engine::{generation::Grant, state::State},
+    engine::{generation::Grant, lease::RenewalReply, state::HoldState},
     error::StoreErrorKind,
     store::Renewed,
 };
@@ -13,7 +13,7 @@ use super::{
 };
 
 impl Client {
-    /// The oldest answer is read.
+    /// Reads the oldest reply.
     pub(super) fn hear(&mut self, now: Instant) {
         let (answer, to) = self.answers.remove(0);
         match to {
@@ -35,13 +35,28 @@ impl Client {
     }
 
     fn renewed(&mut self, at: usize, renewal: &Renewal, answer: Option<Answer>, now: Instant) {
-        let Renewal { generation, sent, lease, period } = renewal;
+        let Renewal {
+            generation,
+            sent,
+            lease,
+            period,
+        } = renewal;
         let confirmed = match answer {
-            Some(Answer::Renewed(answer)) => Some(answer).filter(|answer| *answer != Renewed::Unknown),
+            Some(Answer::Renewed(answer)) => {
+                Some(answer).filter(|answer| *answer != Renewed::Unknown)
+            }
             _ => None,
         };
         self.change(at, |state, effects| match confirmed {
-            Some(answer) => state.renewed(generation, answer, (*sent, *lease), Some(*sent + *period), now, effects),
+            Some(renewed) => {
+                let reply = RenewalReply {
+                    renewed,
+                    sent: *sent,
+                    ttl: *lease,
+                    next: Some(*sent + *period),
+                };
+                state.renewed(generation, reply, now, effects);
+            }
             None => state.not_renewed(generation, now + *period / 10, now, effects),
         });
     }
@@ -51,19 +66,21 @@ impl Client {
         match answer {
             Some(Answer::Held) => {
                 let grant = Grant::of(turn.sent, *LEASE);
-                let granted = self.change(at, |state, effects| state.granted(request, &grant, epoch, now, effects));
+                let granted = self.change(at, |state, effects| {
+                    state.granted(request, &grant, epoch, now, effects)
+                });
                 if let Ok(Some(ticket)) = granted {
                     if !is_valid(&ticket.generation, now) {
                         self.wrong("what is granted is not over yet");
                     }
-                    if ticket.generation.books().count == 1 {
+                    if ticket.generation.ledger().count == 1 {
                         self.told.push(Told::Begun(ticket.generation.owner.clone()));
                     }
                     self.holds[at].guards.push(ticket);
                 }
             }
             Some(Answer::Busy) => self.change(at, |state, _| state.busy(request, false, epoch)),
-            Some(Answer::Lost) => self.change(at, State::refused_as_lost),
+            Some(Answer::Lost) => self.change(at, HoldState::refused_as_lost),
             None => self.change(at, |state, _| state.not_executed(request)),
             Some(other) => unreachable!("{other:?}"),
         }
@@ -73,8 +90,9 @@ impl Client {
         let (epoch, ends) = (self.epoch, self.holds[at].state.record_ends());
         let held = match answer {
             Some(Answer::Released(released)) => {
-                let released =
-                    |state: &mut State, effects: &mut _| state.released(&turn.request, released, epoch, effects);
+                let released = |state: &mut HoldState, effects: &mut _| {
+                    state.released(&turn.request, released, epoch, effects)
+                };
                 let answered = self.change(at, released);
                 self.abandon(answered.abandoned);
                 self.others_unlocked(at);
@@ -87,11 +105,15 @@ impl Client {
             other => unreachable!("{other:?}"),
         };
         match (turn.wants, held) {
-            (Wants::Acquire { after_loss }, Some(_)) => return self.go_on_acquiring(at, after_loss, now),
-            (Wants::Unlock(generation), Some(held)) => self.unlocked(generation, held, turn.request.count == 0),
+            (Wants::Acquire { after_loss }, Some(_)) => {
+                return self.go_on_acquiring(at, after_loss, now);
+            }
+            (Wants::Unlock(generation), Some(held)) => {
+                self.unlocked(generation, held, turn.request.count == 0);
+            }
             (Wants::Unlock(generation), None) => return self.holds[at].unlocks.push(generation),
             (Wants::Settle, None) if now > LEASE.record_ends(turn.sent).max(ends) + OVERDUE => {
-                // as in `janitor::settle`: whatever there was, its lease is over
+                // As in `janitor::settle`: whatever the record was, its lease is over.
                 let abandoned = self.change(at, |state, _| state.write_off(StoreErrorKind::Other));
                 self.abandon(abandoned);
             }
@@ -100,7 +122,7 @@ impl Client {
         self.tidy(at);
     }
 
-    /// The future that has the turn is dropped.
+    /// Drops the future that has the owner lock.
     pub(super) fn cancel(&mut self, at: usize) {
         self.holds[at].turn = None;
         self.nobody_hears(|to| matches!(to, To::Turn(of) if *of == at));
@@ -108,13 +130,19 @@ impl Client {
     }
 
     fn nobody_hears(&mut self, of: impl Fn(&To) -> bool) {
-        let waiting = self.sent.iter_mut().map(|(_, to)| to).chain(self.answers.iter_mut().map(|(_, to)| to));
+        let waiting = self
+            .sent
+            .iter_mut()
+            .map(|(_, to)| to)
+            .chain(self.answers.iter_mut().map(|(_, to)| to));
         waiting.filter(|to| of(to)).for_each(|to| *to = To::Nobody);
     }
 
-    /// The future that has the turn learns that its request may have been executed.
+    /// Reports to the future that has the owner lock that its request may have been executed.
     pub(super) fn silent(&mut self, at: usize, now: Instant) {
-        let Some(turn) = self.holds[at].turn.take() else { return self.tidy(at) };
+        let Some(turn) = self.holds[at].turn.take() else {
+            return self.tidy(at);
+        };
         self.nobody_hears(|to| matches!(to, To::Turn(of) if *of == at));
         let nothing_held = self.holds[at].state.wanted() == 0;
         match turn.wants {
@@ -133,10 +161,16 @@ impl Client {
         self.tidy(at);
     }
 
-    /// The connection ends. What was sent may still be executed, in its order; the answers are lost.
+    /// Ends the connection. Requests in flight may still be executed, in order, but their replies
+    /// are lost.
     pub(super) fn cut(&mut self, now: Instant) {
         let unheard: Vec<To> = self.sent.iter().map(|(_, to)| to.clone()).collect();
-        let unheard: Vec<To> = self.answers.drain(..).map(|(_, to)| to).chain(unheard).collect();
+        let unheard: Vec<To> = self
+            .answers
+            .drain(..)
+            .map(|(_, to)| to)
+            .chain(unheard)
+            .collect();
         self.nobody_hears(|_| true);
         self.epoch = self.epoch.next();
         for to in &unheard {

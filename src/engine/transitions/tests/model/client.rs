@@ -1,4 +1,5 @@
-//! A client as the transitions meet it: what the engine's futures do between two awaits, and nothing of their own.
+//! A client as the transitions see it. It does what the engine's futures do between two awaits, and
+//! nothing else.
 
 use std::sync::{Arc, LazyLock};
 
@@ -6,72 +7,87 @@ use super::super::server::{Answer, LOCK, OVERDUE, Sent, TTL, Verb};
 use crate::{
     clock::Instant,
     engine::{
-        baton::Baton,
-        generation::{End, Generation, Ticket},
-        kind::About,
+        generation::{Generation, GenerationEnd, Ticket},
+        hand_off::{HandOff, TakerTerms},
+        kind::KindInfo,
         lease::{Lease, Millis},
         refusal::Refusal,
-        state::{Abandoned, Around, Door, Due, Effects, Left, Leftover, Planned, Request, ServerSide, Standing, State},
+        state::{
+            Abandoned, AcquireMode, AcquirePlan, Due, DueRenewal, Effects, HoldRequest, HoldState,
+            Ownership, ReleaseStep, Residue, ServerSide, SiblingState,
+        },
     },
     error::LossReason,
     owner::OwnerId,
     store::Epoch,
 };
 
-pub(super) static LEASE: LazyLock<Lease> = LazyLock::new(|| Lease::Watched { ttl: Millis::of(TTL), times: None });
+pub(super) static LEASE: LazyLock<Lease> = LazyLock::new(|| Lease::Watched {
+    ttl: Millis::of(TTL),
+    times: None,
+});
 
-/// What a future that has the turn wants in the end.
+/// The goal of a future that has the owner lock.
 #[derive(Debug, Clone)]
 pub(super) enum Wants {
     Acquire {
         after_loss: bool,
     },
-    /// To know how the release of its generation went.
+    /// Learn how the release of its generation went.
     Unlock(Arc<Generation>),
-    /// The janitor: that nothing is in doubt.
+    /// For the janitor: leave nothing in doubt.
     Settle,
 }
 
-/// A future that has the turn, and waits for the answer to a request.
+/// A future that has the owner lock and waits for a reply.
 #[derive(Debug)]
 pub(super) struct Turn {
-    pub(super) request: Request,
+    pub(super) request: HoldRequest,
     pub(super) sent: Instant,
     pub(super) wants: Wants,
 }
 
-/// What is known to those who have a handle of one hold.
+/// One hold, and the futures and guards that have a handle of it.
 #[derive(Debug)]
 pub(super) struct Hold {
-    /// What its owner is called without a suffix.
+    /// The owner's name without a suffix.
     pub(super) caller: OwnerId,
-    pub(super) state: State,
-    /// Not in the hands of somebody else.
+    pub(super) state: HoldState,
+    /// The owner's next call finds this hold.
     pub(super) registered: bool,
     pub(super) turn: Option<Turn>,
     pub(super) guards: Vec<Ticket>,
-    /// Calls of `unlock` that wait for the turn.
+    /// Calls of `unlock` that wait for the owner lock.
     pub(super) unlocks: Vec<Arc<Generation>>,
 }
 
 impl Hold {
     pub(super) fn new(owner: &OwnerId, now: Instant) -> Self {
-        let state = State::new(owner.clone(), now);
-        Self { caller: owner.clone(), state, registered: true, turn: None, guards: Vec::new(), unlocks: Vec::new() }
+        let state = HoldState::new(owner.clone(), now);
+        Self {
+            caller: owner.clone(),
+            state,
+            registered: true,
+            turn: None,
+            guards: Vec::new(),
+            unlocks: Vec::new(),
+        }
     }
 
     pub(super) fn valid_guards(&self, now: Instant) -> impl Iterator<Item = &Ticket> {
-        self.guards.iter().filter(move |guard| is_valid(&guard.generation, now))
+        self.guards
+            .iter()
+            .filter(move |guard| is_valid(&guard.generation, now))
     }
 }
 
-/// What a guard is told that asks.
+/// Returns whether a guard of this generation reports itself as valid.
 pub(super) fn is_valid(generation: &Generation, now: Instant) -> bool {
-    let books = generation.books();
-    books.end.is_none() && books.deadline > now
+    let ledger = generation.ledger();
+    ledger.end.is_none() && ledger.deadline > now
 }
 
-/// A renewal that is under way.
+/// A renewal in flight.
 #[derive(Debug, Clone)]
 pub(super) struct Renewal {
     pub(super) generation: Arc<Generation>,
@@ -80,20 +96,20 @@ pub(super) struct Renewal {
     pub(super) period: std::time::Duration,
 }
 
-/// Who waits for an answer.
+/// The receiver of a reply.
 #[derive(Debug, Clone)]
 pub(super) enum To {
     Nobody,
-    /// The future that has the turn of this hold.
+    /// The future that has the owner lock of this hold.
     Turn(usize),
     Watchdog(usize, Renewal),
 }
 
-/// What a client tells the world when it has changed.
+/// What a client reports to the world after a change.
 #[derive(Debug)]
 pub(super) enum Told {
     Wrong(&'static str),
-    /// How a call of `unlock` ended. `was_last`: nothing was to be left of the record.
+    /// How a call of `unlock` ended. `was_last`: the record was to have no hold left.
     Unlocked {
         generation: Arc<Generation>,
         was_last: bool,
@@ -108,24 +124,30 @@ pub(super) struct Client {
     pub(super) owner: OwnerId,
     pub(super) max_holds: u32,
     pub(super) holds: Vec<Hold>,
-    /// Names that were retired.
+    /// Number of names that were retired.
     pub(super) suffix: u64,
     pub(super) epoch: Epoch,
-    /// In the order in which they were sent.
+    /// Requests that the server has not executed, in the order in which they were sent.
     pub(super) sent: Vec<(Sent, To)>,
-    /// Of this epoch, in their order. `None`: the server refused it.
+    /// Replies of this epoch, in order. `None`: the server refused the request.
     pub(super) answers: Vec<(Option<Answer>, To)>,
-    /// Names that the janitor has still to release.
+    /// Names that the janitor has yet to release.
     pub(super) ghosts: Vec<OwnerId>,
-    /// What is handed on, and nobody has taken.
-    pub(super) baton: Option<Baton>,
-    /// Who acquires nothing but what is handed on, and inside that.
+    /// The hand-off that no caller has taken yet.
+    pub(super) hand_off: Option<HandOff>,
+    /// A caller that acquires only what is handed on, and inside that.
     pub(super) another: OwnerId,
     pub(super) told: Vec<Told>,
 }
 
-fn door(max_holds: u32, after_loss: bool) -> Door {
-    Door { about: About::plain("reentrant"), waits: false, adopts: None, max_holds, after_loss }
+fn mode(max_holds: u32, after_loss: bool) -> AcquireMode {
+    AcquireMode {
+        about: KindInfo::plain("reentrant"),
+        waits: false,
+        adopts: None,
+        max_holds,
+        after_loss,
+    }
 }
 
 impl Client {
@@ -139,7 +161,7 @@ impl Client {
             sent: Vec::new(),
             answers: Vec::new(),
             ghosts: Vec::new(),
-            baton: None,
+            hand_off: None,
             another: format!("{owner}-another").parse().unwrap(),
             told: Vec::new(),
         }
@@ -149,55 +171,90 @@ impl Client {
         self.told.push(Told::Wrong(what));
     }
 
-    /// As `Hold::change` does.
-    pub(super) fn change<T>(&mut self, at: usize, transition: impl FnOnce(&mut State, &mut Effects) -> T) -> T {
+    /// Changes a hold as `Hold::change` does, and checks the effects.
+    pub(super) fn change<T>(
+        &mut self,
+        at: usize,
+        transition: impl FnOnce(&mut HoldState, &mut Effects) -> T,
+    ) -> T {
         let hold = &mut self.holds[at];
-        let live = |hold: &Hold| hold.guards.iter().map(|guard| guard.generation.books().is_held()).collect::<Vec<_>>();
+        let live = |hold: &Hold| {
+            hold.guards
+                .iter()
+                .map(|guard| guard.generation.ledger().is_held())
+                .collect::<Vec<_>>()
+        };
         let (before, mut effects) = (live(hold), Effects::default());
         let outcome = transition(&mut hold.state, &mut effects);
         hold.state.forget_ended();
-        let told =
-            |generation: &Arc<Generation>| effects.ended.as_ref().is_some_and(|ended| Arc::ptr_eq(ended, generation));
-        let ended = hold.guards.iter().zip(before).filter(|(guard, live)| *live && !guard.generation.books().is_held());
+        let told = |generation: &Arc<Generation>| {
+            effects
+                .ended
+                .as_ref()
+                .is_some_and(|ended| Arc::ptr_eq(ended, generation))
+        };
+        let ended = hold
+            .guards
+            .iter()
+            .zip(before)
+            .filter(|(guard, live)| *live && !guard.generation.ledger().is_held());
         if !ended.map(|(guard, _)| &guard.generation).all(told) {
             self.wrong("its guards are told");
         }
         let hold = &self.holds[at];
-        if hold.state.held().is_some() && hold.state.next_look(OVERDUE).is_none() {
+        if hold.state.held().is_some() && hold.state.next_poll(OVERDUE).is_none() {
             self.wrong("somebody notices its end");
         }
         outcome
     }
 
-    /// The hold that the owner's next call finds.
+    /// Returns the hold that the owner's next call finds.
     pub(super) fn registered(&self) -> Option<usize> {
-        self.holds.iter().position(|hold| hold.registered && hold.caller == self.owner)
+        self.holds
+            .iter()
+            .position(|hold| hold.registered && hold.caller == self.owner)
     }
 
     pub(super) fn is_anothers(&self, at: usize) -> bool {
         let hold = &self.holds[at];
-        hold.registered && hold.caller == self.another && hold.turn.is_none() && hold.state.wanted() > 0
+        hold.registered
+            && hold.caller == self.another
+            && hold.turn.is_none()
+            && hold.state.wanted() > 0
     }
 
-    /// As `Core::hand_on`. `false`: it cannot be.
+    /// Hands a hold on, as `Core::hand_on` does. Returns `false` if that is not possible.
     pub(super) fn hand_on(&mut self, at: usize, guard: usize, now: Instant) -> bool {
         let (ticket, epoch) = (self.holds[at].guards.remove(guard), self.epoch);
-        let handed = self.change(at, |state, effects| state.hand_on(&LOCK, &ticket, epoch, TTL, now, effects));
+        let handed = self.change(at, |state, effects| {
+            state.hand_on(&LOCK, &ticket, epoch, TTL, now, effects)
+        });
         if handed.is_some() {
             self.suffix += 1;
-            // the record goes on
+            // The record stays.
             let generation = Arc::clone(&ticket.generation);
-            self.told.push(Told::Unlocked { generation, was_last: false, how: Ok(()) });
-            self.baton = handed;
+            self.told.push(Told::Unlocked {
+                generation,
+                was_last: false,
+                how: Ok(()),
+            });
+            self.hand_off = handed;
             self.tidy(at);
         }
-        self.baton.is_some()
+        self.hand_off.is_some()
     }
 
-    /// As `Waiter::take`. `false`: it cannot be.
+    /// Takes the hand-off, as `Waiter::take` does. Returns `false` if that is not possible.
     pub(super) fn take(&mut self, by_another: bool, now: Instant) -> bool {
-        let caller = if by_another { self.another.clone() } else { self.owner.clone() };
-        let known = self.holds.iter().position(|hold| hold.registered && hold.caller == caller);
+        let caller = if by_another {
+            self.another.clone()
+        } else {
+            self.owner.clone()
+        };
+        let known = self
+            .holds
+            .iter()
+            .position(|hold| hold.registered && hold.caller == caller);
         let at = known.unwrap_or_else(|| {
             self.holds.push(Hold::new(&caller, now));
             self.holds.len() - 1
@@ -205,30 +262,54 @@ impl Client {
         if self.holds[at].turn.is_some() {
             return false;
         }
-        let (baton, epoch) = (self.baton.take().expect("it is handed on"), self.epoch);
-        let around =
-            Around { caller: &caller, sibling: None, lost_sibling: None, suffix: self.suffix, value_in_doubt: false };
-        let planned = self.change(at, |state, effects| state.plan(self::door(1, false), around, now, effects));
-        let Planned::Send(request) = planned else { return false };
+        let (hand_off, epoch) = (self.hand_off.take().expect("it is handed on"), self.epoch);
+        let siblings = SiblingState {
+            caller: &caller,
+            sibling: None,
+            lost_sibling: None,
+            suffix: self.suffix,
+            value_in_doubt: false,
+        };
+        let planned = self.change(at, |state, effects| {
+            state.plan(self::mode(1, false), siblings, now, effects)
+        });
+        let Ok(AcquirePlan::Send(request)) = planned else {
+            return false;
+        };
         self.change(at, |state, _| state.send(&request, epoch, now));
-        let taken = self.change(at, |state, _| state.take(&request, &baton, (*LEASE, 0), epoch, now));
+        let taken = self.change(at, |state, _| {
+            let taker = TakerTerms {
+                lease: *LEASE,
+                replicas: 0,
+                epoch,
+            };
+            state.take(&request, &hand_off, taker, now)
+        });
         let Some(ticket) = taken else { return false };
         self.told.push(Told::Begun(ticket.generation.owner.clone()));
         self.holds[at].guards.push(ticket);
         true
     }
 
-    /// Nobody has taken it: it is released.
+    /// Schedules the release of a hand-off that no caller has taken.
     pub(super) fn take_back(&mut self) {
-        self.ghosts.extend(self.baton.take().map(|baton| baton.owner));
+        self.ghosts
+            .extend(self.hand_off.take().map(|hand_off| hand_off.owner));
     }
 
     fn post(&mut self, owner: &OwnerId, verb: Verb, to: To) {
-        self.sent.push((Sent { owner: owner.clone(), verb, epoch: self.epoch }, to));
+        self.sent.push((
+            Sent {
+                owner: owner.clone(),
+                verb,
+                epoch: self.epoch,
+            },
+            to,
+        ));
     }
 
-    /// In the turn of a hold: sends what was planned.
-    fn send(&mut self, at: usize, request: Request, wants: Wants, now: Instant) {
+    /// Sends a planned request. The caller has the owner lock.
+    fn send(&mut self, at: usize, request: HoldRequest, wants: Wants, now: Instant) {
         let (epoch, holds) = (self.epoch, request.count);
         self.change(at, |state, _| {
             if !request.is_release {
@@ -236,25 +317,35 @@ impl Client {
             }
             state.send(&request, epoch, now);
         });
-        let verb = if request.is_release { Verb::Release { holds } } else { Verb::Acquire { holds } };
+        let verb = if request.is_release {
+            Verb::Release { holds }
+        } else {
+            Verb::Acquire { holds }
+        };
         self.post(&request.owner, verb, To::Turn(at));
-        self.holds[at].turn = Some(Turn { request, sent: now, wants });
+        self.holds[at].turn = Some(Turn {
+            request,
+            sent: now,
+            wants,
+        });
     }
 
-    /// `Core::agree`. `false`: it agrees already.
+    /// Sends a release, as `Core::agree` does. Returns `false` if no release is needed.
     fn agree(&mut self, at: usize, wants: Wants, now: Instant) -> bool {
-        let Some(request) = self.holds[at].state.plan_release() else { return false };
+        let Some(request) = self.holds[at].state.plan_release() else {
+            return false;
+        };
         self.send(at, request, wants, now);
         true
     }
 
-    /// An attempt to acquire, which finds the turn free.
+    /// Attempts to acquire, if the owner lock is free.
     pub(super) fn acquire(&mut self, after_loss: bool, now: Instant) {
         let at = self.registered().unwrap_or_else(|| {
             self.holds.push(Hold::new(&self.owner, now));
             self.holds.len() - 1
         });
-        // else it waits until the turn is free, which may be later
+        // Otherwise it waits for the owner lock. That is the same as an attempt that begins later.
         if self.holds[at].turn.is_none() {
             self.go_on_acquiring(at, after_loss, now);
         }
@@ -264,35 +355,45 @@ impl Client {
         if self.holds[at].caller == self.another && self.holds[at].state.wanted() == 0 {
             return self.tidy(at);
         }
-        let door = door(self.max_holds, after_loss);
+        let mode = mode(self.max_holds, after_loss);
         let caller = self.holds[at].caller.clone();
-        let around =
-            Around { caller: &caller, sibling: None, lost_sibling: None, suffix: self.suffix, value_in_doubt: false };
+        let siblings = SiblingState {
+            caller: &caller,
+            sibling: None,
+            lost_sibling: None,
+            suffix: self.suffix,
+            value_in_doubt: false,
+        };
         let hold = &self.holds[at];
         let lost = |generation| hold.state.is_current(generation) && !is_valid(generation, now);
         let inside_a_loss = hold.guards.iter().any(|guard| lost(&guard.generation));
-        match self.change(at, |state, effects| state.plan(door, around, now, effects)) {
-            Planned::Send(request) => {
+        match self.change(at, |state, effects| {
+            state.plan(mode, siblings, now, effects)
+        }) {
+            Ok(AcquirePlan::Send(request)) => {
                 if inside_a_loss && !after_loss {
                     self.wrong("its owner is inside what it lost");
                 }
-                let late = |(sent, _): &(Sent, To)| sent.epoch != self.epoch && sent.owner == request.owner;
-                if request.count == 1 && self.sent.iter().any(|sent| late(sent) && sent.0.decides()) {
+                let late = |(sent, _): &(Sent, To)| {
+                    sent.epoch != self.epoch && sent.owner == request.owner
+                };
+                if request.count == 1 && self.sent.iter().any(|sent| late(sent) && sent.0.decides())
+                {
                     self.wrong("a name that a late request may use is not used again");
                 }
                 self.send(at, request, Wants::Acquire { after_loss }, now);
             }
-            Planned::Unsettled => {
+            Ok(AcquirePlan::Agree) => {
                 if !self.agree(at, Wants::Acquire { after_loss }, now) {
                     self.wrong("what is unsettled can be settled");
                 }
             }
-            Planned::Gone => {
+            Ok(AcquirePlan::Forget) => {
                 self.holds[at].registered = false;
                 self.tidy(at);
                 self.acquire(after_loss, now);
             }
-            Planned::Refused(refusal) => {
+            Err(refusal) => {
                 let lost = matches!(refusal, Refusal::Lost(..)) && inside_a_loss && !after_loss;
                 if !lost && !matches!(refusal, Refusal::TooManyHolds(..)) {
                     self.wrong("nothing is refused but what is inside a loss");
@@ -302,19 +403,21 @@ impl Client {
         }
     }
 
-    /// Gives a guard up. `awaited`: by `unlock`.
+    /// Gives up a guard. `awaited`: by `unlock`.
     pub(super) fn leave(&mut self, at: usize, guard: usize, awaited: bool, now: Instant) {
         let ticket = self.holds[at].guards.remove(guard);
         match self.change(at, |state, effects| state.leave(&ticket, now, effects)) {
-            Ok(Left::Here(generation)) if awaited => self.holds[at].unlocks.push(generation),
-            Ok(Left::Elsewhere(_)) => unreachable!("nothing is handed over"),
-            Err(End::Released | End::Refused(_) | End::Unconfirmed) => self.wrong("what has a guard is not released"),
-            Ok(Left::Here(_)) | Err(End::Lost(_)) => {}
+            Ok(ReleaseStep::Here(generation)) if awaited => self.holds[at].unlocks.push(generation),
+            Ok(ReleaseStep::Elsewhere(_)) => unreachable!("nothing is handed over"),
+            Err(
+                GenerationEnd::Released | GenerationEnd::Refused(_) | GenerationEnd::Unconfirmed,
+            ) => self.wrong("what has a guard is not released"),
+            Ok(ReleaseStep::Here(_)) | Err(GenerationEnd::Lost(_)) => {}
         }
         self.tidy(at);
     }
 
-    /// An `unlock` has the turn.
+    /// Continues a call of `unlock` that has got the owner lock.
     pub(super) fn unlock(&mut self, at: usize, which: usize, now: Instant) {
         let generation = self.holds[at].unlocks.remove(which);
         if !self.agree(at, Wants::Unlock(Arc::clone(&generation)), now) {
@@ -324,46 +427,67 @@ impl Client {
         }
     }
 
-    /// As `Core::released`. `held`: the server had recorded this owner, or may have.
+    /// Reports how an `unlock` ended, as `Core::released` does. `held`: the server had recorded
+    /// this owner, or may have.
     pub(super) fn unlocked(&mut self, generation: Arc<Generation>, held: bool, was_last: bool) {
-        let how = match generation.books().end {
+        let how = match generation.ledger().end {
             _ if !held => Err(LossReason::RecordMissing),
-            Some(End::Lost(reason)) => Err(reason),
-            Some(End::Refused(_) | End::Unconfirmed) => return,
-            Some(End::Released) | None => Ok(()),
+            Some(GenerationEnd::Lost(reason)) => Err(reason),
+            Some(GenerationEnd::Refused(_) | GenerationEnd::Unconfirmed) => return,
+            Some(GenerationEnd::Released) | None => Ok(()),
         };
-        self.told.push(Told::Unlocked { generation, was_last, how });
+        self.told.push(Told::Unlocked {
+            generation,
+            was_last,
+            how,
+        });
     }
 
-    /// Other calls of `unlock` find that it is settled, as soon as they have the turn: nothing changes that.
+    /// Ends the other calls of `unlock` if the release is settled. They would find the same once
+    /// they have the owner lock, because nothing changes it.
     pub(super) fn others_unlocked(&mut self, at: usize) {
         let hold = &mut self.holds[at];
         if hold.state.plan_release().is_none() {
             let was_last = hold.state.wanted() == 0;
-            let settled = hold.unlocks.extract_if(.., |generation| !generation.books().is_held());
+            let settled = hold
+                .unlocks
+                .extract_if(.., |generation| !generation.ledger().is_held());
             for generation in settled.collect::<Vec<_>>() {
                 self.unlocked(generation, true, was_last);
             }
         }
     }
 
-    /// The janitor has the turn. `false`: nothing to do.
+    /// Settles the hold, as the janitor does with the owner lock. Returns `false` if there is
+    /// nothing to do.
     pub(super) fn settle(&mut self, at: usize, now: Instant) -> bool {
-        self.holds[at].state.leftover() == Leftover::Doubt && self.agree(at, Wants::Settle, now)
+        self.holds[at].state.residue() == Residue::Doubt && self.agree(at, Wants::Settle, now)
     }
 
-    /// The watchdog looks. `false`: nothing was due.
+    /// Polls the hold, as the watchdog does. Returns `false` if nothing was due.
     pub(super) fn look(&mut self, at: usize, now: Instant) -> bool {
-        match self.change(at, |state, effects| state.look(now, OVERDUE, effects)) {
+        match self.change(at, |state, effects| state.poll(now, OVERDUE, effects)) {
             Due::Nothing => return false,
             Due::Ended => self.tidy(at),
-            Due::Renew { generation, keep, period, .. } => {
+            Due::Renew(DueRenewal {
+                generation,
+                keep,
+                period,
+                ..
+            }) => {
                 let (owner, lease) = (generation.owner.clone(), keep.ttl(now));
-                let renewal = Renewal { generation, sent: now, lease, period };
+                let renewal = Renewal {
+                    generation,
+                    sent: now,
+                    lease,
+                    period,
+                };
                 self.post(&owner, Verb::Renew { lease }, To::Watchdog(at, renewal));
             }
             Due::Stuck => {
-                let Some(abandoned) = self.change(at, |state, _| state.orphan()) else { return false };
+                let Some(abandoned) = self.change(at, |state, _| state.orphan()) else {
+                    return false;
+                };
                 self.abandon(Some(abandoned));
                 self.holds[at].registered = false;
                 self.tidy(at);
@@ -379,27 +503,39 @@ impl Client {
         }
     }
 
-    /// The janitor releases a name that was abandoned.
+    /// Sends the janitor's release of an abandoned name.
     pub(super) fn bust(&mut self) {
         let ghost = self.ghosts.remove(0);
         self.post(&ghost, Verb::Release { holds: 0 }, To::Nobody);
     }
 
-    /// Forgets a hold of which nothing is left, and that nobody has a handle of.
+    /// Forgets a hold that has no residue and no handle.
     pub(super) fn tidy(&mut self, at: usize) {
         let hold = &self.holds[at];
         let waited_for = |to: &To| matches!(to, To::Watchdog(of, _) if *of == at);
-        let mut tos = self.sent.iter().map(|(_, to)| to).chain(self.answers.iter().map(|(_, to)| to));
+        let mut tos = self
+            .sent
+            .iter()
+            .map(|(_, to)| to)
+            .chain(self.answers.iter().map(|(_, to)| to));
         let has_handle = hold.turn.is_some() || !hold.guards.is_empty() || !hold.unlocks.is_empty();
-        if has_handle || hold.state.leftover() != Leftover::Nothing || tos.any(waited_for) {
+        if has_handle || hold.state.residue() != Residue::Nothing || tos.any(waited_for) {
             return;
         }
-        let nothing = (hold.state.wanted(), hold.state.server, hold.state.late) == (0, ServerSide::Holds(0), None);
-        if !nothing && hold.state.standing == Standing::Ours {
+        let nothing = (
+            hold.state.wanted(),
+            hold.state.server,
+            hold.state.late_request,
+        ) == (0, ServerSide::Holds(0), None);
+        if !nothing && hold.state.ownership == Ownership::Ours {
             self.wrong("nothing is left");
         }
         self.holds.remove(at);
-        let tos = self.sent.iter_mut().map(|(_, to)| to).chain(self.answers.iter_mut().map(|(_, to)| to));
+        let tos = self
+            .sent
+            .iter_mut()
+            .map(|(_, to)| to)
+            .chain(self.answers.iter_mut().map(|(_, to)| to));
         for to in tos {
             if let To::Turn(of) | To::Watchdog(of, _) = to {
                 *of -= usize::from(*of > at);

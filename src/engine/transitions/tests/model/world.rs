@@ -1,4 +1,4 @@
-//! Two clients, one server, and what of it a checker compares.
+//! Two clients and one server, and which parts of them the checker compares.
 
 use std::{
     collections::BTreeSet,
@@ -14,22 +14,22 @@ use super::{
 use crate::{
     clock::Instant,
     engine::{
-        baton::ROUND,
-        generation::{Generation, Leg},
-        state::{Request, ServerSide, State},
+        generation::{Generation, Hop},
+        hand_off::HAND_OFF_WINDOW,
+        state::{HoldRequest, HoldState, ServerSide},
     },
     owner::OwnerId,
     store::tests::scripts::GRAIN,
 };
 
-/// How often each thing may happen to the first client.
+/// How often each event may happen to the first client.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Budget {
     pub(super) acquires: u8,
     pub(super) cuts: u8,
-    /// A future is dropped.
+    /// Dropped futures.
     pub(super) cancels: u8,
-    /// The command timeout is over.
+    /// Command timeouts.
     pub(super) timeouts: u8,
     pub(super) refusals: u8,
     pub(super) deletes: u8,
@@ -42,41 +42,53 @@ pub(super) struct Budget {
 pub(super) struct World {
     pub(super) now: Instant,
     pub(super) server: Server,
-    /// The first one has faults; the second acquires and releases whenever that can be done at once.
+    /// The first client meets faults. The second acquires and releases whenever it can do so at
+    /// once.
     pub(super) clients: [Client; 2],
     pub(super) budget: Budget,
     pub(super) history: History,
-    /// The first rule that is broken.
+    /// The first broken rule.
     pub(super) wrong: Option<&'static str>,
 }
 
 /// What the rules must know of the past.
 #[derive(Debug, Clone, Default, Hash)]
 pub(super) struct History {
-    /// Somebody deleted the record of what the first client holds.
+    /// Another client deleted the record of what the first client holds.
     pub(super) tampered: bool,
-    /// Nobody waits for the answer of a nested acquire that was executed: the record's count may be too high.
+    /// A nested acquire was executed whose reply no future awaits: the record's count may be too
+    /// high.
     pub(super) blurred: bool,
-    /// The last release under these names found no record, or the last nested acquire did.
+    /// Names whose last release, or last nested acquire, found no record.
     pub(super) missed: BTreeSet<u64>,
-    /// Since these names were last acquired, a release of all that they hold was executed.
+    /// Names whose full release was executed since they were last acquired.
     pub(super) released: BTreeSet<u64>,
-    /// Nobody has heard what became of a request under these names.
+    /// Names with a request of unknown outcome.
     pub(super) doubted: BTreeSet<u64>,
 }
 
-/// The suffix of a name.
+/// Returns the suffix of a name, or 0 if it has none.
 pub(super) fn number(owner: &OwnerId) -> u64 {
-    owner.as_str().rsplit_once('.').map_or(0, |(_, number)| number.parse().unwrap())
+    owner
+        .as_str()
+        .rsplit_once('.')
+        .map_or(0, |(_, number)| number.parse().unwrap())
 }
 
 impl World {
     pub(super) fn new(budget: Budget, max_holds: u32) -> Self {
-        let owner = |name| format!("00000000-0000-0000-0000-000000000000:x/{name}").parse().unwrap();
+        let owner = |name| {
+            format!("00000000-0000-0000-0000-000000000000:x/{name}")
+                .parse()
+                .unwrap()
+        };
         Self {
             now: Instant::from_millis(TTL.as_millis() as u64),
             server: Server::default(),
-            clients: [Client::new(&owner("one"), max_holds), Client::new(&owner("other"), 1)],
+            clients: [
+                Client::new(&owner("one"), max_holds),
+                Client::new(&owner("other"), 1),
+            ],
             budget,
             history: History::default(),
             wrong: None,
@@ -86,13 +98,15 @@ impl World {
 
 // --- as a value ---
 
-/// Generations and their copies, by the order in which they were met.
+/// Generations and their copies, in the order in which they were found.
 #[derive(Default)]
 struct Met(Vec<(Arc<Generation>, Arc<Generation>)>);
 
 impl Met {
     fn position(&self, generation: &Arc<Generation>) -> Option<usize> {
-        self.0.iter().position(|(known, _)| Arc::ptr_eq(known, generation))
+        self.0
+            .iter()
+            .position(|(known, _)| Arc::ptr_eq(known, generation))
     }
 
     fn copy(&mut self, generation: &Arc<Generation>) -> Arc<Generation> {
@@ -112,27 +126,41 @@ impl Met {
 
     fn copy_to(&mut self, to: &To) -> To {
         match to {
-            To::Watchdog(at, renewal) => {
-                To::Watchdog(*at, Renewal { generation: self.copy(&renewal.generation), ..renewal.clone() })
-            }
+            To::Watchdog(at, renewal) => To::Watchdog(
+                *at,
+                Renewal {
+                    generation: self.copy(&renewal.generation),
+                    ..renewal.clone()
+                },
+            ),
             To::Nobody | To::Turn(_) => to.clone(),
         }
     }
 
-    fn copy_state(&mut self, state: &State) -> State {
+    fn copy_state(&mut self, state: &HoldState) -> HoldState {
         let current = state.current.as_ref().map(|current| self.copy(current));
-        // each field, lest one be forgotten
-        let State { standing, owner, waiters, sibling_in_doubt, server, moves_to, late, asked, ends, current: _ } =
-            state;
-        State {
-            standing: *standing,
+        // Name each field, so that the compiler finds one that is forgotten.
+        let HoldState {
+            ownership: standing,
+            owner,
+            waiters,
+            sibling_in_doubt,
+            server,
+            moves_to,
+            late_request: late,
+            last_sent: asked,
+            ends,
+            current: _,
+        } = state;
+        HoldState {
+            ownership: *standing,
             owner: owner.clone(),
             waiters: *waiters,
             sibling_in_doubt: *sibling_in_doubt,
             server: *server,
             moves_to: moves_to.clone(),
-            late: *late,
-            asked: *asked,
+            late_request: *late,
+            last_sent: *asked,
             ends: *ends,
             current,
         }
@@ -140,17 +168,39 @@ impl Met {
 
     fn copy_hold(&mut self, hold: &Hold) -> Hold {
         let turn = hold.turn.as_ref().map(|turn| {
-            let Request { owner, count, before, is_release } = &turn.request;
-            let request = Request { owner: owner.clone(), count: *count, before: *before, is_release: *is_release };
-            Turn { request, sent: turn.sent, wants: self.copy_wants(&turn.wants) }
+            let HoldRequest {
+                owner,
+                count,
+                before,
+                is_release,
+            } = &turn.request;
+            let request = HoldRequest {
+                owner: owner.clone(),
+                count: *count,
+                before: *before,
+                is_release: *is_release,
+            };
+            Turn {
+                request,
+                sent: turn.sent,
+                wants: self.copy_wants(&turn.wants),
+            }
         });
         Hold {
             caller: hold.caller.clone(),
             state: self.copy_state(&hold.state),
             registered: hold.registered,
             turn,
-            guards: hold.guards.iter().map(|guard| guard.copied_to(self.copy(&guard.generation))).collect(),
-            unlocks: hold.unlocks.iter().map(|generation| self.copy(generation)).collect(),
+            guards: hold
+                .guards
+                .iter()
+                .map(|guard| guard.copied_to(self.copy(&guard.generation)))
+                .collect(),
+            unlocks: hold
+                .unlocks
+                .iter()
+                .map(|generation| self.copy(generation))
+                .collect(),
         }
     }
 
@@ -158,13 +208,25 @@ impl Met {
         Client {
             owner: client.owner.clone(),
             max_holds: client.max_holds,
-            holds: client.holds.iter().map(|hold| self.copy_hold(hold)).collect(),
+            holds: client
+                .holds
+                .iter()
+                .map(|hold| self.copy_hold(hold))
+                .collect(),
             suffix: client.suffix,
             epoch: client.epoch,
-            sent: client.sent.iter().map(|(sent, to)| (sent.clone(), self.copy_to(to))).collect(),
-            answers: client.answers.iter().map(|(answer, to)| (*answer, self.copy_to(to))).collect(),
+            sent: client
+                .sent
+                .iter()
+                .map(|(sent, to)| (sent.clone(), self.copy_to(to)))
+                .collect(),
+            answers: client
+                .answers
+                .iter()
+                .map(|(answer, to)| (*answer, self.copy_to(to)))
+                .collect(),
             ghosts: client.ghosts.clone(),
-            baton: client.baton.clone(),
+            hand_off: client.hand_off.clone(),
             another: client.another.clone(),
             told: Vec::new(),
         }
@@ -185,7 +247,8 @@ impl Clone for World {
     }
 }
 
-/// Hashes what may make a difference from here on. Instants count from now, and those that have passed are all the same.
+/// Hashes what may make a difference from here on. Instants are relative to now, and all past
+/// instants are equal.
 struct Compared<'a, H> {
     hasher: &'a mut H,
     now: Instant,
@@ -201,7 +264,7 @@ impl<H: Hasher> Compared<'_, H> {
         self.value(at.saturating_duration_since(self.now));
     }
 
-    /// When something was sent that asked for a lease.
+    /// Hashes when a request for a lease was sent, as the instant at which that lease ends.
     fn sent(&mut self, at: Instant) {
         self.instant(at + TTL);
     }
@@ -214,17 +277,21 @@ impl<H: Hasher> Compared<'_, H> {
         let known = self.met.position(generation);
         self.value(known);
         if known.is_none() {
-            self.met.0.push((Arc::clone(generation), Arc::clone(generation)));
+            self.met
+                .0
+                .push((Arc::clone(generation), Arc::clone(generation)));
             self.owner(&generation.owner);
-            self.leg(generation.leg);
+            self.hop(generation.hop);
             let now = self.now;
-            generation.books().hash_by(self.hasher, |hasher, at| at.saturating_duration_since(now).hash(hasher));
+            generation.ledger().hash_by(self.hasher, |hasher, at| {
+                at.saturating_duration_since(now).hash(hasher);
+            });
         }
     }
 
-    fn leg(&mut self, leg: Leg) {
-        self.value((leg.number, leg.epoch));
-        self.instant(leg.confirmed + ROUND);
+    fn hop(&mut self, hop: Hop) {
+        self.value((hop.number, hop.epoch));
+        self.instant(hop.confirmed + HAND_OFF_WINDOW);
     }
 
     fn to(&mut self, to: &To) {
@@ -232,7 +299,15 @@ impl<H: Hasher> Compared<'_, H> {
         match to {
             To::Nobody => {}
             To::Turn(at) => self.value(at),
-            To::Watchdog(at, Renewal { generation, sent, lease, period }) => {
+            To::Watchdog(
+                at,
+                Renewal {
+                    generation,
+                    sent,
+                    lease,
+                    period,
+                },
+            ) => {
                 self.value((at, lease, period));
                 self.sent(*sent);
                 self.generation(generation);
@@ -248,9 +323,26 @@ impl<H: Hasher> Compared<'_, H> {
         }
     }
 
-    fn state(&mut self, state: &State) {
-        let State { standing, owner, waiters, sibling_in_doubt, server, moves_to, late, asked, ends, current } = state;
-        self.value((*standing as u8, waiters, sibling_in_doubt, late.map(|late| late.epoch), current.is_some()));
+    fn state(&mut self, state: &HoldState) {
+        let HoldState {
+            ownership: standing,
+            owner,
+            waiters,
+            sibling_in_doubt,
+            server,
+            moves_to,
+            late_request: late,
+            last_sent: asked,
+            ends,
+            current,
+        } = state;
+        self.value((
+            *standing as u8,
+            waiters,
+            sibling_in_doubt,
+            late.map(|late| late.epoch),
+            current.is_some(),
+        ));
         if let Some(owner) = moves_to {
             self.owner(owner);
         }
@@ -268,13 +360,25 @@ impl<H: Hasher> Compared<'_, H> {
     fn hold(&mut self, hold: &Hold) {
         self.state(&hold.state);
         self.value(hold.caller.as_str());
-        self.value((hold.registered, hold.guards.len(), hold.unlocks.len(), hold.turn.is_some()));
+        self.value((
+            hold.registered,
+            hold.guards.len(),
+            hold.unlocks.len(),
+            hold.turn.is_some(),
+        ));
         for guard in &hold.guards {
             guard.hash_own(self.hasher);
             self.generation(&guard.generation);
         }
-        hold.unlocks.iter().for_each(|generation| self.generation(generation));
-        if let Some(Turn { request, sent, wants }) = &hold.turn {
+        hold.unlocks
+            .iter()
+            .for_each(|generation| self.generation(generation));
+        if let Some(Turn {
+            request,
+            sent,
+            wants,
+        }) = &hold.turn
+        {
             self.owner(&request.owner);
             self.value((request.count, request.is_release));
             self.server_side(request.before);
@@ -289,7 +393,12 @@ impl<H: Hasher> Compared<'_, H> {
     }
 
     fn client(&mut self, client: &Client) {
-        let lengths = (client.holds.len(), client.sent.len(), client.answers.len(), client.ghosts.len());
+        let lengths = (
+            client.holds.len(),
+            client.sent.len(),
+            client.answers.len(),
+            client.ghosts.len(),
+        );
         self.value((client.suffix, client.epoch, lengths));
         client.holds.iter().for_each(|hold| self.hold(hold));
         for (sent, to) in &client.sent {
@@ -302,25 +411,31 @@ impl<H: Hasher> Compared<'_, H> {
             self.to(to);
         }
         client.ghosts.iter().for_each(|ghost| self.owner(ghost));
-        self.value(client.baton.is_some());
-        if let Some(baton) = &client.baton {
-            self.owner(&baton.owner);
-            self.leg(baton.leg);
-            self.sent(baton.since);
-            self.instant(baton.ends);
+        self.value(client.hand_off.is_some());
+        if let Some(hand_off) = &client.hand_off {
+            self.owner(&hand_off.owner);
+            self.hop(hand_off.hop);
+            self.sent(hand_off.since);
+            self.instant(hand_off.ends);
         }
     }
 }
 
 impl Hash for World {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        let mut compared = Compared { hasher, now: self.now, met: Met::default() };
+        let mut compared = Compared {
+            hasher,
+            now: self.now,
+            met: Met::default(),
+        };
         compared.value((&self.server.record, self.budget, &self.history, self.wrong));
-        self.clients.iter().for_each(|client| compared.client(client));
+        self.clients
+            .iter()
+            .for_each(|client| compared.client(client));
     }
 }
 
-/// What the checker takes for the same is the same.
+/// Compares by the hash, as the checker does.
 impl PartialEq for World {
     fn eq(&self, other: &Self) -> bool {
         let hash = |world: &Self| {
@@ -332,7 +447,7 @@ impl PartialEq for World {
     }
 }
 
-/// A third of a lease, less a little: three of them are within the drift allowance, and beyond the lease as the server, whose
-/// clock is fast by 0.6 %, counts it.
+/// A little less than a third of a lease. 3 ticks end within the drift allowance, before the lease
+/// does. On the server, whose clock is 0.6 % fast, they exceed the lease.
 pub(super) const TICK: Duration = GRAIN.saturating_mul(3_315);
 pub(super) const TICK_OF_SERVER: Duration = GRAIN.saturating_mul(3_335);

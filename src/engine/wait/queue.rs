@@ -1,0 +1,296 @@
+//! Wait queues, where the waiters of one channel sleep. Permits wake them, and a shared instant
+//! says when one of them polls.
+//!
+//! The wait queue of a read-write lock has two sides. A message wakes all readers, since they may
+//! hold the lock together, and one writer: either it gets the lock, or another holder has it, whose
+//! release wakes the next writer.
+
+use std::sync::{Arc, PoisonError};
+
+use super::relay::Relay;
+use crate::{
+    clock::Instant,
+    engine::{hand_off::HandOff, kind::Kind, turn::Granted},
+    meter::Source,
+    sync::{
+        Mutex, MutexGuard, Semaphore,
+        atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering},
+    },
+};
+
+/// The waiters of one channel.
+#[derive(Debug)]
+pub(crate) struct WaitQueue {
+    pub(super) channel: Arc<str>,
+    /// The lock of its first waiter.
+    pub(super) kind: Arc<dyn Kind>,
+    /// Waiters that need the lock exclusively.
+    alone: SideQueue,
+    /// Waiters that may share the lock, if it has two sides.
+    together: Option<Box<SideQueue>>,
+    /// The slot for hand-offs between its waiters.
+    pub(crate) relay: Relay,
+    /// The last grant, until a waiter takes it.
+    granted: Mutex<Option<Granted>>,
+    /// Set if a subscription was requested and listening has not stopped since. `SeqCst`, like the
+    /// waiter counts: a waiter is counted first and then reads this flag, and stopping clears the
+    /// flag first and then reads the counts. At least one of the two must see the other.
+    listened: AtomicBool,
+    /// Set by the first confirmed subscription. Each later one means that messages may have been
+    /// missed. Only the subscribing task swaps it.
+    was_live: AtomicBool,
+    /// Set if the last wake-up was for messages that may have been missed. A hint, for metrics
+    /// only.
+    by_reconnect: AtomicBool,
+    /// Its waiters cannot have missed a message that concerns them before its subscription.
+    quiet: bool,
+    /// The ACL user may not subscribe: waiters poll, and a reconnect does not subscribe again.
+    pub(super) denied: AtomicBool,
+    /// The number of the node that sends its messages.
+    node: AtomicU16,
+}
+
+/// One side of a wait queue: waiters that are woken by the same rules.
+#[derive(Debug)]
+pub(super) struct SideQueue {
+    pub(super) permits: Arc<Semaphore>,
+    waiters: AtomicUsize,
+    /// When all were last woken. A waiter whose attempt began earlier and that came to wait later
+    /// missed that.
+    notified_all_at: Mutex<Option<Instant>>,
+    /// Set if the last wake-up or poll was for one waiter alone. If that waiter gets a lock that
+    /// others may share, no message wakes the others, so it must.
+    ///
+    /// A hint: a stale value costs an attempt in vain, or a wait until the next poll.
+    pub(super) notified_one: AtomicBool,
+    /// When one waiter polls without having been woken.
+    next_poll: Mutex<Instant>,
+}
+
+impl SideQueue {
+    pub(super) fn new() -> Self {
+        Self {
+            permits: Arc::new(Semaphore::new(0)),
+            waiters: AtomicUsize::new(0),
+            notified_all_at: Mutex::new(None),
+            notified_one: AtomicBool::new(false),
+            next_poll: Mutex::new(Instant::now()),
+        }
+    }
+
+    pub(super) fn wake_one(&self) {
+        self.notified_one.store(true, Ordering::Release);
+        // One permit even without waiters: one may have made its attempt and be about to wait.
+        if self.permits.available_permits() < self.waiters().max(1) {
+            self.permits.add_permits(1);
+        }
+    }
+
+    pub(super) fn wake_all(&self) {
+        self.notified_one.store(false, Ordering::Release);
+        // Keep the lock until the permits are added. A waiter that read the new time before would
+        // retry without its permit, which would then wake another waiter.
+        let mut told_all = self.notified_all();
+        *told_all = Some(Instant::now());
+        let missing = self
+            .waiters()
+            .max(1)
+            .saturating_sub(self.permits.available_permits());
+        self.permits.add_permits(missing);
+    }
+
+    pub(super) fn waiters(&self) -> usize {
+        self.waiters.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn add_waiter(&self) {
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn remove_waiter(&self) {
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn notified_all(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.notified_all_at
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn next_poll(&self) -> MutexGuard<'_, Instant> {
+        self.next_poll
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl WaitQueue {
+    pub(super) fn new(kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool) -> Self {
+        Self {
+            channel: Arc::clone(channel),
+            kind: Arc::clone(kind),
+            alone: SideQueue::new(),
+            together: kind
+                .about()
+                .has_two_sides()
+                .then(|| Box::new(SideQueue::new())),
+            relay: Relay::new(),
+            granted: Mutex::new(None),
+            listened: AtomicBool::new(true),
+            was_live: AtomicBool::new(false),
+            by_reconnect: AtomicBool::new(false),
+            quiet,
+            denied: AtomicBool::new(false),
+            node: AtomicU16::new(0),
+        }
+    }
+
+    /// Returns whether its messages come from node `home`.
+    pub(super) fn is_at(&self, home: u16) -> bool {
+        self.node() == home
+    }
+
+    /// Returns the number of the node that sends its messages.
+    pub(super) fn node(&self) -> u16 {
+        self.node.load(Ordering::Acquire)
+    }
+
+    /// Sets the node that sends its messages.
+    pub(super) fn move_to(&self, home: u16) {
+        self.node.store(home, Ordering::Release);
+    }
+
+    /// Returns whether holds of this lock are handed on here. It compares the names because the
+    /// locks `x` and `{x}` share a channel.
+    pub(crate) fn is_of(&self, kind: &Arc<dyn Kind>) -> bool {
+        self.kind.name() == kind.name() && self.kind.about().family == kind.about().family
+    }
+
+    pub(super) fn queue(&self, shares: bool) -> &SideQueue {
+        self.together
+            .as_deref()
+            .filter(|_| shares)
+            .unwrap_or(&self.alone)
+    }
+
+    pub(super) fn queues(&self) -> impl Iterator<Item = &SideQueue> {
+        // The sharing side comes first. If a writer comes second, it waits only for the readers
+        // that are in, because it holds back later ones. Readers that come second cannot hold back
+        // later writers.
+        self.together.as_deref().into_iter().chain([&self.alone])
+    }
+
+    /// Wakes one waiter, because the lock may be free for one holder. With two sides, does the same
+    /// as [`WaitQueue::wake_all`].
+    pub(super) fn wake_one(&self) {
+        match &self.together {
+            Some(_) => self.wake_all(),
+            None => self.alone.wake_one(),
+        }
+    }
+
+    /// Stores a grant and wakes one waiter to take it.
+    pub(super) fn grant(&self, granted: Granted) {
+        *self.granted() = Some(granted);
+        self.wake_one();
+    }
+
+    pub(super) fn take_granted(&self) -> Option<Granted> {
+        self.granted().take()
+    }
+
+    fn granted(&self) -> MutexGuard<'_, Option<Granted>> {
+        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes all waiters, because the lock may be free for many. With two sides, wakes all that may
+    /// share it and one that needs it exclusively.
+    pub(super) fn wake_all(&self) {
+        match &self.together {
+            Some(together) => {
+                together.wake_all();
+                self.alone.wake_one();
+            }
+            None => self.alone.wake_all(),
+        }
+    }
+
+    /// Marks the subscription as confirmed. The first time, wakes one waiter of each side, unless
+    /// the queue is `quiet`: either it gets the lock and its release will be heard, or another
+    /// holder has the lock, whose release will be heard. Later, wakes all.
+    pub(super) fn live(&self) {
+        if self.was_live.swap(true, Ordering::AcqRel) {
+            self.wake_all_queues();
+        } else if !self.quiet {
+            self.queues().for_each(SideQueue::wake_one);
+        }
+    }
+
+    pub(super) fn waiters(&self) -> usize {
+        self.queues().map(SideQueue::waiters).sum()
+    }
+
+    /// Wakes all waiters to check the lock, because messages may have been missed.
+    pub(super) fn wake_all_queues(&self) {
+        self.by_reconnect.store(true, Ordering::Relaxed);
+        self.queues().for_each(SideQueue::wake_all);
+    }
+
+    /// Records that a message causes the next wake-up.
+    pub(super) fn notify(&self) {
+        if self.by_reconnect.load(Ordering::Relaxed) {
+            self.by_reconnect.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns what caused the last wake-up.
+    pub(super) fn notified_by(&self) -> Source {
+        if self.by_reconnect.load(Ordering::Relaxed) {
+            Source::Reconnect
+        } else {
+            Source::Message
+        }
+    }
+
+    /// Marks the queue as listened to. Returns whether it was not: the caller must then request a
+    /// subscription.
+    pub(super) fn must_be_listened_to(&self) -> bool {
+        !self.listened.swap(true, Ordering::SeqCst)
+    }
+
+    /// Closes the permits, so that all waits end.
+    pub(super) fn close_permits(&self) {
+        self.queues().for_each(|side| side.permits.close());
+        self.relay.close();
+    }
+
+    /// Closes the queue for good. Returns the hand-off in its slot, which no waiter takes any more.
+    pub(super) fn close(&self) -> Option<HandOff> {
+        self.close_permits();
+        self.relay.take_back()
+    }
+
+    /// Returns whether messages are received. A broken connection may still lose some; then all
+    /// waiters are woken.
+    pub(super) fn is_live(&self) -> bool {
+        self.was_live.load(Ordering::Acquire)
+    }
+
+    /// Stops listening unless more than `so_many` wait. Returns whether it stopped. The next waiter
+    /// requests a subscription again.
+    pub(super) fn stop_unless_more_than(&self, so_many: usize) -> bool {
+        // Clear the flag first: a waiter that comes now is either counted below or requests
+        // listening.
+        self.listened.store(false, Ordering::SeqCst);
+        let goes_on = self.waiters() > so_many;
+        if goes_on {
+            self.listened.store(true, Ordering::SeqCst);
+        }
+        !goes_on
+    }
+
+    /// Takes back the permits if no waiter is left to use them. Returns whether there were any.
+    pub(super) fn take_unclaimed(&self) -> bool {
+        self.waiters() == 0 && self.alone.permits.forget_permits(usize::MAX) > 0
+    }
+}
