@@ -35,8 +35,6 @@ const LINES_QUOTED: usize = 12;
 /// - Its stderr is a second pipe, which it passes to the server and then closes: it ends with the
 ///   server.
 /// - It ignores SIGPIPE: a reply that is no longer read must not end it.
-/// - After `GONE` it waits: the pipe of a server that ends is closed before the server is a zombie,
-///   and without another order this shell would never reap it.
 /// - `kill 0` also kills the processes that the server has forked: the process group is the guard's
 ///   own.
 pub(super) const GUARD: &str = r#"
@@ -63,7 +61,7 @@ while read -r word; do
     case $word in
     STOP | CONT) if [ -z "$gone" ] && kill "-$word" "$!"; then echo done; else echo gone; fi ;;
     KILL) kill_server; echo done ;;
-    GONE) gone=yes; wait "$!" ;;
+    GONE) gone=yes ;;
     LEAVE) exit ;;
     esac
 done

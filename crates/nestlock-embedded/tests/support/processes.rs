@@ -62,6 +62,16 @@ pub fn runs(pid: u32) -> bool {
         .success()
 }
 
+/// Returns whether a process has ended. It may be a zombie: the guard's shell reaps the server only
+/// when it carries out an order.
+pub fn ended(pid: u32) -> bool {
+    let state = Command::new("ps")
+        .args(["-o", "stat=", "-p", &pid.to_string()])
+        .output()
+        .expect("ps(1)");
+    state.stdout.is_empty() || state.stdout.starts_with(b"Z")
+}
+
 pub fn signal(name: &str, pid: u32) {
     let status = Command::new("kill")
         .args([&format!("-{name}"), &pid.to_string()])
