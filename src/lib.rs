@@ -21,6 +21,7 @@ mod store;
 mod sync;
 mod token;
 mod topology;
+mod wire;
 
 #[cfg(feature = "fred-config")]
 pub use fred;

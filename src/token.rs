@@ -1,11 +1,8 @@
 //! Fencing tokens.
 
+mod checked;
+
 use std::{fmt, num::NonZeroU64};
-
-use crate::error::Error;
-
-/// The highest token: Lua's numbers cannot distinguish all higher integers.
-const MAX: u64 = (1 << 53) - 1;
 
 /// A fencing token: a number, from 1 to 2^53 - 1, that increases from holder to holder of a fenced
 /// lock. There is no zero.
@@ -37,18 +34,6 @@ impl FencingToken {
     #[must_use]
     pub fn get(self) -> u64 {
         self.0.get()
-    }
-}
-
-/// Checks a number that another process has passed on.
-impl TryFrom<u64> for FencingToken {
-    type Error = Error;
-
-    fn try_from(token: u64) -> Result<Self, Error> {
-        match NonZeroU64::new(token) {
-            Some(token) if token.get() <= MAX => Ok(Self(token)),
-            _ => Err(Error::InvalidToken { token }),
-        }
     }
 }
 

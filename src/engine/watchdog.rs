@@ -50,7 +50,7 @@ const SOON: Duration = Duration::from_millis(50);
 /// Returns the group of a hold. Holds of one group can be renewed by one request.
 fn group_of(core: &Core, entry: &BatchEntry) -> Group {
     let kind = entry.hold.kind();
-    (kind.renew().name, core.store.group_of(kind.record()))
+    (kind.renew().source.name, core.store.group_of(kind.record()))
 }
 
 /// Batches in flight per server. A silent server delays its own renewals only.

@@ -2,11 +2,11 @@
 
 use tracing::{Level, Span, field::Empty};
 
-use super::{Lock, LockInner};
 use crate::{
     clock::Instant,
     error::Result,
     guard::LockGuard,
+    lock::handle::{Lock, LockInner},
     meter::{self, AcquireOutcome, Meter, Of},
     options::{Wait, millis},
     token::FencingToken,

@@ -24,7 +24,7 @@ script!(
     bundle = PAIR
 );
 /// The scripts of most requests. Several such requests may go out bundled, as one script call.
-static PAIR: Bundle = Bundle::of(&[&ACQUIRE, &RELEASE]);
+static PAIR: Bundle = Bundle::of(&[&ACQUIRE.source, &RELEASE.source]);
 script!(
     TRANSFER = "reentrant/transfer",
     parts = ["held", "moves"],
@@ -186,7 +186,7 @@ mod tests {
             lock.force_release(),
             lock.inspect(),
         ] {
-            assert_eq!(call.keys.len(), 1, "{}", call.script.name);
+            assert_eq!(call.keys.len(), 1, "{}", call.script.source.name);
             assert_eq!(&*call.keys[0], "orders:7");
         }
         let Wake::Channel(channel) = lock.wake(&owner) else {

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 #[cfg(feature = "metrics")]
-mod facade;
+pub(crate) mod facade;
 #[cfg(not(feature = "metrics"))]
 mod nothing;
 

@@ -30,25 +30,25 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use self::{
-    asking::{AWAY, RefreshSchedule, Trouble},
-    map::{NodeMap, SLOTS},
-    told::RedirectedSlots,
-};
-pub(super) use self::{down::HealthWatch, redirect::RedirectTo};
-use super::{
-    ConnectOptions,
-    link::Link,
-    pace::Pace,
-    probe,
-    wire::{CloseOnDrop, Dialer, Failure, Request, Until},
-};
 use crate::{
     clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
     log,
     options::{Messages, Wire},
+    store::{
+        cluster::{
+            asking::{AWAY, RefreshSchedule, Trouble},
+            map::{NodeMap, SLOTS},
+            told::RedirectedSlots,
+        },
+        connect_options::ConnectOptions,
+        probe,
+    },
     topology::{NodeRole, TopologyNode},
+    wire::{
+        connection::CloseOnDrop, dialer::Dialer, failure::Failure, link::Link, pace::Pace,
+        request::Request, until::Until,
+    },
 };
 
 /// Stands for no node.
@@ -791,10 +791,8 @@ mod tests {
     use super::*;
     use crate::{
         options::Config,
-        store::{
-            tests::{dials, stopped},
-            wire::Value,
-        },
+        store::tests::{dials, stopped},
+        wire::resp::Value,
     };
 
     /// Returns a map of three nodes, at these ports.

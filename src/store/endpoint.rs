@@ -1,5 +1,7 @@
 //! Where the servers are and how to log in: from a URL, or from a configuration of fred's.
 
+use std::io;
+
 #[cfg(feature = "rustls")]
 use fred::bytes_utils::Str;
 use fred::types::config::{Config as FredConfig, Server, ServerConfig};
@@ -10,19 +12,16 @@ use fred::{
 };
 
 #[cfg(feature = "rustls")]
-use super::Tls;
-use super::{
-    url::{Leads, Url, refuse},
-    wire,
-};
-use crate::{
-    error::Result,
-    options::{Config, Login, Wire},
-};
+use crate::store::tls::Tls;
 #[cfg(feature = "fred-config")]
+use crate::topology::{NodeRole, TopologyNode};
+#[cfg(feature = "fred-config")]
+use crate::wire::by_fred;
 use crate::{
-    error::StoreError,
-    topology::{NodeRole, TopologyNode},
+    error::{Error, Result, StoreError, StoreErrorKind},
+    options::{Config, Login, Wire},
+    store::url::{Leads, Url, refuse},
+    wire::address::address,
 };
 
 /// Where the servers are and how to log in, from a URL or from a configuration of fred's.
@@ -245,7 +244,7 @@ impl Endpoint {
         performance: PerformanceConfig,
         connection: ConnectionConfig,
     ) -> Result<Client, StoreError> {
-        wire::fred_client(config, performance, connection).await
+        by_fred::client(config, performance, connection).await
     }
 
     /// Returns the wire to use: the URL's, or else the configured one.
@@ -262,11 +261,20 @@ impl Endpoint {
                 .join(",")
         };
         match &self.place {
-            Deployment::Server => wire::address(&self.server),
+            Deployment::Server => address(&self.server),
             Deployment::Cluster(at) | Deployment::List(at) => list(at),
             Deployment::Sentinel(sentinels) => {
                 format!("{}/{}", list(&sentinels.at), sentinels.service)
             }
+        }
+    }
+
+    /// Returns the error for a system that has no thread, or no file descriptor, left for a client.
+    pub(crate) fn without_a_thread(&self, error: &io::Error) -> Error {
+        let why = format!("cannot start a thread: {error}");
+        Error::Connect {
+            address: self.address(),
+            source: StoreError::new(StoreErrorKind::Unavailable, false, why),
         }
     }
 }
@@ -274,7 +282,6 @@ impl Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
 
     fn at(url: &str) -> Endpoint {
         Endpoint::from_url(url).unwrap_or_else(|error| panic!("{url}: {error}"))

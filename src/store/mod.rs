@@ -1,34 +1,30 @@
 //! The facade to Redis: scripts go in, replies and typed errors come out. It hides whether the
 //! client talks to a single server, a service with failover, or a cluster.
 
-mod acks;
-mod bundle;
 mod cluster;
+pub(crate) mod connect_options;
 mod endpoint;
-mod link;
 mod master;
+mod next_hop;
 mod one;
-mod pace;
 mod probe;
-mod refusal;
+mod replication;
 mod reply;
-mod round_trip;
 mod route;
-mod script;
 #[cfg(feature = "rustls")]
 mod tls;
 mod url;
-mod wire;
 
 use std::{
-    fmt, io,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use fred::bytes_utils::Str;
 use futures_util::future::join_all;
-use tokio::{runtime::Handle, sync::watch, time::timeout};
+use tokio::{sync::watch, time::timeout};
+
+#[cfg(feature = "fred-config")]
+pub(crate) use fred::types::config::Config as FredConfig;
 
 #[cfg_attr(
     not(feature = "fred-config"),
@@ -37,32 +33,36 @@ use tokio::{runtime::Handle, sync::watch, time::timeout};
 pub use self::endpoint::Endpoint;
 #[cfg(feature = "rustls")]
 pub use self::tls::Tls;
-pub(crate) use self::{
-    acks::Acks,
-    bundle::Bundle,
-    link::{Epoch, Link},
-    reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed, Score},
-    route::Route,
-    script::{Arg, Arity, Call, Script, script},
-    wire::{Push, Sink, Value, has_io_here},
-};
-use self::{
-    cluster::{Cluster, RedirectTo, slot_of},
-    endpoint::Deployment,
-    link::{Epochs, LinkPurpose},
-    one::One,
-    pace::Pace,
-    wire::Dialer,
-};
 use crate::{
     clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
-    options::{Config, Copies},
+    options::Copies,
+    store::{
+        cluster::{Cluster, slot_of},
+        endpoint::Deployment,
+        next_hop::RedirectTo,
+        one::One,
+    },
     topology::{Topology, TopologyKind},
+    wire::{link::LinkPurpose, pace::Pace},
 };
-#[cfg(feature = "fred-config")]
-pub(crate) use fred::types::config::Config as FredConfig;
-
+pub(crate) use crate::{
+    store::{
+        connect_options::ConnectOptions,
+        reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed, Score},
+        route::Route,
+    },
+    wire::{
+        acks::Acks,
+        bundle::Bundle,
+        epoch::Epoch,
+        link::Link,
+        push::{Push, Sink},
+        resp::Value,
+        script::{Arg, Call, Script, script},
+        stream::has_io_here,
+    },
+};
 /// Divisor of the command timeout. A request that pauses before a redirect is sent again only if
 /// its reply has this share of the timeout left, on top of the time that the last reply took.
 pub(crate) const SPARE: u32 = 10;
@@ -70,120 +70,6 @@ pub(crate) const SPARE: u32 = 10;
 /// How long to wait for a new map if the master it names does not serve. The client keeps
 /// refreshing the map during that time.
 const ELSEWHERE: Duration = Duration::from_millis(500);
-
-/// How the links of one client connect.
-pub(crate) struct ConnectOptions {
-    pub(crate) endpoint: Endpoint,
-    pub(crate) config: Config,
-    /// The connections' name, for `CLIENT LIST`.
-    pub(crate) name: Arc<str>,
-    /// The client's own runtime.
-    pub(crate) own: Handle,
-    /// The runtime that reads replies and messages, while it runs.
-    pub(crate) driver: Option<Handle>,
-    /// Receives messages.
-    pub(crate) sink: Sink,
-    epochs: Arc<Epochs>,
-}
-
-impl ConnectOptions {
-    pub(crate) fn new(
-        endpoint: Endpoint,
-        config: Config,
-        name: Arc<str>,
-        own: Handle,
-        driver: Option<Handle>,
-        sink: Sink,
-    ) -> Self {
-        Self {
-            endpoint,
-            config,
-            name,
-            own,
-            driver,
-            sink,
-            epochs: Arc::default(),
-        }
-    }
-
-    /// Returns the connect error for this cause, with the address. Adds a hint if the cause is a
-    /// timeout or a connection that the server closed in plain text.
-    fn unreachable(&self, source: StoreError) -> Error {
-        let (late, said) = (self.timed_out(), source.said());
-        let source = source.before_any_request();
-        let was_closed = || {
-            ["closed by the server", "reset by peer"]
-                .iter()
-                .any(|part| said.contains(part))
-        };
-        let source = match source.kind() {
-            kind @ StoreErrorKind::Timeout if said != late.said() => {
-                StoreError::new(kind, false, format!("{}: {said}", late.said()))
-            }
-            kind @ StoreErrorKind::Unavailable if !self.is_by_tls() && was_closed() => {
-                StoreError::new(kind, false, format!("{said}, spoken to in plain text"))
-            }
-            _ => source,
-        };
-        Error::Connect {
-            address: self.endpoint.address(),
-            source,
-        }
-    }
-
-    #[cfg_attr(
-        not(feature = "rustls"),
-        expect(clippy::unused_self, reason = "with TLS it is")
-    )]
-    fn is_by_tls(&self) -> bool {
-        #[cfg(feature = "rustls")]
-        let by_tls = self.endpoint.server.tls.is_some();
-        #[cfg(not(feature = "rustls"))]
-        let by_tls = false;
-        by_tls
-    }
-
-    /// Returns the error for a connect timeout.
-    fn timed_out(&self) -> StoreError {
-        let by_tls = if self.is_by_tls() { " by TLS" } else { "" };
-        let late = format!(
-            "no connection{by_tls} within {:?}",
-            self.config.connect_timeout
-        );
-        StoreError::new(StoreErrorKind::Timeout, false, late)
-    }
-
-    fn for_scripts(&self) -> Dialer {
-        Dialer::new(self, self.driver.clone(), None)
-    }
-
-    fn for_messages(&self) -> Dialer {
-        Dialer::new(self, self.driver.clone(), Some(Arc::clone(&self.sink)))
-    }
-
-    fn for_lists(&self) -> Dialer {
-        Dialer::new(self, None, None)
-    }
-}
-
-impl Endpoint {
-    /// Returns the error for a system that has no thread, or no file descriptor, left for a client.
-    pub(crate) fn without_a_thread(&self, error: &io::Error) -> Error {
-        let why = format!("cannot start a thread: {error}");
-        Error::Connect {
-            address: self.address(),
-            source: StoreError::new(StoreErrorKind::Unavailable, false, why),
-        }
-    }
-}
-
-impl fmt::Debug for ConnectOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dials")
-            .field("endpoint", &self.endpoint)
-            .finish_non_exhaustive()
-    }
-}
 
 /// The servers, reached through their links. All requests about a lock name go over one link, until
 /// another server becomes responsible for it.
@@ -272,7 +158,7 @@ impl Store {
         let limit = self.connect_options.config.connect_timeout;
         let checked = timeout(
             limit,
-            acks::check(&servers.script_links(), copies, &self.address, limit),
+            replication::check(&servers.script_links(), copies, &self.address, limit),
         )
         .await;
         checked.unwrap_or_else(|_| {
@@ -586,7 +472,7 @@ impl Store {
     /// Waits until this key's server serves again after it rejected everything because its cluster
     /// was down. Never returns for any other server.
     pub(crate) async fn serving_again(&self, key: &str) {
-        self.link(key).serving_again().await;
+        self.link(key).down.serving_again().await;
     }
 
     /// Sends a request over its route. Returns the reply and the epoch of the connection that
@@ -812,11 +698,6 @@ impl Store {
     fn last_links(&self) -> Vec<Arc<Link>> {
         self.servers().stop()
     }
-}
-
-/// Returns the digest by which the server knows a script.
-pub(crate) fn sha1(source: &str) -> Str {
-    fred::util::sha1_hash(source).into()
 }
 
 #[cfg(test)]

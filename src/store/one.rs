@@ -6,13 +6,18 @@ use std::{sync::Arc, time::Instant};
 use futures_util::future::join;
 use tokio::{sync::OnceCell, time::timeout};
 
-use super::{
-    ConnectOptions, cluster, endpoint::Deployment, link::Link, master::ServiceMaster, pace::Pace,
-    probe, wire::Dialer,
-};
 use crate::{
     error::{Error, Result, StoreError},
+    store::{
+        cluster, connect_options::ConnectOptions, endpoint::Deployment, master::ServiceMaster,
+        probe,
+    },
     topology::{NodeRole, TopologyKind, TopologyNode},
+    wire::{
+        dialer::{Dialer, Locate},
+        link::Link,
+        pace::Pace,
+    },
 };
 
 /// A server, reached through its links.
@@ -37,7 +42,7 @@ impl One {
         let pace = Arc::new(Pace::new());
         let master = ServiceMaster::of(dials, &pace);
         let to_it = |dial: Dialer| Dialer {
-            master: master.clone(),
+            locate: master.clone().map(|master| master as Arc<dyn Locate>),
             ..dial
         };
         let both = async {
@@ -150,7 +155,7 @@ impl One {
             .lists
             .get_or_init(|| async {
                 let dial = Dialer {
-                    master: self.master.clone(),
+                    locate: self.master.clone().map(|master| master as Arc<dyn Locate>),
                     ..dials.for_lists()
                 };
                 Link::blocking(dial, &self.pace)

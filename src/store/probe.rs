@@ -4,8 +4,12 @@ use std::time::Duration;
 
 use futures_util::future::join;
 
-use super::wire::{Connection, Request, Until};
-use crate::{clock::Instant, error::StoreError, options::Config};
+use crate::{
+    clock::Instant,
+    error::StoreError,
+    options::Config,
+    wire::{connection::Connection, request::Request, until::Until},
+};
 
 /// A script that does nothing, and its digest.
 const NOTHING: (&str, &str) = ("return 1", "e0e1f9fabfc9d4800c877a703b823ac0578ff8db");

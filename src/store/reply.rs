@@ -2,11 +2,11 @@
 
 use std::{num::NonZeroU64, time::Duration};
 
-use super::wire::Value;
 use crate::{
     error::{StoreError, StoreErrorKind},
     owner::OwnerId,
     token::FencingToken,
+    wire::resp::Value,
 };
 
 /// The reply of an acquire script.

@@ -2,13 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    acks::Receipt,
-    cluster::RedirectTo,
-    link::{Epoch, Link},
-    wire::Until,
+use crate::{
+    clock::Instant,
+    options::Copies,
+    store::next_hop::RedirectTo,
+    wire::{acks::Receipt, epoch::Epoch, link::Link, until::Until},
 };
-use crate::{clock::Instant, options::Copies};
 
 /// A migration moves a key in about 40 us. A request that waits longer than this may be waiting for
 /// an operator.

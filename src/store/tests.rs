@@ -7,12 +7,12 @@ use std::{
 };
 
 use tokio::{
-    runtime::{Builder, Runtime},
+    runtime::{Builder, Handle, Runtime},
     sync::{mpsc, oneshot},
 };
 
-use super::{pace::Pace, *};
-use crate::{error::StoreErrorKind, sync::spawn};
+use super::*;
+use crate::{options::Config, sync::spawn};
 
 pub(crate) mod scripts;
 
@@ -23,11 +23,11 @@ static STOPPED: LazyLock<Runtime> =
 /// A link that leads nowhere, shared by all tests.
 static NOWHERE: LazyLock<Arc<Link>> = LazyLock::new(|| {
     let dial = dials("redis://127.0.0.1:1", Config::default(), stopped()).for_scripts();
-    Link::new(dial, &Arc::new(Pace::new()), link::LinkPurpose::Requests)
+    Link::new(dial, &Arc::new(Pace::new()), LinkPurpose::Requests)
 });
 
 /// Returns the options of a client that receives no messages.
-pub(super) fn dials(url: &str, config: Config, own: Handle) -> ConnectOptions {
+pub(crate) fn dials(url: &str, config: Config, own: Handle) -> ConnectOptions {
     ConnectOptions::new(
         Endpoint::from_url(url).unwrap(),
         config,
@@ -57,16 +57,16 @@ script!(
     args = 3,
     bundle = BOTH
 );
-static BOTH: Bundle = Bundle::of(&[&ONE, &OTHER]);
+static BOTH: Bundle = Bundle::of(&[&ONE.source, &OTHER.source]);
 
 /// Returns a request that may be bundled with others.
-pub(super) fn one_of_two(key: &str, is_other: bool) -> Call {
+pub(crate) fn one_of_two(key: &str, is_other: bool) -> Call {
     let args = ["owner", "2", ""].map(|arg| Arg::Text(arg.into()));
     Call::new(if is_other { &OTHER } else { &ONE }, [key.into()], args)
 }
 
 /// Returns a request that changes nothing: the owner holds no lock.
-pub(super) fn call(key: &str) -> Call {
+pub(crate) fn call(key: &str) -> Call {
     Call::new(&STRING_RELEASE, [key.into()], [Arg::Text("nobody".into())])
 }
 
@@ -139,7 +139,7 @@ impl Server {
 
     fn execute(&self, call: &Call) -> Value {
         let known = &mut *self.known();
-        let verb = call.script.name.rsplit('/').next().unwrap();
+        let verb = call.script.source.name.rsplit('/').next().unwrap();
         match (verb, &*call.args) {
             ("acquire", [Arg::Text(owner), _, Arg::Number(holds)]) => {
                 let record = known.records.get(&call.keys[0]);

@@ -8,12 +8,12 @@ use nestlock::permissions::{
 use serde_json::json;
 
 use crate::{
-    Failure,
     args::{Acl, For, Server},
+    failure::Failure,
     kind::Kind,
     node::text,
     raw::Raw,
-    say,
+    stdout::say,
 };
 
 /// Below this version, a rule for HELLO is needed.

@@ -1,6 +1,6 @@
 //! The command-line arguments.
 
-use std::{cell::OnceCell, ffi::OsString, fmt, path::PathBuf, time::Duration};
+use std::{cell::OnceCell, ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 
@@ -376,18 +376,6 @@ pub(crate) struct Extend {
     #[arg(long)]
     pub(crate) owner: String,
 }
-
-/// A usage error: the request makes no sense, and the tool is not at fault.
-#[derive(Debug)]
-pub(crate) struct Unusable(pub(crate) String);
-
-impl fmt::Display for Unusable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Unusable {}
 
 /// Parses a time such as `500ms`, `1.5s`, `2m`, `1h`. A bare number is in seconds, as with flock.
 fn duration(text: &str) -> Result<Duration, String> {

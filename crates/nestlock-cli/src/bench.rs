@@ -10,14 +10,14 @@ use futures_util::future::join_all;
 use nestlock::LockClient;
 
 use crate::{
-    Failure,
-    args::{Bench, Server, Unusable},
+    args::{Bench, Server},
     connect::is_near,
+    failure::{Failure, Unusable},
     node::{Node, text},
     raw::Raw,
-    say,
     signals::Signals,
     stderr::warn,
+    stdout::say,
 };
 
 /// The minimum number of samples for a figure.

@@ -7,15 +7,15 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use crate::{
-    Failure,
-    args::{Extend, Force, Named, Release, Server, Unusable, Who},
+    args::{Extend, Force, Named, Release, Server, Who},
+    failure::{Failure, Unusable},
     kind::Kind,
     locks::{Found, Record},
     ls::printable,
     raw::Raw,
-    say,
     search::{self, told},
     stderr::warn,
+    stdout::say,
     whose::{People, Whose},
 };
 

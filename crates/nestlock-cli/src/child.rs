@@ -44,7 +44,7 @@ pub(crate) enum Change {
 
 /// What the first guard reports of the processes below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Guard {
+enum GuardState {
     /// Some are left.
     Runs,
     /// The command's own guard was killed, and the command with it. The command's process ID may be
@@ -73,7 +73,7 @@ pub(crate) struct Child {
     group: Pid,
     family: Family,
     first: Pid,
-    guard: Guard,
+    guard: GuardState,
     /// Messages of the guards. `None` after the last one.
     told: Option<Receiver>,
     /// The guards notice the end of this process by the end of this pipe.
@@ -149,7 +149,7 @@ impl Child {
             group,
             family,
             first,
-            guard: Guard::Runs,
+            guard: GuardState::Runs,
             told: Some(told),
             _life: life,
             deadline: until,
@@ -208,7 +208,7 @@ impl Child {
         if is_pause(signal) {
             self.told_to_stop = Some(Instant::now());
         }
-        if self.ended.is_none() && self.guard == Guard::Runs {
+        if self.ended.is_none() && self.guard == GuardState::Runs {
             if killpg(self.group, signal) == Err(Errno::EPERM) {
                 warn(format_args!(
                     "{signal} does not reach the command: it runs as another user"
@@ -251,9 +251,9 @@ impl Child {
     /// Returns whether the command and all processes that it started have ended.
     pub(crate) fn is_over(&mut self) -> bool {
         let is_over = match self.guard {
-            Guard::Runs | Guard::Alone => false,
-            Guard::Done => true,
-            Guard::Lost => !self.family.has_any(),
+            GuardState::Runs | GuardState::Alone => false,
+            GuardState::Done => true,
+            GuardState::Lost => !self.family.has_any(),
         };
         // messages that the guards sent before they ended may still be unread
         let is_over = is_over && (self.ended.is_some() || self.told.is_none());
@@ -278,12 +278,12 @@ impl Child {
             // the command
             if let Event::Ended(pid, end) = event
                 && pid == self.first
-                && matches!(self.guard, Guard::Runs | Guard::Alone)
+                && matches!(self.guard, GuardState::Runs | GuardState::Alone)
             {
                 self.guard = if end == End::Exit(0) {
-                    Guard::Done
+                    GuardState::Done
                 } else {
-                    Guard::Lost
+                    GuardState::Lost
                 };
             }
         }
@@ -317,8 +317,8 @@ impl Child {
                 }
                 Ok(Some(Told::Unguarded)) => {
                     self.family.command_ended();
-                    if self.guard == Guard::Runs {
-                        self.guard = Guard::Alone;
+                    if self.guard == GuardState::Runs {
+                        self.guard = GuardState::Alone;
                     }
                     if !std::mem::replace(&mut self.is_ending, true) {
                         return Some(Change::Unguarded);
@@ -334,7 +334,7 @@ impl Child {
         }
         // all messages that the guards sent before they ended have been read
         let is_unguarded =
-            self.guard == Guard::Lost && !std::mem::replace(&mut self.is_ending, true);
+            self.guard == GuardState::Lost && !std::mem::replace(&mut self.is_ending, true);
         is_unguarded.then_some(Change::Unguarded)
     }
 

@@ -12,8 +12,8 @@ use nestlock::{LockClient, LockClientBuilder, Tls};
 use nix::errno::Errno;
 
 use crate::{
-    Failure,
-    args::{Certificates, Server, Unusable},
+    args::{Certificates, Server},
+    failure::{Failure, Unusable},
 };
 
 /// How long each acquire waits for replicas. An acquire that too few of them have acknowledged by

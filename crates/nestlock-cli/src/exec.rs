@@ -10,9 +10,9 @@ use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId};
 use nix::sys::signal::Signal;
 
 use crate::{
-    Failure,
-    args::{Exec, OnLost, Server, Unusable},
+    args::{Exec, OnLost, Server},
     child::{Change, Child, Variables},
+    failure::{FAILED, Failure, Unusable},
     family::{AT_LAST, Tries, unended},
     guard::LEFT,
     kind::Kind,
@@ -479,7 +479,7 @@ async fn command(
     Ok(if ending.is_lost {
         Outcome::Lost
     } else if !is_guarded {
-        Outcome::Code(crate::FAILED)
+        Outcome::Code(FAILED)
     } else if ended == wait::End::Signal(Signal::SIGINT as u8) {
         Outcome::By {
             signal: Signal::SIGINT,

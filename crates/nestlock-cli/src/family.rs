@@ -305,7 +305,7 @@ mod tree {
 
     /// A process, and its parent when it was found.
     #[derive(Debug, Clone, Copy)]
-    struct Found {
+    struct Process {
         pid: Pid,
         parent: Pid,
     }
@@ -390,7 +390,7 @@ mod tree {
             let lists = Lists::look();
             let orphans = self.keepers.iter().flat_map(|parent| {
                 self.children(&lists, *parent)
-                    .map(|pid| Found {
+                    .map(|pid| Process {
                         pid,
                         parent: *parent,
                     })
@@ -425,7 +425,7 @@ mod tree {
                 // all at once, however many they are, and however busy they keep the machine
                 let _ = killpg(command, Signal::SIGSTOP);
             }
-            let (mut all, mut family) = (Vec::<Found>::new(), self.with_keepers(&[]));
+            let (mut all, mut family) = (Vec::<Process>::new(), self.with_keepers(&[]));
             // stop each process before its children are searched for: it can start no more, and
             // cannot react to the end of another one
             for _ in 0..LOOKS {
@@ -445,7 +445,7 @@ mod tree {
                     break;
                 }
             }
-            let kill = |found: &Found| {
+            let kill = |found: &Process| {
                 let (stat, sent) = send(*found, Signal::SIGKILL, &family)?;
                 Some(Member {
                     pid: found.pid,
@@ -458,7 +458,7 @@ mod tree {
                 self.know_others();
                 let pairs = self.keepers.windows(2).rev();
                 left.extend(pairs.filter_map(|pair| {
-                    kill(&Found {
+                    kill(&Process {
                         pid: pair[1],
                         parent: pair[0],
                     })
@@ -467,14 +467,14 @@ mod tree {
             left
         }
 
-        fn with_keepers(&self, all: &[Found]) -> HashSet<Pid> {
+        fn with_keepers(&self, all: &[Process]) -> HashSet<Pid> {
             all.iter()
                 .map(|found| found.pid)
                 .chain(self.keepers.iter().copied())
                 .collect()
         }
 
-        fn all(&self) -> Vec<Found> {
+        fn all(&self) -> Vec<Process> {
             let mut all = Vec::new();
             self.walk(|found| all.push(found));
             all.retain(|found| !self.keepers.contains(&found.pid));
@@ -499,7 +499,7 @@ mod tree {
         }
 
         /// Visits all processes, parents before children.
-        fn walk(&self, mut sees: impl FnMut(Found)) {
+        fn walk(&self, mut sees: impl FnMut(Process)) {
             let lists = Lists::look();
             let mut known = HashSet::new();
             let mut parents = vec![self.keepers[0]];
@@ -508,7 +508,7 @@ mod tree {
                 for pid in self.children(&lists, parent) {
                     // a process that is adopted during the walk has two parents
                     if known.insert(pid) {
-                        sees(Found { pid, parent });
+                        sees(Process { pid, parent });
                         parents.push(pid);
                     }
                 }
@@ -556,8 +556,8 @@ mod tree {
 
         /// Returns the state of a process. Returns `None` if it has ended. Of a process that
         /// `/proc` hides, only its existence is known.
-        fn of_living(found: Found) -> Option<Self> {
-            let Found { pid, parent } = found;
+        fn of_living(found: Process) -> Option<Self> {
+            let Process { pid, parent } = found;
             let is_there = || {
                 kill(pid, None) != Err(Errno::ESRCH)
                     && Lists::look().children(parent).contains(&pid)
@@ -577,7 +577,7 @@ mod tree {
     /// Sends a signal. Returns `None` if the process has ended, or its ID belongs to another
     /// process by now.
     fn send(
-        found: Found,
+        found: Process,
         signal: Signal,
         family: &HashSet<Pid>,
     ) -> Option<(Stat, Result<(), Errno>)> {
@@ -660,7 +660,7 @@ mod tree {
         #[test]
         fn children_are_found_with_and_without_the_kernels_lists() {
             let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-            let found = Found {
+            let found = Process {
                 pid: Pid::from_raw(child.id().cast_signed()),
                 parent: getpid(),
             };

@@ -24,7 +24,9 @@ use tokio::net::unix::pipe::Receiver;
 
 use crate::{
     deadline::Deadline,
+    failure::{FAILED, USAGE},
     family::{ENDED_ALL, Family, Tries, may_leave_some, unended},
+    runtime::runtime,
     signals::Signals,
     stderr::warn,
     terminal,
@@ -166,7 +168,7 @@ pub(crate) fn is_stopped(command: Pid) -> bool {
 }
 
 /// The role of a process that nestlock itself starts.
-pub(crate) enum Part {
+pub(crate) enum Role {
     Guard(Guard, Vec<OsString>),
     /// The process that becomes the user's command.
     Step {
@@ -189,7 +191,7 @@ pub(crate) struct Guard {
     takes_terminal: bool,
 }
 
-impl Part {
+impl Role {
     pub(crate) fn asked_for() -> Option<Self> {
         fn number<T: std::str::FromStr>(args: &mut impl Iterator<Item = OsString>) -> Option<T> {
             args.next()?.to_str()?.parse().ok()
@@ -230,12 +232,12 @@ impl Part {
             Self::Guard(guard, program) => {
                 // on this thread and no other: the command is killed at the end of the thread that
                 // started it
-                match crate::runtime().and_then(|runtime| runtime.block_on(guard.run(&program))) {
+                match runtime().and_then(|runtime| runtime.block_on(guard.run(&program))) {
                     Ok(true) => ExitCode::SUCCESS,
                     Ok(false) => ExitCode::from(ENDED_ALL),
                     Err(error) => {
                         warn(error);
-                        ExitCode::from(crate::FAILED)
+                        ExitCode::from(FAILED)
                     }
                 }
             }
@@ -396,22 +398,22 @@ fn step(parent: Pid, takes_terminal: bool, may: RawFd, program: &[OsString]) -> 
     #[cfg(target_os = "linux")]
     if let Err(error) = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL) {
         warn(format_args!("the command would outlive nestlock: {error}"));
-        return ExitCode::from(crate::FAILED);
+        return ExitCode::from(FAILED);
     }
     // the guard may have died before the signal was requested
     if getppid() != parent {
-        return ExitCode::from(crate::FAILED);
+        return ExitCode::from(FAILED);
     }
     let told = inherited(may, false).and_then(|mut told| told.read(&mut [0]));
     if close(may).is_err() || !matches!(told, Ok(1)) {
-        return ExitCode::from(crate::FAILED);
+        return ExitCode::from(FAILED);
     }
     if takes_terminal {
         // before the command reads from it
         terminal::give(getpgrp());
     }
     let Some((program, args)) = program.split_first() else {
-        return ExitCode::from(crate::USAGE);
+        return ExitCode::from(USAGE);
     };
     let error = Command::new(program).args(args).exec();
     warn(format_args!("{}: {error}", program.display()));

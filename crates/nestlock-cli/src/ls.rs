@@ -9,14 +9,14 @@ use serde_json::json;
 use tokio::time::{Instant, interval, sleep};
 
 use crate::{
-    Failure,
     args::{Find, Ls, Server},
+    failure::Failure,
     locks::{Found, Waiting},
     node::is_not_now,
     raw::{Away, Raw},
-    say,
     search::{self, Candidate, Findings, Wanted, told},
     stderr::warn,
+    stdout::say,
 };
 
 /// How often new locks are discovered, which scans all keys.

@@ -10,6 +10,7 @@ mod deadline;
 mod doctor;
 mod ears;
 mod exec;
+mod failure;
 mod family;
 mod guard;
 mod kind;
@@ -17,29 +18,24 @@ mod locks;
 mod ls;
 mod node;
 mod raw;
+mod runtime;
 mod search;
 mod signals;
 mod stderr;
+mod stdout;
 mod terminal;
 mod top;
 mod wait;
 mod whose;
 
-use std::{
-    io::{self, Write},
-    panic,
-    process::ExitCode,
-};
+use std::{io::Write, process::ExitCode};
 
 use args::{Args, Command};
 use clap::{CommandFactory, Parser};
+use failure::{FAILED, Failure, USAGE, is_wrong_use};
+use runtime::runtime;
 use stderr::warn;
-use tokio::runtime::Runtime;
-
-/// Exit code for wrong use. clap's own code could be taken for that of the command.
-const USAGE: u8 = 64;
-/// Exit code if nestlock itself failed.
-const FAILED: u8 = 125;
+use stdout::say;
 
 fn main() -> ExitCode {
     let code = run();
@@ -48,8 +44,8 @@ fn main() -> ExitCode {
 }
 
 fn run() -> ExitCode {
-    if let Some(part) = guard::Part::asked_for() {
-        return part.run();
+    if let Some(role) = guard::Role::asked_for() {
+        return role.run();
     }
     let args = match Args::try_parse() {
         Ok(args) => args,
@@ -86,19 +82,6 @@ fn run() -> ExitCode {
     )
 }
 
-fn runtime() -> io::Result<Runtime> {
-    // tokio panics if no file descriptor is left for signals, and the hook would print that
-    let hook = panic::take_hook();
-    panic::set_hook(Box::new(|_| {}));
-    let runtime = panic::catch_unwind(|| {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-    });
-    panic::set_hook(hook);
-    runtime.unwrap_or_else(|_| Err(io::Error::other("Too many open files: see ulimit -n")))
-}
-
 fn completions(shell: clap_complete::Shell) -> u8 {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "nestlock", &mut text);
@@ -125,38 +108,4 @@ fn man() -> Result<u8, Failure> {
     }
     say(String::from_utf8_lossy(&text).trim_end());
     Ok(0)
-}
-
-/// Returns whether an error is wrong use, whichever server it is for: the tool is not at fault.
-fn is_wrong_use(error: &Failure) -> bool {
-    use nestlock::Error::{InvalidConfig, InvalidLease, InvalidName, InvalidOwner};
-    let said = error.downcast_ref::<nestlock::Error>();
-    error.is::<args::Unusable>()
-        || said.is_some_and(|error| {
-            matches!(
-                error,
-                InvalidConfig { .. }
-                    | InvalidLease { .. }
-                    | InvalidName { .. }
-                    | InvalidOwner { .. }
-            )
-        })
-}
-
-/// The error that ends the program. It is printed, and the exit code is [`FAILED`] or [`USAGE`].
-type Failure = Box<dyn std::error::Error>;
-
-/// Prints a line. Ends the program if that fails, for example because the reader has closed the
-/// pipe.
-fn say(line: impl std::fmt::Display) {
-    if let Err(error) = writeln!(io::stdout(), "{line}") {
-        if error.kind() == std::io::ErrorKind::BrokenPipe {
-            // the exit code of a program that the signal has ended
-            stderr::finish();
-            std::process::exit(128 + nix::sys::signal::Signal::SIGPIPE as i32);
-        }
-        warn(format_args!("cannot write: {error}"));
-        stderr::finish();
-        std::process::exit(FAILED.into());
-    }
 }

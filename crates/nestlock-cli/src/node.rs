@@ -39,10 +39,11 @@ pub(crate) struct Node {
     /// The configuration without a login, if that is worth a try.
     bare: Option<Config>,
     limits: Limits,
-    state: Mutex<State>,
+    state: Mutex<Connection>,
 }
 
-enum State {
+/// The connection for requests.
+enum Connection {
     New,
     Up(Client),
     /// When it failed, and with which error.
@@ -65,7 +66,7 @@ impl Node {
             config,
             bare: None,
             limits,
-            state: Mutex::new(State::New),
+            state: Mutex::new(Connection::New),
         }
     }
 
@@ -95,16 +96,16 @@ impl Node {
     pub(crate) async fn client(&self) -> Result<Client, Error> {
         let mut state = self.state.lock().await;
         match &*state {
-            State::Up(client) if client.is_connected() => return Ok(client.clone()),
-            State::Failed(at, error) if at.elapsed() < self.limits.again => {
+            Connection::Up(client) if client.is_connected() => return Ok(client.clone()),
+            Connection::Failed(at, error) if at.elapsed() < self.limits.again => {
                 return Err(error.clone());
             }
             _ => {}
         }
         let connected = self.connect().await;
         *state = match &connected {
-            Ok(client) => State::Up(client.clone()),
-            Err(error) => State::Failed(Instant::now(), error.clone()),
+            Ok(client) => Connection::Up(client.clone()),
+            Err(error) => Connection::Failed(Instant::now(), error.clone()),
         };
         connected
     }
@@ -214,8 +215,8 @@ impl Node {
             return;
         };
         let mut state = self.state.lock().await;
-        if matches!(*state, State::Up(_)) {
-            *state = State::Failed(Instant::now(), error.clone());
+        if matches!(*state, Connection::Up(_)) {
+            *state = Connection::Failed(Instant::now(), error.clone());
         }
     }
 }

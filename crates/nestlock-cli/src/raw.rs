@@ -17,9 +17,9 @@ use futures_util::future::join_all;
 use nestlock::{LockClient, NodeRole, Topology, TopologyKind, TopologyNode};
 
 use crate::{
-    Failure,
     args::Server,
     connect::CONNECT_TIMEOUT,
+    failure::Failure,
     node::{Answer, Limits, Node, Words, is_denied, is_nobody, is_not_now, pairs, words},
 };
 

@@ -11,8 +11,7 @@ use futures_util::future::join_all;
 use tokio::time::sleep;
 
 use crate::{
-    Failure,
-    args::Unusable,
+    failure::{Failure, Unusable},
     kind::Kind,
     locks::{Found, Record, derived},
     node::{Answer, Node, Words, is_denied, is_not_now, is_of_another_type, list, text, words},

@@ -3,7 +3,9 @@
 
 mod cluster;
 mod error;
+mod folder;
 mod guard;
+mod guard_script;
 mod link;
 mod plan;
 mod sentinel;
@@ -12,7 +14,6 @@ use std::{
     ffi::OsString,
     io,
     net::{Ipv4Addr, SocketAddr},
-    os::unix::net::SocketAddr as SocketPath,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
     thread,
@@ -25,6 +26,7 @@ pub use self::{
     sentinel::SpawnedSentinel,
 };
 use self::{
+    folder::{new_folder, socket},
     guard::{Guard, PAUSE, port_taken},
     link::Link,
     plan::Plan,
@@ -241,23 +243,6 @@ fn side_by_side<T: Send>(
             })
             .collect()
     })
-}
-
-/// Returns a random folder path. The guard creates the folder, so that it is never left behind.
-fn new_folder() -> io::Result<PathBuf> {
-    let folder = std::path::absolute(std::env::temp_dir())?;
-    let folder = folder.join(format!(
-        "nestlock-{}-{:016x}",
-        std::process::id(),
-        ports::random()
-    ));
-    // Fail now if the path is too long for a Unix socket, not when the server binds it.
-    SocketPath::from_pathname(socket(&folder))?;
-    Ok(folder)
-}
-
-fn socket(folder: &Path) -> PathBuf {
-    folder.join("server.sock")
 }
 
 #[cfg(test)]

@@ -1,22 +1,25 @@
 #![doc = include_str!("cached.md")]
 
+mod error;
 mod fill;
+mod options;
 mod store;
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{fmt, future::Future, time::Duration};
 
-use dashmap::{DashMap, DashSet};
 #[cfg(feature = "fred")]
 pub use fred;
 use nestlock::LockClient;
-use tokio::sync::watch;
 
-use self::fill::Progress;
 #[cfg(feature = "json")]
 pub use self::store::Json;
 #[cfg(feature = "fred")]
 pub use self::store::RedisStore;
-pub use self::store::{BoxError, Codec, Raw, Store};
+pub use self::{
+    error::CacheError,
+    store::{BoxError, Codec, Raw, Store},
+};
+use self::{fill::Filler, options::Options};
 
 /// The longest TTL: higher values count as 10 years.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
@@ -36,12 +39,7 @@ pub fn cached<S: Store>(client: &LockClient, store: S) -> Cached<S> {
         wait: Duration::from_secs(30),
     };
     Cached {
-        client: client.clone(),
-        store: Arc::new(store),
-        codec: Arc::new(Raw),
-        options,
-        fills: Arc::default(),
-        refreshes: Arc::default(),
+        filler: Filler::new(client.clone(), store, Raw, options),
     }
 }
 
@@ -49,134 +47,60 @@ pub fn cached<S: Store>(client: &LockClient, store: S) -> Cached<S> {
 /// Cheap to clone. Clones share fills; use one cache per process.
 #[must_use]
 pub struct Cached<S, C: Codec = Raw> {
-    client: LockClient,
-    store: Arc<S>,
-    codec: Arc<C>,
-    options: Options,
-    /// The fills of this process that callers wait for, by key.
-    fills: Arc<DashMap<String, watch::Receiver<Progress<C::Value>>>>,
-    /// The keys that this process refreshes in the background.
-    refreshes: Arc<DashSet<String>>,
-}
-
-#[derive(Debug, Clone)]
-struct Options {
-    ttl: Duration,
-    none_ttl: Option<Duration>,
-    error_ttl: Duration,
-    stale_for: Duration,
-    beta: f64,
-    lease: Duration,
-    wait: Duration,
-}
-
-/// Why a call returns no value.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum CacheError {
-    /// The fill returned this error. All callers that waited for the fill get it.
-    #[error("the fill failed: {0}")]
-    Fill(#[source] Arc<dyn std::error::Error + Send + Sync>),
-    /// A fill of this key failed with this message less than [`Cached::error_ttl`] ago. Try again
-    /// later.
-    #[error("a fill failed a moment ago, and is not tried again yet: {0}")]
-    FailedElsewhere(Arc<str>),
-    /// Another caller was filling it for all of [`Cached::wait`].
-    #[error("somebody else has been filling it for {0:?}")]
-    Busy(Duration),
-    /// The lock of the fill failed: the key is not valid as a name, the server does not reply, or
-    /// the lock was lost and the fill dropped. After a loss, a caller that shared the fill gets
-    /// this error only if its own [`Cached::wait`] is over; otherwise it fills the value itself.
-    #[error("the lock of the fill: {0}")]
-    Lock(#[source] Arc<nestlock::Error>),
-    /// The store could not be read, or took longer than 3 s.
-    #[error("the cache's store: {0}")]
-    Store(#[source] Arc<dyn std::error::Error + Send + Sync>),
-    /// The fill panicked, or its runtime has ended.
-    #[error("the fill panicked, or its runtime has ended")]
-    Panicked,
-}
-
-impl CacheError {
-    /// Returns whether the error is about one fill only: callers that waited for that fill have
-    /// fills of their own, and run those.
-    fn is_of_its_fill(&self) -> bool {
-        match self {
-            Self::Busy(_) => true,
-            Self::Lock(error) => error.is_lost(),
-            _ => false,
-        }
-    }
-}
-
-impl From<nestlock::Error> for CacheError {
-    fn from(error: nestlock::Error) -> Self {
-        Self::Lock(Arc::new(error))
-    }
+    filler: Filler<S, C>,
 }
 
 impl<S: Store, C: Codec> Cached<S, C> {
     /// Sets the codec, for values other than bytes.
     pub fn codec<D: Codec>(self, codec: D) -> Cached<S, D> {
-        let Self {
-            client,
-            store,
-            options,
-            ..
-        } = self;
         Cached {
-            client,
-            store,
-            codec: Arc::new(codec),
-            options,
-            fills: Arc::default(),
-            refreshes: Arc::default(),
+            filler: self.filler.with_codec(codec),
         }
     }
 
     /// Sets how long a value lasts. Default 60 s; 1 ms to 10 years.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options.ttl = ttl.min(LONGEST);
+        self.filler.options.ttl = ttl.min(LONGEST);
         self
     }
 
     /// Sets how long the cache remembers that a fill found no value. Default: not at all.
     pub fn none_ttl(mut self, ttl: Duration) -> Self {
-        self.options.none_ttl = Some(ttl.min(LONGEST));
+        self.filler.options.none_ttl = Some(ttl.min(LONGEST));
         self
     }
 
     /// Sets how long no process tries a fill again after one has failed. Default 1 s. With zero,
     /// processes retry at once.
     pub fn error_ttl(mut self, ttl: Duration) -> Self {
-        self.options.error_ttl = ttl.min(LONGEST);
+        self.filler.options.error_ttl = ttl.min(LONGEST);
         self
     }
 
     /// Sets how long after its end a value is still returned, while it is refreshed in the
     /// background. Default: not at all; at most 49 days.
     pub fn stale_for(mut self, stale_for: Duration) -> Self {
-        self.options.stale_for = stale_for.min(LONGEST_STALE);
+        self.filler.options.stale_for = stale_for.min(LONGEST_STALE);
         self
     }
 
     /// Sets how early values are refreshed before their end, in units of the time that a fill
     /// takes. Default 1. With zero, they are not refreshed early.
     pub fn beta(mut self, beta: f64) -> Self {
-        self.options.beta = beta;
+        self.filler.options.beta = beta;
         self
     }
 
     /// Sets after how long another process fills a value if the process that was filling it has
     /// died. The lock is renewed every third of this time. Default 3 s; 10 ms to 10 years.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.options.lease = lease;
+        self.filler.options.lease = lease;
         self
     }
 
     /// Sets how long to wait for a fill in another process. Default 30 s.
     pub fn wait(mut self, wait: Duration) -> Self {
-        self.options.wait = wait;
+        self.filler.options.wait = wait;
         self
     }
 
@@ -190,7 +114,7 @@ impl<S: Store, C: Codec> Cached<S, C> {
     ///
     /// Cancel safe.
     pub async fn get(&self, key: &str) -> Result<Option<C::Value>, CacheError> {
-        Ok(self.read(key).await?.and_then(|found| found.value))
+        Ok(self.filler.read(key).await?.and_then(|found| found.value))
     }
 
     /// Returns the value at this key, or the result of `fill`. Of all concurrent callers, in all
@@ -211,7 +135,7 @@ impl<S: Store, C: Codec> Cached<S, C> {
         fill: impl Future<Output = Result<C::Value, E>> + Send + 'static,
     ) -> Result<C::Value, CacheError> {
         let fill = async { fill.await.map(Some).map_err(Into::into) };
-        let value = self.get_or_fill(key, false, Box::pin(fill)).await?;
+        let value = self.filler.get_or_fill(key, false, Box::pin(fill)).await?;
         Ok(value.expect("a fill of a value has one, and others do not count"))
     }
 
@@ -231,24 +155,20 @@ impl<S: Store, C: Codec> Cached<S, C> {
         key: &str,
         fill: impl Future<Output = Result<Option<C::Value>, E>> + Send + 'static,
     ) -> Result<Option<C::Value>, CacheError> {
-        self.get_or_fill(
-            key,
-            true,
-            Box::pin(async { fill.await.map_err(Into::into) }),
-        )
-        .await
+        self.filler
+            .get_or_fill(
+                key,
+                true,
+                Box::pin(async { fill.await.map_err(Into::into) }),
+            )
+            .await
     }
 }
 
 impl<S, C: Codec> Clone for Cached<S, C> {
     fn clone(&self) -> Self {
         Self {
-            client: self.client.clone(),
-            store: Arc::clone(&self.store),
-            codec: Arc::clone(&self.codec),
-            options: self.options.clone(),
-            fills: Arc::clone(&self.fills),
-            refreshes: Arc::clone(&self.refreshes),
+            filler: self.filler.clone(),
         }
     }
 }
@@ -256,7 +176,7 @@ impl<S, C: Codec> Clone for Cached<S, C> {
 impl<S, C: Codec> fmt::Debug for Cached<S, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cached")
-            .field("options", &self.options)
+            .field("options", &self.filler.options)
             .finish_non_exhaustive()
     }
 }

@@ -5,6 +5,8 @@ use std::{future::Future, sync::Arc, time::Duration};
 use nestlock::{AcquireOptions, Error, FencingToken, Lock, LockClient, LockGuard, Result};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::retry::is_final;
+
 /// The default lease of a term.
 const LEASE: Duration = Duration::from_secs(15);
 /// How often an observer checks.
@@ -148,7 +150,7 @@ impl Leader {
                         pause = PAUSE;
                     }
                 }
-                Err(error) if crate::is_final(&error) => return error,
+                Err(error) if is_final(&error) => return error,
                 Err(error) => {
                     tracing::warn!(office = self.lock.name(), %error, "a campaign failed");
                 }

@@ -15,6 +15,7 @@ pub mod cached;
 pub mod leader;
 pub mod locked;
 pub mod once_per;
+mod retry;
 #[cfg(feature = "tower")]
 pub mod tower;
 
@@ -26,14 +27,3 @@ pub use nestlock_macros::locked;
 pub use crate::locked::LockedError;
 #[doc(inline)]
 pub use crate::{cached::cached, leader::Leader, once_per::once_per};
-
-/// Returns whether a retry can never succeed: the client was shut down, this process is a fork of
-/// the one that created it, or an argument is not allowed.
-fn is_final(error: &nestlock::Error) -> bool {
-    use nestlock::{Error, StoreErrorKind};
-    match error {
-        Error::Closed | Error::InvalidName { .. } | Error::InvalidLease { .. } => true,
-        Error::Store { source, .. } => source.kind() == StoreErrorKind::Forked,
-        _ => false,
-    }
-}

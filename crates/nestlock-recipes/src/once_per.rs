@@ -15,6 +15,7 @@ use tokio::time::{sleep, timeout};
 #[cfg(feature = "cron")]
 pub use self::ticks::InvalidPattern;
 pub use self::ticks::{Tick, Ticks};
+use crate::retry::is_final;
 
 /// The default lease of a running job.
 const LEASE: Duration = Duration::from_secs(15);
@@ -198,7 +199,7 @@ impl OncePer {
                 Ok(Outcome::Ran(_) | Outcome::Cancelled) => continue,
                 Ok(Outcome::AlreadyDone) => LONGEST_SLEEP,
                 Ok(Outcome::Elsewhere) => self.lease / 3,
-                Err(error) if crate::is_final(&error) => return error,
+                Err(error) if is_final(&error) => return error,
                 Err(error) => {
                     tracing::warn!(job = self.lock.name(), %error, "a tick was not run, or not marked");
                     self.lease / 3

@@ -23,7 +23,7 @@ use tracing::Instrument;
 
 use crate::locked::{LockedError, expansion};
 
-type BoxError = Box<dyn error::Error + Send + Sync>;
+type BodyError = Box<dyn error::Error + Send + Sync>;
 type LockOf = dyn Fn(&Parts) -> Option<Result<Lock>> + Send + Sync;
 
 /// A tower layer that handles each request under a lock. See the [module](self).
@@ -308,20 +308,20 @@ struct Hold<D> {
     lost: Option<BoxFuture<'static, Error>>,
     release: BoxFuture<'static, Result<(), LockedError>>,
     /// The last frame or error of the body, which is passed on when the lock is free.
-    last: Option<Result<Frame<D>, BoxError>>,
+    last: Option<Result<Frame<D>, BodyError>>,
 }
 
 impl<B: Body> Body for LockBody<B>
 where
-    B::Error: Into<BoxError>,
+    B::Error: Into<BodyError>,
 {
     type Data = B::Data;
-    type Error = BoxError;
+    type Error = BodyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
+    ) -> Poll<Option<Result<Frame<B::Data>, BodyError>>> {
         let mut this = self.project();
         let Some(hold) = this.hold else {
             let Some(body) = this.body.as_pin_mut() else {

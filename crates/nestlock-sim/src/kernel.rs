@@ -1,56 +1,22 @@
-//! The machine: virtual time, seeded randomness, and one processor for all threads.
+//! The machine: one processor for all threads, which sleep in virtual time.
 //!
 //! Threads have their own stacks and thread-locals, but only the one that has the turn runs. It
 //! keeps the turn until it would sleep, or reads the clock at a moment that the seed has chosen.
 //! Then the next one is drawn from those that can run; if there is none, time jumps. `symbols.rs`
-//! leads threads here, and passes the turn.
+//! leads threads here, and `context.rs` passes the turn.
 
-use std::{
-    cell::{Cell, UnsafeCell},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+use std::cell::Cell;
+
+use crate::{
+    clock::{Clock, MILLI, jump, now, pass},
+    context::{self, Context},
+    memory,
+    process::{self, as_process},
+    rng::Rng,
+    sockets::has_events,
+    trace,
+    turn::{self, Turned},
 };
-
-use crate::{sockets::has_events, symbols::Context};
-
-pub(crate) const MICRO: u64 = 1_000;
-pub(crate) const MILLI: u64 = 1_000_000;
-pub(crate) const SECOND: u64 = 1_000_000_000;
-
-/// What every clock reads at the start.
-const EPOCH: u64 = 1_000 * SECOND;
-
-/// A small random number generator: splitmix64.
-#[derive(Debug, Clone)]
-pub(crate) struct Rng(pub(crate) u64);
-
-impl Rng {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
-        self.next() % n.max(1)
-    }
-
-    pub(crate) fn between(&mut self, least: u64, most: u64) -> u64 {
-        least + self.below(most - least + 1)
-    }
-
-    pub(crate) fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-
-    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len() as u64) as usize]
-    }
-}
-
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
 
 /// What a thread without the turn waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,31 +50,6 @@ struct Thread {
     context: &'static Context,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Clock {
-    /// How much faster than true time the clock runs, in millionths.
-    drift: i64,
-    /// How long the machine slept before `sleeps`, in nanoseconds.
-    slept: u64,
-    /// The beginning and the end of its latest sleep.
-    sleeps: (u64, u64),
-}
-
-impl Clock {
-    pub(crate) fn new(drift: i64) -> Self {
-        Self {
-            drift,
-            slept: 0,
-            sleeps: (0, 0),
-        }
-    }
-
-    /// Returns how long the machine has slept by `now`, in true time.
-    fn slept(&self, now: u64) -> u64 {
-        self.slept + now.clamp(self.sleeps.0, self.sleeps.1) - self.sleeps.0
-    }
-}
-
 #[derive(Debug)]
 struct State {
     threads: Vec<Thread>,
@@ -121,25 +62,6 @@ struct State {
     entropy: Rng,
     /// How many of 10,000 reads of the clock are interrupted.
     interruptions: u64,
-    sum: u64,
-    steps: u64,
-}
-
-/// A value that only the thread with the turn touches.
-pub(crate) struct Turned<T>(UnsafeCell<T>);
-
-// SAFETY: only one thread has the turn
-unsafe impl<T> Sync for Turned<T> {}
-
-impl<T> Turned<T> {
-    pub(crate) const fn new(value: T) -> Self {
-        Self(UnsafeCell::new(value))
-    }
-
-    pub(crate) fn with<R>(&self, act: impl FnOnce(&mut T) -> R) -> R {
-        // SAFETY: the caller has the turn, and `act` never comes back here
-        act(unsafe { &mut *self.0.get() })
-    }
 }
 
 static STATE: Turned<State> = Turned::new(State {
@@ -150,16 +72,9 @@ static STATE: Turned<State> = Turned::new(State {
     order: Rng(0),
     entropy: Rng(0),
     interruptions: 0,
-    sum: 0xcbf2_9ce4_8422_2325,
-    steps: 0,
 });
-static ON: AtomicBool = AtomicBool::new(false);
-static LOUD: AtomicBool = AtomicBool::new(false);
-/// True time, in nanoseconds.
-static NOW: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    static PROCESS: Cell<usize> = const { Cell::new(0) };
     /// The index of this thread in `State::threads`.
     static SELF: Cell<usize> = const { Cell::new(0) };
     static UNINTERRUPTED: Cell<u32> = const { Cell::new(1) };
@@ -171,8 +86,8 @@ fn with<R>(act: impl FnOnce(&mut State) -> R) -> R {
 
 /// Starts the machine. The caller becomes its first thread, and has the turn.
 pub(crate) fn start(seed: u64, clocks: Vec<Clock>, interruptions: u64, loud: bool) {
-    crate::symbols::prepare();
-    crate::memory::prepare();
+    context::prepare();
+    memory::prepare();
     with(|state| {
         state.living.push(0);
         state.threads.push(Thread {
@@ -185,53 +100,39 @@ pub(crate) fn start(seed: u64, clocks: Vec<Clock>, interruptions: u64, loud: boo
         (state.order, state.entropy) = (Rng(seed ^ 0xabcd), Rng(seed ^ 0x5eed));
         (state.clocks, state.interruptions) = (clocks, interruptions);
     });
-    LOUD.store(loud, Relaxed);
-    ON.store(true, Relaxed);
+    trace::be_loud(loud);
+    turn::set_on(true);
 }
 
 pub(crate) fn stop() {
-    ON.store(false, Relaxed);
-}
-
-pub(crate) fn is_on() -> bool {
-    ON.load(Relaxed)
-}
-
-pub(crate) fn is_loud() -> bool {
-    LOUD.load(Relaxed)
+    turn::set_on(false);
 }
 
 // --- time ---
 
-/// Returns true time, in nanoseconds.
-pub(crate) fn now() -> u64 {
-    NOW.load(Relaxed)
-}
-
 /// Returns what a clock of the calling thread's process reads. Each read takes 100 ns, as code
 /// takes time.
 pub(crate) fn clock(counts_sleep: bool) -> u64 {
-    let now = NOW.fetch_add(100, Relaxed) + 100;
+    let now = pass(100);
     interrupt();
-    with(|state| {
-        let clock = state.clocks.get(PROCESS.get()).copied().unwrap_or_default();
-        let slept = if counts_sleep { 0 } else { clock.slept(now) };
-        EPOCH + (now as i64 + now as i64 / 1_000_000 * clock.drift) as u64 - slept
-    })
+    own_clock().read(now, counts_sleep)
 }
 
 /// Returns when a clock of the calling thread's process will have advanced by `nanos`, in true
 /// time.
 pub(crate) fn after(nanos: u64) -> u64 {
-    let drift = with(|state| {
+    own_clock().after(nanos)
+}
+
+/// Returns a copy of the clock of the calling thread's process.
+fn own_clock() -> Clock {
+    with(|state| {
         state
             .clocks
-            .get(PROCESS.get())
-            .map_or(0, |clock| clock.drift)
-    });
-    now().saturating_add(
-        (u128::from(nanos) * 1_000_000 / (1_000_000 + drift) as u128) as u64 + MICRO,
-    )
+            .get(process::current())
+            .copied()
+            .unwrap_or_default()
+    })
 }
 
 // --- randomness ---
@@ -245,19 +146,6 @@ pub(crate) fn fill(bytes: &mut [u8]) {
 }
 
 // --- processes ---
-
-/// Runs `look` as another process: by its clock, and as the owner of what `look` starts.
-pub(crate) fn as_process<R>(process: usize, look: impl FnOnce() -> R) -> R {
-    let before = PROCESS.replace(process);
-    let result = look();
-    PROCESS.set(before);
-    result
-}
-
-/// Returns the process of the calling thread, or the one that it acts as.
-pub(crate) fn process() -> usize {
-    PROCESS.get()
-}
 
 /// Runs `act` without interruptions: it is the simulator's own code.
 pub(crate) fn uninterrupted<R>(act: impl FnOnce() -> R) -> R {
@@ -294,13 +182,9 @@ pub(crate) fn pause(process: usize, which: Which, until: u64) {
 pub(crate) fn sleep_machine(process: usize, until: u64) {
     pause(process, Which::All, until);
     with(|state| {
-        let clock = &mut state.clocks[process];
-        let awake_until = now().max(clock.sleeps.1);
-        let Some(slept) = until.checked_sub(awake_until) else {
+        let Some(slept) = state.clocks[process].sleep(until) else {
             return;
         };
-        clock.slept = clock.slept(awake_until);
-        clock.sleeps = (awake_until, until);
         // timers stand still with the monotonic clock
         for thread in state
             .threads
@@ -352,7 +236,7 @@ pub(crate) fn kill(process: usize) {
             .living
             .retain(|at| state.threads[*at].process != process);
     });
-    crate::memory::reclaim(process);
+    memory::reclaim(process);
 }
 
 // --- turns ---
@@ -366,7 +250,7 @@ pub(crate) struct NewThread {
 
 /// Adds a thread to the caller's process.
 pub(crate) fn add_thread() -> NewThread {
-    let process = PROCESS.get();
+    let process = process::current();
     // the list may grow, and must survive if the process is killed
     let add = || {
         with(|state| {
@@ -398,7 +282,7 @@ pub(crate) fn add_thread() -> NewThread {
 /// interrupted anywhere.
 pub(crate) fn begin(new: &NewThread) {
     SELF.set(new.number);
-    PROCESS.set(new.process);
+    process::join(new.process);
     UNINTERRUPTED.set(0);
 }
 
@@ -419,7 +303,7 @@ pub(crate) fn wait(waits: Waits) -> bool {
     });
     if let Some(next) = next {
         // SAFETY: all threads but the caller are stopped
-        unsafe { crate::symbols::switch(context, next) };
+        unsafe { context::switch(context, next) };
     }
     with(|state| {
         let waits = std::mem::replace(&mut state.threads[own].waits, Waits::No);
@@ -462,7 +346,7 @@ fn choose(state: &mut State) -> usize {
                 next < u64::MAX,
                 "everybody waits for somebody else: {threads:#?}"
             );
-            NOW.store(next, Relaxed);
+            jump(next);
             continue;
         }
         let at = if ready.len() == 1 {
@@ -476,8 +360,7 @@ fn choose(state: &mut State) -> usize {
         {
             *has_come = has_events(*epoll);
         }
-        state.steps += 1;
-        state.sum = mix(state.sum ^ now ^ (at as u64) << 56);
+        trace::step(now, at);
         return at;
     }
 }
@@ -515,74 +398,4 @@ pub(crate) fn wake(address: usize, most: usize) -> usize {
         }
         count
     })
-}
-
-// --- the trace ---
-
-/// Adds an event to the trace. The same seed must lead to the same sum.
-pub(crate) fn note(what: &str, bytes: &[u8]) {
-    with(|state| {
-        for words in [what.as_bytes(), bytes] {
-            for word in words.chunks(8) {
-                let mut eight = [0; 8];
-                eight[..word.len()].copy_from_slice(word);
-                state.sum = mix(state.sum ^ u64::from_le_bytes(eight));
-            }
-            state.sum = mix(state.sum ^ words.len() as u64);
-        }
-        state.sum = mix(state.sum ^ now());
-    });
-    if is_loud() {
-        println!("{:>12.6} {what} {}", now() as f64 / 1e9, readable(bytes));
-    }
-}
-
-/// Formats requests and replies as one line, without the syntax of RESP.
-fn readable(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    let words = text
-        .split("\r\n")
-        .filter(|word| !word.is_empty() && !word.starts_with(['*', '$', '>']));
-    let words = words.map(|word| if word.len() > 200 { "<script>" } else { word });
-    words.collect::<Vec<_>>().join(" ")
-}
-
-/// Returns the sum of the trace, and how often a next thread was drawn.
-pub(crate) fn sum() -> (u64, u64) {
-    with(|state| (state.sum, state.steps))
-}
-
-/// Pins a child to one processor. Its threads run one at a time, and a thread that wakes on another
-/// processor starts late.
-pub(crate) fn pin(child: &mut std::process::Command, job: usize) {
-    use std::os::unix::process::CommandExt as _;
-    let pin = move || {
-        // SAFETY: a set of processors is plain data
-        unsafe {
-            let mut all: libc::cpu_set_t = std::mem::zeroed();
-            libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut all);
-            let ours: Vec<usize> = (0..1024)
-                .filter(|cpu| libc::CPU_ISSET(*cpu, &all))
-                .collect();
-            let mut one: libc::cpu_set_t = std::mem::zeroed();
-            libc::CPU_SET(ours[job % ours.len()], &mut one);
-            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one);
-        }
-        Ok(())
-    };
-    // SAFETY: the hook makes system calls and allocates a small list, in the fork of a program
-    // whose other threads only wait for their children
-    unsafe { child.pre_exec(pin) };
-}
-
-/// Returns the processor time of all children that have ended, in seconds.
-pub(crate) fn spent_by_children() -> f64 {
-    // SAFETY: plain data, which the call fills in
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
-        usage
-    };
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }

@@ -6,23 +6,30 @@ compile_error!(
     "the simulator needs Linux on x86-64; everything else: cargo test --workspace --exclude nestlock-sim"
 );
 
+mod app;
 mod checks;
+mod children;
+mod clock;
+mod context;
 mod faults;
-#[allow(
-    unreachable_pub,
-    clippy::pedantic,
-    clippy::unwrap_used,
-    reason = "the tests'"
-)]
-#[path = "../../../tests/it/support/frames.rs"]
-mod frames;
 mod kernel;
+mod kinds;
+mod ledger;
 mod memory;
+mod nemesis;
 mod net;
+mod orders;
 mod plan;
+mod process;
+mod queues;
+mod rng;
 mod sockets;
 mod symbols;
+mod task;
+mod trace;
+mod turn;
 mod workload;
+mod world;
 
 use std::{
     process::{Command, ExitCode},
@@ -34,7 +41,8 @@ use std::{
 };
 
 use faults::Fault;
-use plan::{KINDS, Kind, Plan};
+use kinds::{KINDS, Kind};
+use plan::Plan;
 
 #[global_allocator]
 static MEMORY: memory::Memory = memory::Memory;
@@ -147,11 +155,11 @@ fn one(options: &Options) -> ExitCode {
         .expect("a runtime");
     net::with(|net| net.begin(&plan));
     tokio::task::LocalSet::new().block_on(&runtime, workload::run(&plan));
-    let (sum, steps) = kernel::sum();
-    let simulated = kernel::now() / kernel::SECOND;
+    let (sum, steps) = trace::sum();
+    let simulated = clock::now() / clock::SECOND;
     kernel::stop();
     let (requests, late) = net::with(|net| (net.requests, net.late));
-    let (counts, wrong) = checks::book(|book| (book.counts.clone(), book.wrong.clone()));
+    let (counts, wrong) = ledger::book(|book| (book.counts.clone(), book.wrong.clone()));
     println!(
         "{} seed {seed}: {sum:016x} {simulated} s in {:.3} s, {steps} steps, {requests} requests ({late} late), {counts:?}",
         options.kinds[0].0,
@@ -174,7 +182,7 @@ fn all(options: &Options) -> ExitCode {
         let (next, began, spent_before) = (
             AtomicU64::new(options.first),
             Instant::now(),
-            kernel::spent_by_children(),
+            children::spent_by_children(),
         );
         let found = Mutex::new((Vec::<u64>::new(), 0_u64, 0_u64));
         std::thread::scope(|scope| {
@@ -194,7 +202,7 @@ fn all(options: &Options) -> ExitCode {
                         if options.trace {
                             child.arg("trace");
                         }
-                        kernel::pin(&mut child, job);
+                        children::pin(&mut child, job);
                         let output = child.output().expect("this program runs");
                         let text = String::from_utf8_lossy(&output.stdout);
                         let line = text.lines().find(|line| line.starts_with(&format!("{name} seed {seed}: ")));
@@ -223,7 +231,7 @@ fn all(options: &Options) -> ExitCode {
                 });
             }
         });
-        let spent = kernel::spent_by_children();
+        let spent = children::spent_by_children();
         let (seeds, sum, simulated) = found.into_inner().expect("nobody panics");
         failed += seeds.len();
         let took = began.elapsed();

@@ -11,7 +11,10 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-use crate::kernel::{self, Turned};
+use crate::{
+    process,
+    turn::{Turned, is_on},
+};
 
 /// The address of the mapping: the system places neither programs nor libraries there.
 const START: usize = 0x1000_0000_0000;
@@ -105,7 +108,7 @@ impl Place {
         let (at, size) = size(layout);
         let found = self.find(at, size);
         if size >= LARGE && self.count < MOST_LARGE {
-            self.large[self.count] = (found, at, kernel::process());
+            self.large[self.count] = (found, at, process::current());
             self.count += 1;
         }
         found as *mut u8
@@ -154,7 +157,7 @@ impl Place {
 // thread that has the turn calls it, or a new thread before its first turn, while its creator waits
 unsafe impl GlobalAlloc for Memory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if kernel::is_on() {
+        if is_on() {
             return PLACE.with(|place| place.take(layout));
         }
         // SAFETY: the caller's promise

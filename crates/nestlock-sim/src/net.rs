@@ -3,26 +3,23 @@
 //! Each process has a Unix socket for each server (`sockets.rs`), which adds no delay. Between
 //! socket and server, bytes wait until they may arrive. All of this runs on the first thread.
 
+mod carrier;
+
 use std::{
     cell::{Cell, RefCell},
-    collections::VecDeque,
-    io::ErrorKind,
     rc::Rc,
-    time::Duration,
 };
 
 use nestlock_embedded::simulated::{Connection, Machine};
-use tokio::{
-    net::{UnixListener, UnixStream},
-    sync::Notify,
-    task::spawn_local,
-};
+use tokio::sync::Notify;
 
+pub(crate) use self::carrier::listen;
 use crate::{
-    checks::book,
-    frames::frame_len,
-    kernel::{self, MILLI, Rng, note, now},
+    clock::{MILLI, now},
     plan::{MOST_PROCESSES, Plan},
+    process::as_process,
+    rng::Rng,
+    trace::note,
 };
 
 /// The path between a process and a server.
@@ -85,7 +82,6 @@ pub(crate) struct Net {
 
 thread_local! {
     static NET: RefCell<Net> = RefCell::default();
-    static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; 64 * 1024]);
 }
 
 pub(crate) fn with<R>(act: impl FnOnce(&mut Net) -> R) -> R {
@@ -104,8 +100,8 @@ impl Net {
         self.servers = (0..servers)
             .map(|at| {
                 let process = MOST_PROCESSES + at;
-                let machine = kernel::as_process(process, Machine::new);
-                let questions = kernel::as_process(process, || machine.connect());
+                let machine = as_process(process, Machine::new);
+                let questions = as_process(process, || machine.connect());
                 Server {
                     machine,
                     questions,
@@ -172,20 +168,6 @@ impl Net {
     }
 }
 
-/// Accepts the connections of a process to a server. Called before the process starts.
-pub(crate) fn listen(path: &str, process: usize, server: usize) {
-    let listener = UnixListener::bind(path).expect("a listener");
-    spawn_local(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            if with(|net| net.servers[server].refuses_connections_until > now()) {
-                note("refused", &[process as u8, server as u8]);
-                continue;
-            }
-            spawn_local(carry(stream, process, server));
-        }
-    });
-}
-
 /// Wakes all connections after a change of the faults.
 pub(crate) fn changed() {
     with(|net| net.wires.iter().for_each(|wire| wire.wake.notify_one()));
@@ -212,245 +194,6 @@ pub(crate) fn cut(process: usize, server: usize, how: Cut) {
     });
 }
 
-/// One direction of a connection: the bytes in flight, with the times of their departure and
-/// arrival.
-#[derive(Default)]
-struct Line {
-    under_way: VecDeque<(u64, u64, Vec<u8>)>,
-    last: u64,
-}
-
-impl Line {
-    fn send(&mut self, process: usize, server: usize, bytes: Vec<u8>) {
-        self.last = with(|net| net.arrival(process, server, self.last));
-        self.under_way.push_back((now(), self.last, bytes));
-    }
-
-    /// Returns when the next bytes arrive. Returns `None` if none are in flight.
-    fn next(&self, not_before: u64) -> Option<u64> {
-        self.under_way
-            .front()
-            .map(|(_, at, _)| (*at).max(not_before))
-    }
-
-    fn take(&mut self, process: usize) -> Vec<u8> {
-        let (sent, _, bytes) = self.under_way.pop_front().unwrap_or_default();
-        book(|book| book.travelled(process, now() - sent));
-        bytes
-    }
-}
-
-/// Draws how many of these bytes arrive if the connection ends in their midst.
-fn half(bytes: &[u8]) -> usize {
-    with(|net| {
-        net.rng
-            .as_mut()
-            .map_or(0, |rng| rng.below(bytes.len() as u64))
-    }) as usize
-}
-
-struct Carrier {
-    process: usize,
-    server: usize,
-    clock: usize,
-    connection: Connection,
-    up: Line,
-    down: Line,
-    /// A reply that is delivered after the next one.
-    swapped: Vec<u8>,
-}
-
-impl Carrier {
-    fn at_server<R>(&mut self, act: impl FnOnce(&mut Connection) -> R) -> R {
-        kernel::as_process(self.clock, || act(&mut self.connection))
-    }
-
-    /// Lets the server process these bytes, and collects its output.
-    fn serve(&mut self, what: &str, bytes: &[u8]) {
-        if !bytes.is_empty() {
-            note(
-                what,
-                &[format!("{} ", self.process).as_bytes(), bytes].concat(),
-            );
-            with(|net| net.requests += 1);
-        }
-        self.at_server(|connection| connection.feed(bytes));
-        self.collect();
-    }
-
-    fn collect(&mut self) {
-        let output = self.at_server(Connection::output);
-        let output = if self.strays() {
-            self.stray(&output)
-        } else {
-            output
-        };
-        if !output.is_empty() {
-            self.down.send(self.process, self.server, output);
-        }
-    }
-
-    fn strays(&self) -> bool {
-        with(|net| net.paths[self.process][self.server].strays_until > now())
-            || !self.swapped.is_empty()
-    }
-
-    /// Returns what a middlebox makes of these replies: it swallows, doubles or swaps one in five,
-    /// but no push message.
-    fn stray(&mut self, output: &[u8]) -> Vec<u8> {
-        let (mut rest, mut all) = (output, Vec::new());
-        while let Some(length) = frame_len(rest) {
-            let (frame, behind) = rest.split_at(length);
-            rest = behind;
-            let lie = if frame[0] == b'>' {
-                14
-            } else {
-                with(|net| net.rng.as_mut().map_or(14, |rng| rng.below(15)))
-            };
-            match lie {
-                0 => note("swallowed", frame),
-                1 => {
-                    note("doubled", frame);
-                    all.extend_from_slice(&frame.repeat(2));
-                }
-                2 if self.swapped.is_empty() => {
-                    note("swapped", frame);
-                    self.swapped = frame.to_vec();
-                }
-                _ => {
-                    all.extend_from_slice(frame);
-                    all.append(&mut self.swapped);
-                }
-            }
-        }
-        all.extend_from_slice(rest);
-        all
-    }
-
-    /// Executes what a cut leaves of a connection. The process has lost `stream`.
-    async fn end(mut self, how: Cut) {
-        with(|net| net.ending += 1);
-        match how {
-            Cut::Lost => {
-                let bytes = self.up.take(self.process);
-                if !bytes.is_empty() {
-                    self.serve("torn >", &bytes[..half(&bytes)]);
-                }
-            }
-            Cut::Late(at) => {
-                sleep_until(at).await;
-                while let Some(at) = self
-                    .up
-                    .next(with(|net| net.servers[self.server].paused_until))
-                {
-                    sleep_until(at).await;
-                    with(|net| net.late += 1);
-                    book(|book| _ = book.late.insert(self.process, now()));
-                    let bytes = self.up.take(self.process);
-                    self.serve("late >", &bytes);
-                }
-            }
-        }
-        with(|net| net.ending -= 1);
-    }
-}
-
-async fn sleep_until(at: u64) {
-    while now() < at {
-        tokio::time::sleep(Duration::from_nanos(at - now())).await;
-    }
-}
-
-fn read(stream: &UnixStream) -> std::io::Result<Vec<u8>> {
-    BUFFER.with_borrow_mut(|buffer| stream.try_read(buffer).map(|len| buffer[..len].to_vec()))
-}
-
-/// Carries one connection until it ends.
-async fn carry(stream: UnixStream, process: usize, server: usize) {
-    let (wake, cut, under_way) = (
-        Rc::new(Notify::new()),
-        Rc::new(RefCell::new(None)),
-        Rc::new(Cell::new(0)),
-    );
-    let (machine, clock) = with(|net| {
-        let (cut, wake, under_way) = (Rc::clone(&cut), Rc::clone(&wake), Rc::clone(&under_way));
-        net.wires.push(Wire {
-            process,
-            server,
-            cut,
-            wake,
-            under_way,
-        });
-        (
-            net.servers[server].machine.clone(),
-            net.servers[server].process,
-        )
-    });
-    let connection = kernel::as_process(clock, || machine.connect());
-    let output = Rc::clone(&connection.wake);
-    let mut carrier = Carrier {
-        process,
-        server,
-        clock,
-        connection,
-        up: Line::default(),
-        down: Line::default(),
-        swapped: Vec::new(),
-    };
-    let mut open = true;
-    loop {
-        let how: Option<Cut> = *cut.borrow();
-        if let Some(how) = how {
-            if let (Cut::Lost, Some((_, _, bytes))) = (how, carrier.down.under_way.front()) {
-                let _ = stream.try_write(&bytes[..half(bytes)]);
-            }
-            drop(stream);
-            return carrier.end(how).await;
-        }
-        let (up_from, down_from) =
-            with(|net| [Way::Up, Way::Down].map(|way| net.not_before(process, server, way))).into();
-        while carrier.up.next(up_from).is_some_and(|at| at <= now()) {
-            let bytes = carrier.up.take(process);
-            carrier.serve(">", &bytes);
-        }
-        while carrier.down.next(down_from).is_some_and(|at| at <= now()) {
-            let bytes = carrier.down.take(process);
-            note("<", &[format!("{process} ").as_bytes(), &bytes].concat());
-            // a partial or failed write: the process is dead, or has not read for long
-            open &= stream
-                .try_write(&bytes)
-                .is_ok_and(|written| written == bytes.len());
-        }
-        if !open && carrier.up.under_way.is_empty() {
-            return;
-        }
-        under_way.set(carrier.up.under_way.len());
-        let left = carrier
-            .at_server(|connection| connection.time_left())
-            .map(|left| kernel::as_process(clock, || kernel::after(left.as_nanos() as u64)));
-        let next = [carrier.up.next(up_from), carrier.down.next(down_from), left]
-            .into_iter()
-            .flatten()
-            .min();
-        tokio::select! {
-            biased;
-            () = wake.notified() => {}
-            () = output.notified() => {
-                carrier.at_server(Connection::go_on);
-                carrier.collect();
-            }
-            readable = stream.readable(), if open => {
-                match readable.and_then(|()| read(&stream)) {
-                    Ok(bytes) if !bytes.is_empty() => carrier.up.send(process, server, bytes),
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    _ => open = false,
-                }
-            }
-            () = sleep_until(next.unwrap_or_default()), if next.is_some() => carrier.collect(),
-        }
-    }
-}
-
 /// Sends a request to a server directly, under its own clock and without a network. Returns the
 /// reply.
 pub(crate) fn ask(server: usize, request: &str) -> String {
@@ -458,9 +201,19 @@ pub(crate) fn ask(server: usize, request: &str) -> String {
         let Server {
             process, questions, ..
         } = &mut net.servers[server];
-        kernel::as_process(*process, || {
+        as_process(*process, || {
             questions.feed(format!("{request}\r\n").as_bytes());
             String::from_utf8_lossy(&questions.output()).into_owned()
         })
     })
+}
+
+/// Returns the strings of a RESP reply.
+pub(crate) fn words(answer: &str) -> Vec<String> {
+    let is_word = |line: &&str| !line.is_empty() && !line.starts_with(['*', '$']);
+    answer
+        .split("\r\n")
+        .filter(is_word)
+        .map(|line| line.trim_start_matches(',').to_owned())
+        .collect()
 }

@@ -2,17 +2,19 @@
 //! randomness, threads, sockets and sleep. Before the machine runs, each of them behaves as usual.
 
 use std::{
-    cell::Cell,
     ffi::{c_int, c_long, c_void},
     sync::{
         OnceLock,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicU32, Ordering},
     },
 };
 
 use crate::{
-    kernel::{self, MILLI, NewThread, SECOND, Waits},
+    clock::{MILLI, SECOND},
+    context::leave,
+    kernel::{self, NewThread, Waits},
     sockets,
+    turn::is_on,
 };
 
 /// Makes a system call.
@@ -41,98 +43,13 @@ fn answer(result: c_long) -> c_long {
     }
 }
 
-// --- for the machine itself ---
-
-/// Where a thread stopped: its stack, with the callee-saved registers on it, and its thread-locals.
-/// The assembly below knows the offsets of the fields.
-#[derive(Debug)]
-#[repr(C)]
-pub(crate) struct Context {
-    stack: Cell<usize>,
-    locals: Cell<usize>,
-    is_parked: AtomicU32,
-}
-
-impl Context {
-    pub(crate) const fn new() -> Self {
-        Self {
-            stack: Cell::new(0),
-            locals: Cell::new(0),
-            is_parked: AtomicU32::new(0),
-        }
-    }
-}
-
-/// Whether a program may set the address of its thread-locals without a system call.
-static HAS_WRFSBASE: AtomicBool = AtomicBool::new(false);
-
-/// Detects what the processor can do. Must be called before the first [`switch`].
-pub(crate) fn prepare() {
-    // SAFETY: it takes no pointers. 2: HWCAP2_FSGSBASE
-    let may = unsafe { libc::getauxval(libc::AT_HWCAP2) } & 2 != 0;
-    HAS_WRFSBASE.store(may, Ordering::Relaxed);
-}
-
-/// Stops the caller, and resumes `to`. One OS thread runs all of them in turn: waking another OS
-/// thread took two thirds of the simulator's time.
-///
-/// # Safety
-/// `to` must be stopped. Each context resumes with its own thread-locals.
-#[unsafe(naked)]
-pub(crate) unsafe extern "C" fn switch(from: &Context, to: &Context) {
-    // 158, 0x1002: arch_prctl, ARCH_SET_FS, for processors and kernels without `wrfsbase`
-    std::arch::naked_asm!(
-        "push rbp", "push rbx", "push r12", "push r13", "push r14", "push r15",
-        "mov rax, fs:0", "mov [rdi], rsp", "mov [rdi + 8], rax",
-        "mov rsp, [rsi]", "mov rsi, [rsi + 8]",
-        "cmp byte ptr [rip + {has_wrfsbase}], 0", "je 2f",
-        "wrfsbase rsi", "jmp 3f",
-        "2:", "mov edi, 0x1002", "mov eax, 158", "syscall",
-        "3:", "pop r15", "pop r14", "pop r13", "pop r12", "pop rbx", "pop rbp",
-        "ret",
-        has_wrfsbase = sym HAS_WRFSBASE,
-    )
-}
-
-/// Stops the caller. A [`switch`] to its context continues on its stack; the OS thread that ran it
-/// until then idles for ever.
-///
-/// # Safety
-/// No thread may have switched to it yet.
-#[unsafe(naked)]
-unsafe extern "C" fn leave(to: &Context) {
-    // 202, 129: futex, private FUTEX_WAKE; 34: pause. After the store to `is_parked`, another
-    // thread may use the stack
-    std::arch::naked_asm!(
-        "push rbp",
-        "push rbx",
-        "push r12",
-        "push r13",
-        "push r14",
-        "push r15",
-        "mov rax, fs:0",
-        "mov [rdi], rsp",
-        "mov [rdi + 8], rax",
-        "mov dword ptr [rdi + 16], 1",
-        "add rdi, 16",
-        "mov esi, 129",
-        "mov edx, 1",
-        "mov eax, 202",
-        "syscall",
-        "2:",
-        "mov eax, 34",
-        "syscall",
-        "jmp 2b",
-    )
-}
-
 // --- time ---
 
 /// # Safety
 /// The contract of the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn clock_gettime(id: libc::clockid_t, out: *mut libc::timespec) -> c_int {
-    if !kernel::is_on() {
+    if !is_on() {
         // SAFETY: the caller's promise
         return answer(unsafe {
             system(
@@ -168,7 +85,7 @@ fn nanos(time: &libc::timespec) -> u64 {
 /// The contract of the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getrandom(out: *mut u8, len: usize, flags: u32) -> isize {
-    if kernel::is_on() {
+    if is_on() {
         // SAFETY: the caller's promise
         kernel::fill(unsafe { std::slice::from_raw_parts_mut(out, len) });
         return len as isize;
@@ -185,7 +102,7 @@ unsafe extern "C" fn getrandom(out: *mut u8, len: usize, flags: u32) -> isize {
 /// Returns a fixed number: the server reports it to its clients.
 #[unsafe(no_mangle)]
 extern "C" fn getpid() -> libc::pid_t {
-    if kernel::is_on() {
+    if is_on() {
         return 1;
     }
     // SAFETY: it takes no arguments
@@ -249,7 +166,7 @@ macro_rules! making {
             /// The contract of the C library's function.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
-                if kernel::is_on() {
+                if is_on() {
                     return $ours as c_int;
                 }
                 let mut args = [0; 6];
@@ -385,11 +302,11 @@ unsafe extern "C" fn syscall(
 ) -> c_long {
     match number {
         // SAFETY: the caller's promise
-        libc::SYS_getrandom if kernel::is_on() => unsafe {
+        libc::SYS_getrandom if is_on() => unsafe {
             getrandom(first as *mut u8, second as usize, 0) as c_long
         },
         // SAFETY: the caller's promise
-        libc::SYS_futex if kernel::is_on() => unsafe {
+        libc::SYS_futex if is_on() => unsafe {
             futex(
                 first as *const AtomicU32,
                 second as c_int,
@@ -445,7 +362,7 @@ unsafe fn futex(
 /// Passes the turn while the machine is on.
 #[unsafe(no_mangle)]
 extern "C" fn sched_yield() -> c_int {
-    if kernel::is_on() {
+    if is_on() {
         kernel::wait(Waits::No);
     }
     0
@@ -501,7 +418,7 @@ unsafe extern "C" fn pthread_create(
         // SAFETY: this is the function's type
         unsafe { std::mem::transmute::<*mut c_void, Create>(found) }
     });
-    if !kernel::is_on() {
+    if !is_on() {
         // SAFETY: the caller's promise
         return unsafe { real(thread, attributes, routine, argument) };
     }

@@ -21,3 +21,15 @@ pub(crate) fn seconds(nanos: u64) -> f64 {
 pub(crate) fn sleep_until(time: u64) {
     std::thread::sleep(Duration::from_nanos(time.saturating_sub(now())));
 }
+
+/// Waits until `state` returns `true`. Returns `false` if it does not within `limit` nanoseconds.
+pub(crate) fn wait_for(limit: u64, mut state: impl FnMut() -> bool) -> bool {
+    let until = now() + limit;
+    while !state() {
+        if now() > until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_nanos(5 * MILLI));
+    }
+    true
+}

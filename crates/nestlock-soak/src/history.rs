@@ -30,6 +30,9 @@ use std::{
 
 use crate::clock::now;
 
+/// The journal of the faults, in a run's folder: written as a history, with lines of its own.
+pub(crate) const JOURNAL: &str = "faults";
+
 #[derive(Debug)]
 pub(crate) struct History(File);
 

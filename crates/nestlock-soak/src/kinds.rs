@@ -5,7 +5,7 @@ use std::time::Duration;
 use nestlock::{Error, Lock, LockClient, RedLockOptions};
 use rand::{Rng, rngs::StdRng, seq::SliceRandom};
 
-use crate::settings::SERVERS;
+use crate::topology::SERVERS;
 
 /// Locks of each kind.
 const NAMES: usize = 2;

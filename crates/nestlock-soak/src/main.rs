@@ -11,11 +11,13 @@ mod heartbeat;
 mod history;
 mod kinds;
 mod nemesis;
+mod process;
 mod run;
 mod servers;
 mod settings;
 mod support;
 mod task;
+mod topology;
 mod worker;
 
 use std::{path::Path, process::ExitCode};

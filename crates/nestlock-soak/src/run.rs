@@ -4,16 +4,13 @@ use std::{fs, path::Path, sync::Arc, thread, time::Duration};
 
 use crate::{
     check::{self, Violation},
-    clock::{SECOND, now, sleep_until},
+    clock::{SECOND, now, sleep_until, wait_for},
     handover, heartbeat,
-    history::History,
+    history::{History, JOURNAL},
     nemesis::{self, Lane, Nemesis, Processes},
     servers::Servers,
     settings::{FAIR_PATIENCE, LONGEST_WATCHDOG, Mode, Settings},
 };
-
-/// The journal of the faults, in a run's folder.
-pub(crate) const JOURNAL: &str = "faults";
 
 /// Runs all modes of the settings. Returns `true` if no violation was found.
 pub(crate) fn run(settings: &Settings) -> Result<bool, String> {
@@ -152,7 +149,7 @@ fn calm(servers: &Servers, processes: &mut Processes, patience: u64, wrong: &mut
         }
     }
     for server in 0..count {
-        if all_alive && !nemesis::wait_for(3 * SECOND, || servers.channels(server).is_empty()) {
+        if all_alive && !wait_for(3 * SECOND, || servers.channels(server).is_empty()) {
             say(format!(
                 "server {server} has subscribers of {:?}",
                 servers.channels(server)
@@ -183,7 +180,7 @@ fn calm(servers: &Servers, processes: &mut Processes, patience: u64, wrong: &mut
     // unsettled requests end with their leases, queue entries with their patience
     let leases = LONGEST_WATCHDOG + FAIR_PATIENCE + Duration::from_secs(2);
     for server in 0..count {
-        if !nemesis::wait_for(leases.as_nanos() as u64, || servers.keys(server).is_empty()) {
+        if !wait_for(leases.as_nanos() as u64, || servers.keys(server).is_empty()) {
             say(format!(
                 "server {server} still has {:?}",
                 servers.keys(server)

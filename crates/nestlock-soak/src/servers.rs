@@ -8,12 +8,13 @@ use crate::{
     clock::now,
     heartbeat,
     history::History,
-    settings::{CLIENTS, Mode, SERVERS, Settings, link},
+    settings::{Mode, Settings},
     support::{
         Server,
         proxy::Proxy,
         wire::{Reply, Wire},
     },
+    topology::{CLIENTS, SERVERS, link},
 };
 
 pub(crate) struct Servers {

@@ -11,8 +11,6 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{clock::SECOND, kinds::Kind};
 
-pub(crate) const CLIENTS: usize = 2;
-pub(crate) const SERVERS: usize = 3;
 /// How long one kind of lock has most of the work, in nanoseconds.
 pub(crate) const HOT: u64 = 3 * SECOND / 2;
 pub(crate) const POLL_CAP: Duration = Duration::from_millis(500);
@@ -177,12 +175,6 @@ impl Settings {
     }
 }
 
-/// Returns the number of a client's proxies. Returns `None` for every third client, which has no
-/// proxies.
-pub(crate) fn link(client: usize) -> Option<usize> {
-    (client % 3 != 2).then(|| client - client / 3)
-}
-
 fn number<T: FromStr>(word: &str) -> Result<T, String> {
     word.parse().map_err(|_| format!("not a number: {word}"))
 }
@@ -190,24 +182,6 @@ fn number<T: FromStr>(word: &str) -> Result<T, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn two_thirds_are_behind_proxies() {
-        let links: Vec<_> = (0..8).map(link).collect();
-        assert_eq!(
-            links,
-            [
-                Some(0),
-                Some(1),
-                None,
-                Some(2),
-                Some(3),
-                None,
-                Some(4),
-                Some(5)
-            ]
-        );
-    }
 
     #[test]
     fn a_command_line_says_itself_again() {

@@ -1,5 +1,7 @@
 //! A task: acquires locks, checks its holds, releases them, and records all of it.
 
+mod calm;
+
 use std::{sync::Arc, time::Duration};
 
 use nestlock::{AcquireOptions, LockGuard};
@@ -13,9 +15,9 @@ use crate::{
     clock::now,
     handover::{self, name, result},
     history::word,
-    kinds::{self, Choice, Class, Kind},
-    settings::{FAIR_PATIENCE, LONGEST_LEASE, LONGEST_WATCHDOG, POLL_CAP},
-    worker::{Connected, Process},
+    kinds::{Choice, Class, Kind},
+    process::{Connected, Process},
+    settings::LONGEST_LEASE,
 };
 
 /// How many holds an owner nests at most.
@@ -50,20 +52,6 @@ struct Held {
     was_lost: bool,
 }
 
-/// How often each lock is tried in calm.
-const TRIES: u32 = 3;
-
-/// Returns how long an acquire may take in calm: a killed process leaves its lease behind, and no
-/// message reports its end.
-pub(crate) fn calm_limit(kind: Kind) -> Duration {
-    let patience = if kind.is_fair() {
-        FAIR_PATIENCE
-    } else {
-        Duration::ZERO
-    };
-    LONGEST_WATCHDOG.max(LONGEST_LEASE) + POLL_CAP + Duration::from_secs(2) + patience
-}
-
 impl Task {
     pub(crate) fn new(process: Arc<Process>, client: Connected, number: u64) -> Self {
         let name = format!("{}t{number}", client.name);
@@ -87,49 +75,6 @@ impl Task {
             while self.given.try_join_next().is_some() {}
         }
         while self.given.join_next().await.is_some() {}
-    }
-
-    /// Acquires and releases each lock once.
-    pub(crate) async fn calm(mut self) {
-        let only = self.process.settings.only.clone();
-        let mut choices: Vec<Choice> = Vec::new();
-        for kind in only {
-            let all = kinds::names(kind);
-            let sets = if kind == Kind::Multi {
-                vec![all]
-            } else {
-                all.into_iter().map(|name| vec![name]).collect()
-            };
-            for (at, names) in sets.into_iter().enumerate() {
-                let class = if kind == Kind::ReadWrite && at == 1 {
-                    Class::Shared
-                } else {
-                    Class::Alone
-                };
-                let open = Choice::open(
-                    &self.client.servers,
-                    kind,
-                    names,
-                    class,
-                    false,
-                    self.client.watchdog,
-                );
-                choices.push(open.expect("good names"));
-            }
-        }
-        let begin = self.rng.random_range(0..choices.len());
-        choices.rotate_left(begin);
-        for choice in choices {
-            // on a busy machine a call may fail; the next one has the full time
-            for _ in 0..TRIES {
-                let way = Way::Calm(calm_limit(choice.kind));
-                if let Some(mut held) = self.acquire(choice.clone(), way, None, None).await {
-                    self.look(&mut held).await;
-                    self.unlock(held).await;
-                    break;
-                }
-            }
-        }
     }
 
     /// Draws a duration. `least` and `most` are in microseconds.

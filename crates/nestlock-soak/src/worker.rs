@@ -1,15 +1,6 @@
 //! A worker process: its clients and tasks, the calm at the end, and what is left then.
 
-use std::{
-    fs,
-    io::BufRead,
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{fs, io::BufRead, path::PathBuf, sync::Arc, time::Duration};
 
 use nestlock::LockClient;
 use tokio::sync::mpsc;
@@ -19,38 +10,11 @@ use crate::{
     handover::{self, Mailbox},
     heartbeat,
     history::History,
-    settings::{CLIENTS, FAIR_PATIENCE, OUTAGE_PATIENCE, POLL_CAP, SERVERS, Settings, link},
+    process::{Connected, Process},
+    settings::{FAIR_PATIENCE, OUTAGE_PATIENCE, POLL_CAP, Settings},
     task::Task,
+    topology::{CLIENTS, SERVERS, link},
 };
-
-/// What all tasks of a process share.
-#[derive(Debug)]
-pub(crate) struct Process {
-    pub(crate) settings: Settings,
-    pub(crate) history: Arc<History>,
-    pub(crate) mailbox: Mailbox,
-    /// No new work begins after this time.
-    pub(crate) until: u64,
-    /// Slot and generation: `s0g1`.
-    pub(crate) name: String,
-    ops: AtomicU64,
-}
-
-impl Process {
-    /// Returns the number of the next operation.
-    pub(crate) fn op(&self) -> u64 {
-        self.ops.fetch_add(1, Relaxed)
-    }
-}
-
-/// A client: a connection to each server. All locks are on the first one, except those that span
-/// several.
-#[derive(Debug, Clone)]
-pub(crate) struct Connected {
-    pub(crate) name: String,
-    pub(crate) servers: Vec<LockClient>,
-    pub(crate) watchdog: Duration,
-}
 
 /// Runs a worker. It reports its progress on stdout, and reads orders from stdin.
 pub(crate) fn run(settings: &Settings) -> bool {
@@ -64,14 +28,7 @@ pub(crate) fn run(settings: &Settings) -> bool {
     heartbeat::of_the_process(Arc::clone(&history));
     let mailbox = Mailbox(handover::folder(&folder));
     let until = settings.told("until");
-    let process = Arc::new(Process {
-        settings,
-        history,
-        mailbox,
-        until,
-        name,
-        ops: AtomicU64::new(0),
-    });
+    let process = Arc::new(Process::new(settings, history, mailbox, until, name));
     let (sender, orders) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {

@@ -4,13 +4,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::watch, time::sleep};
+use tokio::time::sleep;
 
-use super::REPLY_TIMEOUT;
 use crate::{
     clock::Instant,
     error::{StoreError, StoreErrorKind},
-    store::{link::Link, pace::jitter},
+    store::cluster::REPLY_TIMEOUT,
+    wire::{health::Health, link::Link, pace::jitter},
 };
 
 /// How often to probe whether a node serves again: the interval while a replica is expected to take
@@ -21,28 +21,6 @@ const PROBE_INTERVALS: (Duration, Duration, Duration) = (
     Duration::from_millis(500),
 );
 
-/// Whether a node has said that its cluster is down.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Health {
-    /// It has not, or it serves again.
-    Nothing,
-    /// It has, and is probed until it serves again.
-    Down,
-    /// It has, and is not probed: the user lacks the permission, or the link is closed. This is
-    /// final.
-    Unknown,
-}
-
-/// What a node has said about its cluster.
-#[derive(Debug)]
-pub(in super::super) struct HealthWatch(watch::Sender<Health>);
-
-impl HealthWatch {
-    pub(in super::super) fn new() -> Self {
-        Self(watch::Sender::new(Health::Nothing))
-    }
-}
-
 impl Link {
     /// Notes that a node rejected a request because its cluster is down, and starts to probe it.
     /// Ignores all other errors.
@@ -52,10 +30,7 @@ impl Link {
         {
             return;
         }
-        let is_new = |says: &mut Health| {
-            *says == Health::Nothing && std::mem::replace(says, Health::Down) == Health::Nothing
-        };
-        if self.down.0.send_if_modified(is_new) {
+        if self.down.is_down_now() {
             self.spawn(Arc::clone(self).probe_until_serving());
         }
     }
@@ -91,20 +66,6 @@ impl Link {
                 _ => {}
             }
         };
-        self.down.0.send_replace(says);
-    }
-
-    /// Waits until a node that rejected everything serves again. Never returns for any other node.
-    pub(in super::super) async fn serving_again(&self) {
-        let mut down = self.down.0.subscribe();
-        if *down.borrow() == Health::Down
-            && down
-                .wait_for(|says| *says != Health::Down)
-                .await
-                .is_ok_and(|says| *says == Health::Nothing)
-        {
-            return;
-        }
-        std::future::pending::<()>().await;
+        self.down.probed(says);
     }
 }

@@ -4,7 +4,7 @@ use fred::types::config::Server;
 
 use crate::{
     error::{StoreError, StoreErrorKind},
-    store::wire::Value,
+    wire::resp::Value,
 };
 
 pub(super) const SLOTS: usize = 16_384;

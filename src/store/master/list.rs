@@ -6,11 +6,11 @@ use fred::types::config::Server;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{sleep, timeout};
 
-use super::{Role, limit, role, said, words};
 use crate::{
     error::{StoreError, StoreErrorKind},
     log,
-    store::wire::{CloseOnDrop, Dialer, NotConnected},
+    store::master::role::{Role, limit, role, said, words},
+    wire::{connection::CloseOnDrop, dialer::Dialer, failure::NotConnected},
 };
 
 /// How long to wait for the other servers once one says that it is the master: a second one must
@@ -115,11 +115,9 @@ fn kind<'a>(
 async fn ask(dial: &Dialer, at: &Server) -> Result<Role, NotConnected> {
     let limit = limit(dial);
     // this connection carries no messages
-    let there = Dialer {
-        driver: None,
-        sink: None,
-        ..dial.clone().at(at)
-    };
+    let mut there = dial.clone().at(at);
+    there.settings.driver = None;
+    there.settings.sink = None;
     let answer = async {
         let ends = CloseOnDrop::new(there.open().await?);
         Ok(role(&ends.connection, limit).await?)

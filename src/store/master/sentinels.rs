@@ -6,7 +6,7 @@
 //! master is about the old one.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -17,23 +17,29 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{
-    ServiceMaster, limit, nonsense,
-    vote::{self, SentinelReply, Verdict, Voter},
-};
 use crate::{
     clock,
     error::{StoreError, StoreErrorKind},
     log,
     options::Login,
     store::{
-        ConnectOptions,
+        connect_options::ConnectOptions,
         endpoint::Sentinels,
-        pace::Pace,
-        wire::{
-            CloseOnDrop, Connection, Dialer, Failure, NotConnected, Push, Request, Sink, Until,
-            Value,
+        master::{
+            reign::Reign,
+            role::{limit, nonsense},
+            vote::{self, SentinelReply, Verdict, Voter},
         },
+    },
+    wire::{
+        connection::{CloseOnDrop, Connection},
+        dialer::Dialer,
+        failure::{Failure, NotConnected},
+        pace::Pace,
+        push::{Push, Sink},
+        request::Request,
+        resp::Value,
+        until::Until,
     },
 };
 
@@ -66,11 +72,7 @@ impl Drop for Watch {
 
 impl Watch {
     /// Connects to the sentinels, and stays connected. Must run on the client's own runtime.
-    pub(super) fn start(
-        dials: &ConnectOptions,
-        sentinels: &Sentinels,
-        master: &Weak<ServiceMaster>,
-    ) -> Self {
+    pub(super) fn start(dials: &ConnectOptions, sentinels: &Sentinels, reign: &Arc<Reign>) -> Self {
         let heard = Arc::new(Board {
             service: sentinels.service.clone(),
             voters: Mutex::new(sentinels.at.iter().cloned().map(Voter::new).collect()),
@@ -94,7 +96,7 @@ impl Watch {
                 dial,
                 bare,
                 board: Arc::clone(&heard),
-                master: Weak::clone(master),
+                reign: Arc::downgrade(reign),
             };
             dials.own.spawn(sentinel.watch()).abort_handle()
         };
@@ -181,17 +183,16 @@ impl Board {
 
 /// Returns the dialer for a sentinel. Without `login`, it uses that of the servers.
 fn dial(dials: &ConnectOptions, at: &Server, login: Option<&Login>, sink: &Sink) -> Dialer {
-    let mut dial = Dialer {
-        driver: None,
-        sink: Some(Arc::clone(sink)),
-        ..dials.for_scripts().at(at)
-    };
-    dial.connect_timeout = limit(&dial);
-    dial.server.database = None;
+    let mut dial = dials.for_scripts().at(at);
+    dial.settings.driver = None;
+    dial.settings.sink = Some(Arc::clone(sink));
+    dial.settings.connect_timeout = limit(&dial);
+    dial.settings.server.database = None;
     if let Some(login) = login {
-        (dial.server.username, dial.server.password) = (login.user.clone(), login.password.clone());
+        (dial.settings.server.username, dial.settings.server.password) =
+            (login.user.clone(), login.password.clone());
         #[cfg(feature = "fred-config")]
-        (dial.server.credential_provider = None);
+        (dial.settings.server.credential_provider = None);
     }
     dial
 }
@@ -205,7 +206,7 @@ struct Sentinel {
     /// The same dialer without a login.
     bare: Option<Dialer>,
     board: Arc<Board>,
-    master: Weak<ServiceMaster>,
+    reign: Weak<Reign>,
 }
 
 impl Sentinel {
@@ -232,7 +233,7 @@ impl Sentinel {
     /// Connects, and polls for the first time. The first poll is part of the attempt, so that the
     /// back-off also covers a sentinel that connects and does not reply.
     async fn connect(&self, rounds: &mut RoundCounter) -> Result<CloseOnDrop, NotConnected> {
-        let limit = self.dial.connect_timeout;
+        let limit = self.dial.settings.connect_timeout;
         let late = |_| Err(Failure::TimedOut.into());
         let first = timeout(limit, self.connect_by(&self.dial, rounds))
             .await
@@ -265,7 +266,7 @@ impl Sentinel {
     }
 
     fn until(&self) -> Until {
-        Until::new(clock::Instant::now(), self.dial.connect_timeout)
+        Until::new(clock::Instant::now(), self.dial.settings.connect_timeout)
     }
 
     /// Polls for the address, and records the reply.
@@ -284,10 +285,7 @@ impl Sentinel {
     /// Polls until the connection fails; returns why it did.
     async fn poll_over(&self, connection: &Connection, rounds: &mut RoundCounter) -> Failure {
         loop {
-            let is_away = self
-                .master
-                .upgrade()
-                .is_some_and(|master| master.is_away.load(Ordering::Acquire));
+            let is_away = self.reign.upgrade().is_some_and(|reign| reign.is_away());
             let pause = if is_away { QUESTIONS.0 } else { QUESTIONS.1 };
             tokio::select! {
                 () = connection.ended() => return Failure::Ended,
@@ -303,9 +301,9 @@ impl Sentinel {
     /// Counts the votes. If most sentinels name another master by now, switches to it.
     fn count(&self) {
         if let Verdict::Master(at) = self.board.verdict(0)
-            && let Some(master) = self.master.upgrade()
+            && let Some(reign) = self.reign.upgrade()
         {
-            master.is_now(&at);
+            reign.is_now(&at);
         }
         self.board.news.send_replace(());
     }

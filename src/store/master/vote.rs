@@ -7,8 +7,10 @@ use std::{
 
 use fred::types::config::Server;
 
-use super::words;
-use crate::error::{StoreError, StoreErrorKind};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    store::master::role::words,
+};
 
 /// How long the last reply of a silent sentinel counts. Without it, a sentinel that has not heard
 /// of a failover could decide alone while the connections to the others are re-established, and

@@ -5,8 +5,10 @@ use std::{cell::RefCell, collections::HashMap, sync::Arc, time::Duration};
 
 use nestlock_embedded::simulated::{Connection, Machine};
 
-use super::super::{reply, wire};
-use crate::store::{Acquired, Arg, Call, Released, Renewed, Value};
+use crate::{
+    store::{Acquired, Arg, Call, Released, Renewed, Value, reply},
+    wire::resp::value,
+};
 
 /// The unit of TTLs, which are rounded up to a multiple of it: the server's clock keeps running
 /// while a script does.
@@ -55,13 +57,13 @@ fn run(record: &mut Option<Record>, call: &Call) -> Value {
         Arg::Number(number) => number.to_string(),
         Arg::Bytes(_) => unreachable!("a guarded key is no lock"),
     });
-    let question = (record.clone(), call.script.name, args.collect());
+    let question = (record.clone(), call.script.source.name, args.collect());
     SERVER.with_borrow_mut(|Server { connection, known }| {
         let (after, answer) = known
             .entry(question)
             .or_insert_with_key(|(before, _, args)| {
                 set(connection, &call.keys[0], before.as_ref());
-                let eval = ["EVAL", call.script.source, "1", &call.keys[0]].into_iter();
+                let eval = ["EVAL", call.script.source.lua, "1", &call.keys[0]].into_iter();
                 let answer = ask(
                     connection,
                     &eval
@@ -113,5 +115,5 @@ fn ask(connection: &mut Connection, words: &[&str]) -> Value {
         .iter()
         .map(|word| format!("${}\r\n{word}\r\n", word.len()));
     connection.feed(format!("*{}\r\n{}", words.len(), words.collect::<String>()).as_bytes());
-    wire::value(&connection.output())
+    value(&connection.output())
 }

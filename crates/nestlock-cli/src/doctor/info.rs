@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use futures_util::future::join_all;
 
-use super::{Row, Verdict, row};
+use super::row::{Row, Verdict, row};
 use crate::{
     acl::version_of,
     node::{Answer, Node, is_denied, list, text},

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use nestlock::{Error, LockClient, StoreErrorKind};
 
-use super::{Row, Verdict, row};
-use crate::{Failure, args::Server, kind::Kind, locks::derived, raw::Raw};
+use super::row::{Row, Verdict, row};
+use crate::{args::Server, failure::Failure, kind::Kind, locks::derived, raw::Raw};
 
 /// The release comes after half of this time, and the waiter gives up after twice this time.
 const HEARD: Duration = Duration::from_millis(500);

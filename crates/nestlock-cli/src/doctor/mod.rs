@@ -3,6 +3,7 @@
 
 mod info;
 mod locks;
+mod row;
 mod service;
 
 use std::time::Duration;
@@ -10,55 +11,22 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::timeout;
 
-use self::locks::Scratch;
+use self::{
+    locks::Scratch,
+    row::{Row, Verdict, row},
+};
 use crate::{
-    Failure,
     args::{Doctor, Server},
+    failure::Failure,
     node::is_over,
     raw::Raw,
-    say,
+    stdout::say,
 };
 
 /// Time limit for all checks.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Time limit for the clean-up.
 const TIDY: Duration = Duration::from_secs(1);
-
-/// The result of a check, worst last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Verdict {
-    Ok,
-    /// It could not be checked.
-    Unknown,
-    Warn,
-    Bad,
-}
-
-impl Verdict {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Unknown => "unknown",
-            Self::Warn => "warn",
-            Self::Bad => "bad",
-        }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Row {
-    what: String,
-    verdict: Verdict,
-    why: String,
-}
-
-fn row(what: impl Into<String>, verdict: Verdict, why: impl Into<String>) -> Row {
-    Row {
-        what: what.into(),
-        verdict,
-        why: why.into(),
-    }
-}
 
 pub(crate) async fn doctor(server: &Server, doctor: &Doctor) -> Result<u8, Failure> {
     let (mut rows, mut scratch) = (Vec::new(), None);

@@ -11,9 +11,8 @@ use futures_util::future::join_all;
 use nestlock::{NodeRole, TopologyKind};
 
 use super::{
-    Row, Verdict,
     info::{Of, of_round_trip, of_server, too_soon},
-    row,
+    row::{Row, Verdict, row},
 };
 use crate::{
     node::{Node, is_denied, is_over, list, pairs},
@@ -179,7 +178,7 @@ pub(super) fn worst(told: &[(String, Vec<Row>)]) -> Vec<Row> {
 
 /// What a sentinel reports about the service.
 #[derive(Debug, Default)]
-struct Known {
+struct SentinelReport {
     quorum: usize,
     sentinels: usize,
     down_after: String,
@@ -213,7 +212,7 @@ async fn of_sentinels(raw: &Raw<'_>) -> Vec<Row> {
                 let is_it = |of: &&HashMap<String, String>| {
                     masters.contains(&format!("{}:{}", field(of, "ip"), field(of, "port")))
                 };
-                known.extend(services.iter().find(is_it).map(|of| Known {
+                known.extend(services.iter().find(is_it).map(|of| SentinelReport {
                     quorum: field(of, "quorum").parse().unwrap_or(0),
                     sentinels: field(of, "num-other-sentinels").parse().unwrap_or(0) + 1,
                     down_after: field(of, "down-after-milliseconds"),
@@ -232,7 +231,7 @@ async fn of_sentinels(raw: &Raw<'_>) -> Vec<Row> {
 
 /// Judges the sentinels. `named` are in the URL; `answer` of them reply, and the others are `away`.
 fn judged(
-    known: &[Known],
+    known: &[SentinelReport],
     named: usize,
     answer: usize,
     away: &[String],
@@ -323,7 +322,7 @@ mod tests {
     #[test]
     fn sentinels_are_judged_by_how_many_are_left() {
         let verdict = |sentinels, quorum, named, answer| {
-            let known = [Known {
+            let known = [SentinelReport {
                 quorum,
                 sentinels,
                 down_after: "30000".to_owned(),

@@ -12,9 +12,9 @@ use tokio::{
 };
 
 use crate::{
-    Failure,
     args::Server,
     ears::Ears,
+    failure::Failure,
     ls::DISCOVER,
     raw::{Away, Raw},
     search::{self, Candidate, Findings, Wanted, told},

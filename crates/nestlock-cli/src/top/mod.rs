@@ -20,9 +20,9 @@ use self::{
     state::{Asked, State},
 };
 use crate::{
-    Failure,
-    args::{Server, Top, Unusable},
+    args::{Server, Top},
     by_hand::free_of,
+    failure::{Failure, Unusable},
     kind::Kind,
     locks::Record,
     ls::wanted,

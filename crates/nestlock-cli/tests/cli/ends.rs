@@ -14,7 +14,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::support::{Running, World, eventually, is_alive, until, within};
+use crate::support::{Running, World, ends_before_it_is_free, eventually, is_alive, until, within};
 
 /// Ways to begin `step`, of which the first two wait for it: a job of its own, a group of its own, a daemon.
 const WAYS: [&str; 3] = [
@@ -236,14 +236,9 @@ fn messages_that_nobody_reads_do_not_hold_up_the_end() {
 fn a_stopped_nestlock_loses_its_command_with_the_lease() {
     let world = world();
     // a fortieth of it is more than its guards are held up where the machine is busy
-    let (running, pid) = begin(&world, &["--lease", "12s"], "setsid sh ./step x; true");
+    let (running, pid) = begin(&world, &["--lease", "24s"], "setsid sh ./step x; true");
     running.send(Signal::SIGSTOP);
-    eventually("it is free", || {
-        let works = is_alive(pid);
-        let is_free = world.code(&["who", "l"]) == 1;
-        assert!(!(works && is_free), "it works on");
-        is_free
-    });
+    ends_before_it_is_free(&world, pid);
     running.send(Signal::SIGCONT);
     assert_eq!(running.code(), Some(76));
 }

@@ -255,6 +255,17 @@ pub fn is_alive(pid: i32) -> bool {
     kill(Pid::from_raw(pid), None).is_ok() && !is_over()
 }
 
+/// Waits until the lock `l` is free. By then this process must have ended.
+///
+/// It is looked at after the lock: before, it may end while `who` starts.
+pub fn ends_before_it_is_free(world: &Place, pid: i32) {
+    within(2 * PATIENCE, "it is free", || {
+        let is_free = world.code(&["who", "l"]) == 1;
+        assert!(!(is_free && is_alive(pid)), "it works on");
+        is_free
+    });
+}
+
 /// All processes, with their parents and states.
 fn processes() -> String {
     let ps = Command::new("ps")

@@ -5,8 +5,8 @@ use std::{io::ErrorKind, rc::Rc, time::Duration};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{
-    Engine,
     client::{Client, Fate},
+    engine::Engine,
     resp::{MAX_REQUEST, Parser},
 };
 
@@ -21,7 +21,7 @@ pub(crate) async fn serve(engine: Rc<Engine>, listener: TcpListener) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                tokio::task::spawn_local(Connection::run(Rc::clone(&engine), stream));
+                tokio::task::spawn_local(TcpConnection::run(Rc::clone(&engine), stream));
             }
             // most likely out of file descriptors: other connections may close soon
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
@@ -29,20 +29,20 @@ pub(crate) async fn serve(engine: Rc<Engine>, listener: TcpListener) {
     }
 }
 
-struct Connection {
+struct TcpConnection {
     engine: Rc<Engine>,
     id: u64,
     stream: TcpStream,
     parser: Parser,
 }
 
-impl Drop for Connection {
+impl Drop for TcpConnection {
     fn drop(&mut self) {
         self.engine.server.borrow_mut().leave(self.id);
     }
 }
 
-impl Connection {
+impl TcpConnection {
     async fn run(engine: Rc<Engine>, stream: TcpStream) {
         let (Ok(peer), Ok(local)) = (stream.peer_addr(), stream.local_addr()) else {
             return;
@@ -145,7 +145,7 @@ impl Connection {
                     return None;
                 }
             };
-            if let Some(left) = self.engine.server.borrow_mut().held_up(&request) {
+            if let Some(left) = self.engine.held_up(&request) {
                 *held = Some(request);
                 return Some(left);
             }

@@ -12,7 +12,10 @@ use std::{
 };
 
 pub use self::migration::Migration;
-use self::view::{View, Views};
+use self::{
+    slot::SLOTS,
+    view::{View, Views},
+};
 use super::{
     SpawnError, SpawnedServer,
     guard::{PATIENCE, PAUSE},
@@ -23,7 +26,6 @@ use super::{
 };
 use crate::ports;
 
-const SLOTS: u16 = 16_384;
 /// The maximum number of nodes. A larger number is likely a typo, and would start many processes.
 const MOST: usize = 1000;
 /// The nodes detect the loss of a node after 500 ms, and a replica may take over however old its
@@ -317,46 +319,6 @@ impl SpawnedCluster {
             Some(format!("{} is a replica", replica.addr()))
         });
         refusal.map_or(outcome, Err).map(|()| replica)
-    }
-
-    /// Moves a slot with its keys to another master, and waits until all nodes agree. Does nothing
-    /// if that master owns the slot already.
-    ///
-    /// # Errors
-    /// Those of [`SpawnedCluster::begin_migration`], [`Migration::move_keys`] and
-    /// [`Migration::finish`].
-    pub fn migrate(&self, slot: u16, to: &SpawnedServer) -> Result<(), SpawnError> {
-        if self.master_of(slot)?.addr() == to.addr() {
-            return Ok(());
-        }
-        self.begin_migration(slot, to)?.finish()
-    }
-
-    /// Begins to move a slot to another master, but moves no key. A test can then observe the
-    /// states in between.
-    ///
-    /// # Errors
-    /// [`SpawnError::Invalid`] if there is no such slot, or `to` is not a master of this cluster,
-    /// or owns the slot already. All other errors: a node does not reply, or refuses a command.
-    pub fn begin_migration<'a>(
-        &'a self,
-        slot: u16,
-        to: &SpawnedServer,
-    ) -> Result<Migration<'a>, SpawnError> {
-        let (from, id) = (self.master_of(slot)?, self.id(to)?);
-        let Some(to) = self.by_id(id) else {
-            return Err(not_ours(to));
-        };
-        if from.addr() == to.addr() {
-            return Err(invalid(format!("{} has slot {slot} already", to.addr())));
-        }
-        if View::of(to)?
-            .myself()
-            .is_none_or(|node| node.master.is_some())
-        {
-            return Err(invalid(format!("{} is no master", to.addr())));
-        }
-        Migration::begin(self, slot, from, to)
     }
 
     /// Waits until the nodes that reply agree on the members of the cluster and on the owners of

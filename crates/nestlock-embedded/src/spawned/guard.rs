@@ -17,8 +17,8 @@ use std::{
 
 use super::{
     SpawnError,
-    plan::{Plan, log_file},
-    socket,
+    folder::{log_file, socket},
+    plan::Plan,
 };
 
 /// How long a server may take until its first reply.
@@ -28,51 +28,11 @@ pub(super) const PAUSE: Duration = Duration::from_millis(1);
 /// How many lines of a log an error quotes.
 const LINES_QUOTED: usize = 12;
 
-/// The parent process of the server: `sh -c GUARD sh FOLDER MAKE PROGRAM ARGS...`. Only this
-/// process holds the other end of its stdin, a pipe, so the guard reads the end of file when this
-/// process ends. Then it kills the server and removes the folder.
-///
-/// - Its stderr is a second pipe, which it passes to the server and then closes: it ends with the
-///   server.
-/// - It ignores SIGPIPE: a reply that is no longer read must not end it.
-/// - `kill 0` also kills the processes that the server has forked: the process group is the guard's
-///   own.
-pub(super) const GUARD: &str = r#"
-folder=$1 make=$2 gone=
-shift 2
-kill_server() {
-    if [ -n "$!" ] && [ -z "$gone" ]; then kill -KILL "$!"; wait "$!"; fi
-    gone=yes
-}
-end() {
-    trap '' HUP INT TERM
-    kill_server
-    rm -rf "$folder"
-    kill -KILL 0
-}
-trap '' PIPE
-trap end HUP INT TERM
-umask 077
-if [ "$make" = yes ]; then mkdir "$folder" || exit; fi
-"$@" </dev/null >&2 &
-exec 2>/dev/null
-echo "pid $!"
-while read -r word; do
-    case $word in
-    STOP | CONT) if [ -z "$gone" ] && kill "-$word" "$!"; then echo done; else echo gone; fi ;;
-    KILL) kill_server; echo done ;;
-    GONE) gone=yes ;;
-    LEAVE) exit ;;
-    esac
-done
-end
-"#;
-
 /// The guard's stdin, for orders. `None` when it has been closed, which ends the guard.
 type Orders = Arc<Mutex<Option<ChildStdin>>>;
 
-/// The outcome of a server's start.
-enum Outcome {
+/// How the start of a server has ended.
+enum Startup {
     Answers,
     /// With the last of its output.
     Ended(Vec<u8>),
@@ -105,12 +65,12 @@ impl Guard {
         let (mut guard, ended) = Self::spawn(command)?;
         let log = |output: &[u8]| last_lines(output, &log_file, old_log);
         let failure = match guard.wait_until_it_answers(&ended, &socket) {
-            Ok(Outcome::Answers) => return Ok(guard),
-            Ok(Outcome::Ended(output)) => SpawnError::Ended {
+            Ok(Startup::Answers) => return Ok(guard),
+            Ok(Startup::Ended(output)) => SpawnError::Ended {
                 program: plan.program.clone(),
                 log: log(&output),
             },
-            Ok(Outcome::Silent) => SpawnError::Silent {
+            Ok(Startup::Silent) => SpawnError::Silent {
                 program: plan.program.clone(),
                 log: log(&[]),
             },
@@ -128,23 +88,23 @@ impl Guard {
         &mut self,
         ended: &Receiver<Vec<u8>>,
         socket: &Path,
-    ) -> io::Result<Outcome> {
+    ) -> io::Result<Startup> {
         let Some(pid) = self
             .answer()?
             .strip_prefix("pid ")
             .and_then(|pid| pid.parse().ok())
         else {
-            return Ok(Outcome::Ended(ended.recv().unwrap_or_default()));
+            return Ok(Startup::Ended(ended.recv().unwrap_or_default()));
         };
         self.pid = pid;
         let start = Instant::now();
         loop {
             match ended.recv_timeout(PAUSE) {
-                Ok(output) => return Ok(Outcome::Ended(output)),
-                Err(RecvTimeoutError::Disconnected) => return Ok(Outcome::Ended(Vec::new())),
-                Err(RecvTimeoutError::Timeout) if answers(socket) => return Ok(Outcome::Answers),
+                Ok(output) => return Ok(Startup::Ended(output)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(Startup::Ended(Vec::new())),
+                Err(RecvTimeoutError::Timeout) if answers(socket) => return Ok(Startup::Answers),
                 Err(RecvTimeoutError::Timeout) if start.elapsed() > PATIENCE => {
-                    return Ok(Outcome::Silent);
+                    return Ok(Startup::Silent);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -152,7 +112,7 @@ impl Guard {
     }
 
     /// Starts the shell. The receiver gets the last output of the server when it has ended.
-    fn spawn(mut command: Command) -> io::Result<(Self, Receiver<Vec<u8>>)> {
+    pub(super) fn spawn(mut command: Command) -> io::Result<(Self, Receiver<Vec<u8>>)> {
         // On macOS, a pipe is created first and made close-on-exec afterwards. A guard that is
         // started in between would inherit it, and the two guards would keep each other alive.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -194,7 +154,7 @@ impl Guard {
     }
 
     /// Returns the guard's next reply. Returns an empty string if the guard has ended.
-    fn answer(&mut self) -> io::Result<String> {
+    pub(super) fn answer(&mut self) -> io::Result<String> {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
         Ok(line.trim_end().to_owned())
@@ -291,12 +251,9 @@ fn last_lines(output: &[u8], log_file: &Path, old_log: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        os::unix::{net::UnixListener, process::CommandExt},
-        process::Stdio,
-    };
+    use std::os::unix::net::UnixListener;
 
-    use super::{super::new_folder, *};
+    use super::*;
 
     #[test]
     fn any_answer_will_do_but_loading() {
@@ -341,146 +298,5 @@ mod tests {
             last_lines(b"output", &log, (lines.join("\n").len() - 5) as u64),
             "output\n98\n99"
         );
-    }
-
-    /// Runs the guard in each installed shell, with a "server" that has a child process.
-    #[test]
-    fn any_shell_can_be_the_guard() {
-        let mut shells = 0;
-        for shell in [
-            &["/bin/sh"] as &[&str],
-            &["dash"],
-            &["bash", "--posix"],
-            &["busybox", "sh"],
-        ] {
-            for end in ["", "STOP\n", "KILL\n", "LEAVE\n"] {
-                let folder = new_folder().unwrap();
-                let mut command = Command::new(shell[0]);
-                command
-                    .args(&shell[1..])
-                    .args(["-c", GUARD, "sh"])
-                    .arg(&folder)
-                    .arg("yes");
-                command
-                    .args([
-                        "/bin/sh",
-                        "-c",
-                        "sleep 60 & echo $! >\"$0/new\"; mv \"$0/new\" \"$0/child\"; wait",
-                    ])
-                    .arg(&folder);
-                command
-                    .process_group(0)
-                    .stdin(Stdio::piped())
-                    .stdout(Stdio::piped())
-                    .stderr(Stdio::piped());
-                let Ok((mut guard, ended)) = Guard::spawn(command) else {
-                    continue;
-                };
-                shells += 1;
-                let what = format!("{shell:?} {end:?}");
-                let line = guard.answer().unwrap();
-                let pid = line
-                    .strip_prefix("pid ")
-                    .unwrap_or_else(|| panic!("{what}: {line:?}"));
-                let child = read_soon(&folder.join("child"));
-                let lives = |pid: &str| {
-                    let state = Command::new("ps")
-                        .args(["-o", "stat=", "-p", pid.trim()])
-                        .output()
-                        .unwrap();
-                    let state = String::from_utf8_lossy(&state.stdout).into_owned();
-                    !state.is_empty() && !state.starts_with('Z')
-                };
-                assert!(lives(pid) && lives(&child), "{what}");
-                guard.order("STOP").unwrap();
-                guard.order("CONT").unwrap();
-                if end == "LEAVE\n" {
-                    guard.order("KILL").unwrap();
-                    assert!(!lives(pid), "{what}");
-                    assert!(
-                        guard.order("STOP").is_err() && guard.order("CONT").is_err(),
-                        "{what}"
-                    );
-                    guard.leave();
-                    assert!(folder.exists(), "{what}");
-                    std::fs::remove_dir_all(&folder).unwrap();
-                    assert!(
-                        Command::new("kill")
-                            .args(["-KILL", child.trim()])
-                            .status()
-                            .unwrap()
-                            .success()
-                    );
-                } else {
-                    if !end.is_empty() {
-                        guard.order(end.trim()).unwrap();
-                    }
-                    drop(guard);
-                    assert!(!folder.exists(), "{what}");
-                    // the child has been killed, too: no process holds the pipe any more
-                    ended
-                        .recv_timeout(PATIENCE)
-                        .unwrap_or_else(|_| panic!("{what}: the pipe is held"));
-                    assert!(!lives(pid) && !lives(&child), "{what}");
-                }
-            }
-        }
-        assert!(shells >= 4, "{shells}");
-    }
-
-    /// A server holds its output until it ends. One that has closed it counts as gone, even if it
-    /// is not, as here.
-    #[test]
-    fn what_is_gone_gets_no_signal() {
-        let folder = new_folder().unwrap();
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", GUARD, "sh"]).arg(&folder).arg("yes");
-        command
-            .args(["/bin/sh", "-c", "exec >/dev/null 2>&1; exec sleep 60"])
-            .process_group(0);
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let (mut guard, ended) = Guard::spawn(command).unwrap();
-        let line = guard.answer().unwrap();
-        let pid = line.strip_prefix("pid ").unwrap();
-        ended.recv_timeout(PATIENCE).unwrap();
-        for order in ["STOP", "CONT"] {
-            assert_eq!(guard.order(order).unwrap_err().kind(), ErrorKind::NotFound);
-        }
-        guard.order("KILL").unwrap();
-        let lives = || {
-            Command::new("kill")
-                .args(["-0", pid])
-                .stderr(Stdio::null())
-                .status()
-                .unwrap()
-                .success()
-        };
-        assert!(lives());
-        // the end of the guard kills its whole process group
-        drop(guard);
-        let start = Instant::now();
-        while lives() && start.elapsed() < PATIENCE {
-            thread::sleep(PAUSE);
-        }
-        // in some containers, no process reaps zombies
-        let state = Command::new("ps")
-            .args(["-o", "stat=", "-p", pid])
-            .output()
-            .unwrap();
-        assert!(state.stdout.is_empty() || state.stdout.starts_with(b"Z"));
-    }
-
-    fn read_soon(path: &Path) -> String {
-        let start = Instant::now();
-        loop {
-            match std::fs::read_to_string(path) {
-                Ok(text) => return text,
-                Err(error) => assert!(start.elapsed() < PATIENCE, "{}: {error}", path.display()),
-            }
-            thread::sleep(PAUSE);
-        }
     }
 }

@@ -7,7 +7,11 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::{SpawnError, guard::GUARD, socket};
+use super::{
+    SpawnError,
+    folder::{log_file, socket},
+    guard_script::GUARD,
+};
 
 /// The environment variable that names the server program.
 const PROGRAM: &str = "NESTLOCK_SERVER_BIN";
@@ -81,10 +85,6 @@ impl Plan {
             .stderr(Stdio::piped());
         command
     }
-}
-
-pub(super) fn log_file(folder: &Path) -> PathBuf {
-    folder.join("server.log")
 }
 
 fn program() -> Result<PathBuf, SpawnError> {

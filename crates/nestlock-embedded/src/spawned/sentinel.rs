@@ -307,7 +307,7 @@ impl SpawnedSentinel {
     }
 
     fn reports(&self) -> Reports<'_> {
-        Reports::of(&self.servers, &self.sentinels)
+        Reports::of(&self.servers, &self.sentinels, Self::MASTER_NAME)
     }
 
     fn by_port(&self, port: u16) -> Option<&SpawnedServer> {

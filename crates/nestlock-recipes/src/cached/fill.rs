@@ -7,28 +7,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dashmap::Entry;
+use dashmap::{DashMap, DashSet, Entry};
 use futures_util::{FutureExt, future::BoxFuture};
-use nestlock::{AcquireOptions, Lock, LockGuard};
+use nestlock::{AcquireOptions, Lock, LockClient, LockGuard};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
-    BoxError, CacheError, Cached, Codec, Options, Store,
-    store::{Envelope, failure, read_failure},
+    error::CacheError,
+    options::Options,
+    store::{BoxError, Codec, Envelope, STORE_PATIENCE, Store, failure, read_failure},
 };
 
-/// How long a call of the store may take.
-pub(super) const STORE_PATIENCE: Duration = Duration::from_secs(3);
 /// How often a caller that waits for a fill in another process checks whether it is done.
 const LOOK: Duration = Duration::from_millis(500);
 /// How long this process does not retry a refresh that another process has begun.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The result of a fill, for all callers that wait for it. `None`: there is no value.
-pub(super) type Filled<V> = Result<Option<V>, CacheError>;
-pub(super) type Fill<V> = BoxFuture<'static, Result<Option<V>, BoxError>>;
+type Filled<V> = Result<Option<V>, CacheError>;
+type Fill<V> = BoxFuture<'static, Result<Option<V>, BoxError>>;
 
 /// The progress of a fill.
-pub(super) enum Progress<V> {
+enum Progress<V> {
     /// It waits for the lock: another process may be filling.
     Waits,
     /// It has the lock.
@@ -46,7 +45,63 @@ pub(super) struct Found<V> {
     left: Duration,
 }
 
-impl<S: Store, C: Codec> Cached<S, C> {
+/// Fills the values of one cache. Clones share fills.
+pub(super) struct Filler<S, C: Codec> {
+    client: LockClient,
+    store: Arc<S>,
+    codec: Arc<C>,
+    pub(super) options: Options,
+    /// The fills of this process that callers wait for, by key.
+    fills: Arc<DashMap<String, watch::Receiver<Progress<C::Value>>>>,
+    /// The keys that this process refreshes in the background.
+    refreshes: Arc<DashSet<String>>,
+}
+
+impl<S, C: Codec> Filler<S, C> {
+    pub(super) fn new(client: LockClient, store: S, codec: C, options: Options) -> Self {
+        Self {
+            client,
+            store: Arc::new(store),
+            codec: Arc::new(codec),
+            options,
+            fills: Arc::default(),
+            refreshes: Arc::default(),
+        }
+    }
+
+    /// Replaces the codec. The result shares no fills with clones that have the old one.
+    pub(super) fn with_codec<D: Codec>(self, codec: D) -> Filler<S, D> {
+        let Self {
+            client,
+            store,
+            options,
+            ..
+        } = self;
+        Filler {
+            client,
+            store,
+            codec: Arc::new(codec),
+            options,
+            fills: Arc::default(),
+            refreshes: Arc::default(),
+        }
+    }
+}
+
+impl<S, C: Codec> Clone for Filler<S, C> {
+    fn clone(&self) -> Self {
+        Self {
+            client: self.client.clone(),
+            store: Arc::clone(&self.store),
+            codec: Arc::clone(&self.codec),
+            options: self.options.clone(),
+            fills: Arc::clone(&self.fills),
+            refreshes: Arc::clone(&self.refreshes),
+        }
+    }
+}
+
+impl<S: Store, C: Codec> Filler<S, C> {
     /// Returns the value, or fills it. With `optional`, "no value" is a valid result.
     pub(super) async fn get_or_fill(
         &self,

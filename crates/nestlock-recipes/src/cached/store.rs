@@ -5,6 +5,9 @@ use std::{error::Error, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use nestlock::LockGuard;
 
+/// How long a call of the store may take.
+pub(super) const STORE_PATIENCE: Duration = Duration::from_secs(3);
+
 /// An error of a store, a codec or a fill.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -179,7 +182,7 @@ mod redis {
     use nestlock::LockGuard;
     use scopeguard::ScopeGuard;
 
-    use super::{BoxError, Store};
+    use super::{BoxError, STORE_PATIENCE, Store};
 
     /// Writes a value if the record of the lock contains the owner.
     ///
@@ -225,7 +228,7 @@ return 1";
             builder.set_policy(ReconnectPolicy::new_exponential(0, 50, 1_000, 2));
             // a request without a reply fails after this time, and is not sent later
             builder.with_performance_config(|config| {
-                config.default_command_timeout = crate::cached::fill::STORE_PATIENCE;
+                config.default_command_timeout = STORE_PATIENCE;
             });
             let client = builder.build()?;
             let mut connected = pin!(client.wait_for_connect());

@@ -3,8 +3,11 @@
 
 use std::{ffi::c_int, fmt::Debug};
 
-use super::{Answer, HUNG_UP, IN, LIMIT, OUT, READ_END};
-use crate::kernel::Rng;
+use super::{
+    Answer,
+    table::{HUNG_UP, IN, LIMIT, OUT, READ_END},
+};
+use crate::rng::Rng;
 
 const EVENTS: u32 = IN | OUT | READ_END | libc::EPOLLET as u32;
 

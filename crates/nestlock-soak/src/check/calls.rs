@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Violation,
-    records::{Op, Outcome, Records},
+    op::{Op, Outcome},
+    records::Records,
+    violation::Violation,
     weather::{Event, Place, RECOVERY, slack},
 };
 use crate::{

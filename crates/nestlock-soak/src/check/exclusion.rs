@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Violation,
-    records::{Op, Records, Write},
+    op::{Op, client},
+    records::{Records, Write},
+    violation::Violation,
     weather::Place,
 };
 use crate::kinds::{Class, Kind};
@@ -89,7 +90,7 @@ fn certain(records: &Records) -> BTreeMap<&str, Vec<Certain<'_>>> {
         } else {
             &taken.task
         };
-        let Some(client) = records.clients.get(super::records::client(task)) else {
+        let Some(client) = records.clients.get(client(task)) else {
             continue;
         };
         let taker = Place::new(task, *client, op.kind);

@@ -1,9 +1,10 @@
 //! Checks each hold: its count and its holder, that a loss is final, and how its release ended.
 
 use super::{
-    Violation,
-    records::{Op, Records},
-    weather::{Fault, Place},
+    op::Op,
+    records::Records,
+    violation::Violation,
+    weather::{PastFault, Place},
 };
 use crate::{clock::SECOND, kinds::Kind};
 
@@ -46,7 +47,7 @@ pub(crate) fn finality(records: &Records) -> Vec<Violation> {
 fn forgotten(records: &Records, op: &Op, begin: u64, end: u64) -> bool {
     let place = Place::of(op, records.client(op));
     let before =
-        |fault: &&Fault| op.got().is_some_and(|got| got < fault.start) && fault.end < begin;
+        |fault: &&PastFault| op.got().is_some_and(|got| got < fault.start) && fault.end < begin;
     op.kind != Kind::Red
         && records.weather.forgot(op.kind).any(|fault| {
             let others = records

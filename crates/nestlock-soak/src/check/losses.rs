@@ -1,8 +1,9 @@
 //! Checks losses: each has a reason, none is early, and all are reported in time.
 
 use super::{
-    Violation,
-    records::{Op, Records},
+    op::Op,
+    records::Records,
+    violation::Violation,
     weather::{Event, Place, RECOVERY, slack},
 };
 use crate::{
@@ -29,7 +30,8 @@ pub(crate) fn without_a_reason(records: &Records) -> Vec<Violation> {
     let mut found = Vec::new();
     for op in records.ops.iter().filter(|op| op.lease.is_none()) {
         let Some(time) = loss(op) else { continue };
-        let (place, ttl) = (Place::of(op, records.client(op)), op.ttl(records));
+        let client = records.client(op);
+        let (place, ttl) = (Place::of(op, client), op.ttl(client));
         let foul = records
             .weather
             .is_foul(&place, time.saturating_sub(ttl + RECOVERY), time);

@@ -4,48 +4,19 @@ mod calls;
 mod exclusion;
 mod holds;
 mod losses;
+mod op;
 mod order;
 mod records;
 mod report;
 #[cfg(test)]
 mod tests;
+mod violation;
 mod weather;
 
-use std::{fmt::Display, path::Path};
+use std::path::Path;
 
-use self::records::{Op, Records};
-pub(crate) use self::report::Report;
-
-/// A broken promise.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Violation {
-    pub(crate) sort: &'static str,
-    pub(crate) time: u64,
-    pub(crate) text: String,
-    /// The ids of the operations that it is about.
-    pub(crate) words: Vec<String>,
-}
-
-impl Violation {
-    fn of(sort: &'static str, op: &Op, time: u64, text: impl Display) -> Self {
-        let text = format!("{} {} of {}: {text}", op.locks.join("+"), op.id, op.task);
-        Self {
-            sort,
-            time,
-            text,
-            words: vec![op.id.clone()],
-        }
-    }
-
-    pub(crate) fn of_the_run(time: u64, text: String) -> Self {
-        Self {
-            sort: "end",
-            time,
-            text,
-            words: Vec::new(),
-        }
-    }
-}
+use self::records::Records;
+pub(crate) use self::{report::Report, violation::Violation};
 
 pub(crate) fn check(folder: &Path, mut violations: Vec<Violation>) -> Result<Report, String> {
     let records = Records::read(folder)?;

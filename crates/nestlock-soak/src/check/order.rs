@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Violation,
-    records::{Op, Outcome, Records},
+    op::{Op, Outcome},
+    records::Records,
+    violation::Violation,
     weather::{Event, Place, slack},
 };
 use crate::{

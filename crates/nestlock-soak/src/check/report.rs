@@ -8,10 +8,7 @@ use std::{
     path::Path,
 };
 
-use super::{
-    Violation, calls, exclusion,
-    records::{Op, Records},
-};
+use super::{calls, exclusion, op::Op, records::Records, violation::Violation};
 use crate::{
     clock::{MILLI, SECOND, seconds},
     settings::Mode,

@@ -3,10 +3,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::records::{Client, Op, process};
+use super::op::{Client, Op, process};
 use crate::{
     clock::{MILLI, SECOND},
     kinds::Kind,
+    topology::SERVERS,
 };
 
 /// An upper bound for the length of a fault or gap.
@@ -29,7 +30,7 @@ pub(crate) enum Event {
 
 /// A fault, from a line of the journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct PastFault {
     pub(crate) start: u64,
     pub(crate) end: u64,
     pub(crate) lane: String,
@@ -50,7 +51,7 @@ struct Gap {
 
 #[derive(Debug, Default)]
 pub(crate) struct Weather {
-    pub(crate) faults: Vec<Fault>,
+    pub(crate) faults: Vec<PastFault>,
     gaps: HashMap<String, Vec<Gap>>,
     servers: BTreeMap<usize, Vec<Gap>>,
 }
@@ -76,7 +77,7 @@ impl Weather {
                 return None;
             };
             let after = if sort == "mute" { MUTE } else { 0 };
-            Some(Fault {
+            Some(PastFault {
                 start: start.parse().ok()?,
                 end: end.parse::<u64>().ok()? + after,
                 lane: lane.to_owned(),
@@ -117,7 +118,7 @@ impl Weather {
     }
 
     /// Returns the faults between two times.
-    pub(crate) fn faults(&self, from: u64, to: u64) -> impl Iterator<Item = &Fault> {
+    pub(crate) fn faults(&self, from: u64, to: u64) -> impl Iterator<Item = &PastFault> {
         let first = self
             .faults
             .partition_point(|fault| fault.start + LONGEST < from);
@@ -153,7 +154,7 @@ impl Weather {
     }
 
     /// Returns the faults in which a server with locks of this kind lost its data.
-    pub(crate) fn forgot(&self, kind: Kind) -> impl Iterator<Item = &Fault> {
+    pub(crate) fn forgot(&self, kind: Kind) -> impl Iterator<Item = &PastFault> {
         self.faults.iter().filter(move |fault| {
             fault.effect == "forgot" && (fault.server == 0 || kind == Kind::Red)
         })
@@ -198,10 +199,10 @@ impl<'a> Place<'a> {
     }
 
     fn meets(&self, server: usize) -> bool {
-        server == 0 || (self.kind == Kind::Red && server < crate::settings::SERVERS)
+        server == 0 || (self.kind == Kind::Red && server < SERVERS)
     }
 
-    pub(crate) fn is_met_by(&self, fault: &Fault) -> bool {
+    pub(crate) fn is_met_by(&self, fault: &PastFault) -> bool {
         match &*fault.lane {
             "server" => self.meets(fault.server),
             // all processes share the machine

@@ -2,7 +2,7 @@
 
 use std::{io, thread, time::Duration};
 
-use super::{Effect, Fault};
+use super::fault::{Effect, Fault};
 use crate::support::proxy::{Action, Proxy, Request, Way};
 
 pub(super) const SORTS: [(&str, u64, u64); 18] = [

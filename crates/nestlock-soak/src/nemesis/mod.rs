@@ -1,6 +1,7 @@
 //! Faults, in independent lanes, so that two may occur at once. Each fault is written to a journal
 //! with its beginning and its end.
 
+mod fault;
 mod link;
 mod process;
 mod server;
@@ -14,44 +15,20 @@ use std::{
 
 use rand::{Rng, rngs::StdRng};
 
+use self::fault::{Effect, Fault};
 pub(crate) use self::process::Processes;
 use crate::{
-    clock::{MILLI, SECOND, now, sleep_until},
+    clock::{SECOND, now, sleep_until},
     history::History,
     servers::Servers,
-    settings::{Mode, SERVERS, Settings},
+    settings::{Mode, Settings},
+    topology::SERVERS,
 };
 
 /// The length of a round, and of its first part, which has faults. The rest shows what is lost or
 /// late without any.
 const ROUND: u64 = 12 * SECOND;
 const FAULTY: u64 = 8 * SECOND;
-
-/// A fault, as the journal describes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fault {
-    pub(crate) sort: String,
-    /// The link or the process.
-    pub(crate) target: usize,
-    pub(crate) server: usize,
-    pub(crate) ms: u64,
-    /// A detail of the fault: a delay, or a variant.
-    pub(crate) arg: u64,
-}
-
-/// What a fault may have done to the servers' data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Effect {
-    Kept,
-    /// A server lost its data.
-    Forgot,
-}
-
-impl Fault {
-    fn sleep(&self) {
-        thread::sleep(Duration::from_millis(self.ms));
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
@@ -235,18 +212,6 @@ pub(crate) fn hog(ms: u64) -> bool {
     let (start, mut n) = (Instant::now(), 0_u64);
     while start.elapsed() < Duration::from_millis(ms) {
         n = std::hint::black_box(n.wrapping_add(1));
-    }
-    true
-}
-
-/// Waits until `state` returns `true`. Returns `false` if it does not within `limit` nanoseconds.
-pub(crate) fn wait_for(limit: u64, mut state: impl FnMut() -> bool) -> bool {
-    let until = now() + limit;
-    while !state() {
-        if now() > until {
-            return false;
-        }
-        thread::sleep(Duration::from_nanos(5 * MILLI));
     }
     true
 }

@@ -14,11 +14,12 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Effect, Fault};
+use super::fault::{Effect, Fault};
 use crate::{
-    clock::now,
+    clock::{now, wait_for},
     servers::Servers,
-    settings::{CLIENTS, Mode, Settings},
+    settings::{Mode, Settings},
+    topology::CLIENTS,
 };
 
 pub(super) const SORTS: [(&str, u64, u64); 5] = [
@@ -67,7 +68,7 @@ impl Worker {
 
     pub(crate) fn wait_for_the_end(&mut self, limit: u64) -> Option<ExitStatus> {
         let mut status = None;
-        super::wait_for(limit, || {
+        wait_for(limit, || {
             status = self.child.try_wait().ok().flatten();
             status.is_some()
         });

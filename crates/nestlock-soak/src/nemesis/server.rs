@@ -4,7 +4,7 @@ use std::{io, thread, time::Duration};
 
 use nestlock_embedded::SpawnedServer;
 
-use super::{Effect, Fault};
+use super::fault::{Effect, Fault};
 use crate::{
     servers::{call, connect},
     settings::Mode,

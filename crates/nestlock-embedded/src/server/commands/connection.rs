@@ -1,11 +1,14 @@
 //! Connection commands.
 
-use super::{Call, Outcome, SYNTAX, shortened, text};
+use super::{
+    call::Call,
+    error_text::{SYNTAX, shortened, text},
+};
 use crate::server::{
-    PauseMode,
     client::{Client, Fate},
     keyspace::DATABASES,
-    resp::{Protocol, Reply, Text, integer},
+    resp::{Outcome, Protocol, Reply, Text, integer},
+    state::PauseMode,
 };
 
 /// The version that the emulated server reports to clients.

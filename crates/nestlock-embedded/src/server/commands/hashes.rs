@@ -1,9 +1,15 @@
 //! Hash commands.
 
-use super::{Call, OVERFLOW, Outcome, SYNTAX};
+use super::{
+    call::Call,
+    error_text::{OVERFLOW, SYNTAX},
+};
 use crate::{
     ports::random,
-    server::resp::{Reply, Text, integer},
+    server::{
+        keyspace::Value,
+        resp::{Outcome, Reply, Text, integer},
+    },
 };
 
 fn value(found: Option<&Vec<u8>>) -> Reply {
@@ -169,7 +175,7 @@ pub(super) fn hincrby(call: &mut Call) -> Outcome {
 pub(super) fn hdel(call: &mut Call) -> Outcome {
     let args = call.args;
     call.hash(&args[1])?;
-    let Some(super::Value::Hash(hash)) = call.server.keys.get_mut(call.db, &args[1]) else {
+    let Some(Value::Hash(hash)) = call.server.keys.get_mut(call.db, &args[1]) else {
         return Ok(Reply::Int(0));
     };
     let gone = args[2..]

@@ -1,7 +1,14 @@
 //! Key commands, for values of any type.
 
-use super::{Call, NOT_AN_INTEGER, Outcome, SYNTAX, glob, shortened, text};
-use crate::server::resp::{Reply, integer};
+use super::{
+    call::Call,
+    error_text::{NOT_AN_INTEGER, SYNTAX, invalid_expire, shortened, text},
+    glob::glob,
+};
+use crate::server::{
+    keyspace::Value,
+    resp::{Outcome, Reply, integer},
+};
 
 pub(super) fn del(call: &mut Call) -> Outcome {
     let gone = call.args[1..]
@@ -22,9 +29,7 @@ pub(super) fn exists(call: &mut Call) -> Outcome {
 
 pub(super) fn type_name(call: &mut Call) -> Outcome {
     let value = call.server.keys.get(call.db, &call.args[1]);
-    Ok(Reply::Status(
-        value.map_or("none", super::Value::type_name).into(),
-    ))
+    Ok(Reply::Status(value.map_or("none", Value::type_name).into()))
 }
 
 pub(super) fn keys(call: &mut Call) -> Outcome {
@@ -155,7 +160,7 @@ fn set_expiry(call: &mut Call, unit: i64, base: i64) -> Outcome {
     let deadline = deadline
         .checked_mul(unit)
         .and_then(|time| time.checked_add(base));
-    let deadline = deadline.ok_or_else(|| invalid_expire(call.name()))?;
+    let deadline = deadline.ok_or_else(|| invalid_expire(call.name))?;
 
     let key = &call.args[1];
     if !call.server.keys.contains(call.db, key) {
@@ -176,8 +181,4 @@ fn set_expiry(call: &mut Call, unit: i64, base: i64) -> Outcome {
         call.server.keys.set_deadline(call.db, key, Some(deadline));
     }
     Ok(Reply::Int(1))
-}
-
-pub(super) fn invalid_expire(command: &str) -> String {
-    format!("ERR invalid expire time in '{command}' command")
 }

@@ -2,11 +2,15 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::{Call, Outcome, SYNTAX, Value, WRONG_TYPE};
+use super::{
+    call::Call,
+    error_text::{NOT_AN_INTEGER, SYNTAX, WRONG_TYPE},
+};
 use crate::server::{
-    Server,
     client::{Blocked, End},
-    resp::{Reply, integer},
+    keyspace::Value,
+    resp::{Outcome, Reply, integer},
+    state::Server,
 };
 
 const OUT_OF_RANGE: &str = "ERR value is out of range";
@@ -299,7 +303,7 @@ pub(super) fn lpos(call: &mut Call) -> Outcome {
         };
         match option {
             0 => {
-                rank = number.ok_or(super::NOT_AN_INTEGER)?;
+                rank = number.ok_or(NOT_AN_INTEGER)?;
                 if rank == i64::MIN {
                     return Err(OUT_OF_RANGE.into());
                 }

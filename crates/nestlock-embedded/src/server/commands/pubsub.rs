@@ -2,10 +2,14 @@
 
 use indexmap::IndexSet;
 
-use super::{Call, Outcome, glob, shortened, text};
+use super::{
+    call::Call,
+    error_text::{shortened, text},
+    glob::glob,
+};
 use crate::server::{
     client::Subscriptions,
-    resp::{Reply, Text},
+    resp::{Outcome, Reply, Text},
 };
 
 /// One of the three kinds of subscription.

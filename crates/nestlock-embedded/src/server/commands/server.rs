@@ -2,8 +2,12 @@
 
 use std::fmt::Write as _;
 
-use super::{Call, Outcome, SYNTAX, TABLE, connection::VERSION, glob};
-use crate::server::{Stats, keyspace::DATABASES, resp::Reply};
+use super::{call::Call, connection::VERSION, error_text::SYNTAX, glob::glob};
+use crate::server::{
+    keyspace::DATABASES,
+    resp::{Outcome, Reply},
+    stats::Stats,
+};
 
 pub(super) fn dbsize(call: &mut Call) -> Outcome {
     Ok(Reply::len(call.server.keys.len(call.db)))
@@ -36,10 +40,6 @@ pub(super) fn time(call: &mut Call) -> Outcome {
     Ok(Reply::list(
         [now.as_secs().to_string(), now.subsec_micros().to_string()].map(Reply::bulk),
     ))
-}
-
-pub(super) fn command_count(_: &mut Call) -> Outcome {
-    Ok(Reply::len(TABLE.len()))
 }
 
 pub(super) fn monitor(call: &mut Call) -> Outcome {

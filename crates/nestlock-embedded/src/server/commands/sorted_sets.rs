@@ -1,8 +1,8 @@
 //! Sorted set commands.
 
-use super::{Call, Outcome, SYNTAX, lists::range, strtod};
+use super::{call::Call, error_text::SYNTAX, float::strtod, lists::range};
 use crate::server::{
-    resp::Reply,
+    resp::{Outcome, Reply},
     sorted_set::{Score, SortedSet},
 };
 

@@ -1,9 +1,13 @@
 //! String commands.
 
 use super::{
-    Call, NOT_AN_INTEGER, OVERFLOW, Outcome, SYNTAX, Value, WRONG_TYPE, keys::invalid_expire,
+    call::Call,
+    error_text::{NOT_AN_INTEGER, OVERFLOW, SYNTAX, WRONG_TYPE, invalid_expire},
 };
-use crate::server::resp::{Reply, integer};
+use crate::server::{
+    keyspace::Value,
+    resp::{Outcome, Reply, integer},
+};
 
 pub(super) fn get(call: &mut Call) -> Outcome {
     Ok(call
@@ -41,7 +45,7 @@ fn deadline(call: &Call, at: usize, unit: i64, relative: bool) -> Result<i64, St
     let time = Some(time)
         .filter(|time| *time > 0)
         .and_then(|time| time.checked_mul(unit)?.checked_add(base));
-    time.ok_or_else(|| invalid_expire(call.name()))
+    time.ok_or_else(|| invalid_expire(call.name))
 }
 
 /// The unit of an expiry option in milliseconds, and whether it counts from now.

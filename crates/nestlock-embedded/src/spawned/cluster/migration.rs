@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::SpawnedCluster;
+use super::{SpawnedCluster, invalid, not_ours, view::View};
 use crate::spawned::{
     SpawnError, SpawnedServer,
     guard::{PATIENCE, PAUSE},
@@ -40,8 +40,50 @@ pub struct Migration<'a> {
     to: &'a SpawnedServer,
 }
 
+impl SpawnedCluster {
+    /// Moves a slot with its keys to another master, and waits until all nodes agree. Does nothing
+    /// if that master owns the slot already.
+    ///
+    /// # Errors
+    /// Those of [`SpawnedCluster::begin_migration`], [`Migration::move_keys`] and
+    /// [`Migration::finish`].
+    pub fn migrate(&self, slot: u16, to: &SpawnedServer) -> Result<(), SpawnError> {
+        if self.master_of(slot)?.addr() == to.addr() {
+            return Ok(());
+        }
+        self.begin_migration(slot, to)?.finish()
+    }
+
+    /// Begins to move a slot to another master, but moves no key. A test can then observe the
+    /// states in between.
+    ///
+    /// # Errors
+    /// [`SpawnError::Invalid`] if there is no such slot, or `to` is not a master of this cluster,
+    /// or owns the slot already. All other errors: a node does not reply, or refuses a command.
+    pub fn begin_migration<'a>(
+        &'a self,
+        slot: u16,
+        to: &SpawnedServer,
+    ) -> Result<Migration<'a>, SpawnError> {
+        let (from, id) = (self.master_of(slot)?, self.id(to)?);
+        let Some(to) = self.by_id(id) else {
+            return Err(not_ours(to));
+        };
+        if from.addr() == to.addr() {
+            return Err(invalid(format!("{} has slot {slot} already", to.addr())));
+        }
+        if View::of(to)?
+            .myself()
+            .is_none_or(|node| node.master.is_some())
+        {
+            return Err(invalid(format!("{} is no master", to.addr())));
+        }
+        Migration::begin(self, slot, from, to)
+    }
+}
+
 impl<'a> Migration<'a> {
-    pub(super) fn begin(
+    fn begin(
         cluster: &'a SpawnedCluster,
         slot: u16,
         from: &'a SpawnedServer,

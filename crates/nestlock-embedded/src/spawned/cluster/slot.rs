@@ -1,4 +1,7 @@
-//! The slot of a key.
+//! The slots of a cluster, and the slot of a key.
+
+/// The number of slots.
+pub(super) const SLOTS: u16 = 16_384;
 
 /// Returns the CRC16 (XMODEM) of the key, modulo the number of slots. If the part between the first
 /// `{` and the next `}` is not empty, only that part is hashed.
@@ -19,7 +22,7 @@ pub(super) fn slot_of(key: &[u8]) -> u16 {
             };
         }
     }
-    crc % super::SLOTS
+    crc % SLOTS
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{SpawnError, SpawnedSentinel, SpawnedServer, link::Answer, link_to};
+use super::super::{SpawnError, SpawnedServer, link::Answer, link_to};
 
 /// The report of a sentinel.
 #[derive(Debug)]
@@ -34,8 +34,9 @@ pub(super) struct Reports<'a> {
 }
 
 impl Report {
-    fn of(sentinel: &SpawnedServer) -> Result<Self, SpawnError> {
-        let (mut link, name) = (link_to(sentinel)?, SpawnedSentinel::MASTER_NAME);
+    /// Asks a sentinel about the master of this name.
+    fn of(sentinel: &SpawnedServer, name: &str) -> Result<Self, SpawnError> {
+        let mut link = link_to(sentinel)?;
         let master = link
             .call(&format!("SENTINEL GET-MASTER-ADDR-BY-NAME {name}"))?
             .items();
@@ -89,7 +90,12 @@ fn port(answer: &Answer) -> Option<u16> {
 }
 
 impl<'a> Reports<'a> {
-    pub(super) fn of(servers: &'a [SpawnedServer], sentinels: &'a [SpawnedServer]) -> Self {
+    /// Asks all servers, and all sentinels about the master of this name.
+    pub(super) fn of(
+        servers: &'a [SpawnedServer],
+        sentinels: &'a [SpawnedServer],
+        name: &str,
+    ) -> Self {
         Self {
             servers: servers
                 .iter()
@@ -97,7 +103,7 @@ impl<'a> Reports<'a> {
                 .collect(),
             sentinels: sentinels
                 .iter()
-                .map(|sentinel| (sentinel, Report::of(sentinel)))
+                .map(|sentinel| (sentinel, Report::of(sentinel, name)))
                 .collect(),
         }
     }

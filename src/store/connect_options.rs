@@ -1,0 +1,144 @@
+//! How the links of a client connect.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tokio::runtime::Handle;
+
+use crate::{
+    error::{Error, StoreError, StoreErrorKind},
+    options::Config,
+    store::endpoint::Endpoint,
+    wire::{dialer::Dialer, epoch::Epochs, push::Sink, settings::ConnectionSettings},
+};
+
+/// Lower bound for the limit of the first reconnect attempt, which is a third of the lease: an
+/// attempt that hangs must not cost the lease.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// How the links of one client connect.
+pub(crate) struct ConnectOptions {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) config: Config,
+    /// The connections' name, for `CLIENT LIST`.
+    pub(crate) name: Arc<str>,
+    /// The client's own runtime.
+    pub(crate) own: Handle,
+    /// The runtime that reads replies and messages, while it runs.
+    pub(crate) driver: Option<Handle>,
+    /// Receives messages.
+    pub(crate) sink: Sink,
+    pub(crate) epochs: Arc<Epochs>,
+}
+
+impl ConnectOptions {
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        config: Config,
+        name: Arc<str>,
+        own: Handle,
+        driver: Option<Handle>,
+        sink: Sink,
+    ) -> Self {
+        Self {
+            endpoint,
+            config,
+            name,
+            own,
+            driver,
+            sink,
+            epochs: Arc::default(),
+        }
+    }
+
+    /// Returns the connect error for this cause, with the address. Adds a hint if the cause is a
+    /// timeout or a connection that the server closed in plain text.
+    pub(crate) fn unreachable(&self, source: StoreError) -> Error {
+        let (late, said) = (self.timed_out(), source.said());
+        let source = source.before_any_request();
+        let was_closed = || {
+            ["closed by the server", "reset by peer"]
+                .iter()
+                .any(|part| said.contains(part))
+        };
+        let source = match source.kind() {
+            kind @ StoreErrorKind::Timeout if said != late.said() => {
+                StoreError::new(kind, false, format!("{}: {said}", late.said()))
+            }
+            kind @ StoreErrorKind::Unavailable if !self.is_by_tls() && was_closed() => {
+                StoreError::new(kind, false, format!("{said}, spoken to in plain text"))
+            }
+            _ => source,
+        };
+        Error::Connect {
+            address: self.endpoint.address(),
+            source,
+        }
+    }
+
+    #[cfg_attr(
+        not(feature = "rustls"),
+        expect(clippy::unused_self, reason = "with TLS it is")
+    )]
+    fn is_by_tls(&self) -> bool {
+        #[cfg(feature = "rustls")]
+        let by_tls = self.endpoint.server.tls.is_some();
+        #[cfg(not(feature = "rustls"))]
+        let by_tls = false;
+        by_tls
+    }
+
+    /// Returns the error for a connect timeout.
+    pub(crate) fn timed_out(&self) -> StoreError {
+        let by_tls = if self.is_by_tls() { " by TLS" } else { "" };
+        let late = format!(
+            "no connection{by_tls} within {:?}",
+            self.config.connect_timeout
+        );
+        StoreError::new(StoreErrorKind::Timeout, false, late)
+    }
+
+    fn dialer(&self, driver: Option<Handle>, sink: Option<Sink>) -> Dialer {
+        let config = &self.config;
+        Dialer {
+            settings: ConnectionSettings {
+                server: self.endpoint.server.clone(),
+                #[cfg(feature = "rustls")]
+                server_name: self.endpoint.server_name.clone(),
+                connect_timeout: config.connect_timeout,
+                command_timeout: config.command_timeout(),
+                name: Arc::clone(&self.name),
+                own: self.own.clone(),
+                driver,
+                sink,
+            },
+            wire: self.endpoint.wire(config),
+            first_limit: config
+                .connect_timeout
+                .min((config.watchdog_timeout / 3).max(AGAIN)),
+            epochs: Arc::clone(&self.epochs),
+            sharded: false,
+            bundles: config.bundle,
+            locate: None,
+        }
+    }
+
+    pub(crate) fn for_scripts(&self) -> Dialer {
+        self.dialer(self.driver.clone(), None)
+    }
+
+    pub(crate) fn for_messages(&self) -> Dialer {
+        self.dialer(self.driver.clone(), Some(Arc::clone(&self.sink)))
+    }
+
+    pub(crate) fn for_lists(&self) -> Dialer {
+        self.dialer(None, None)
+    }
+}
+
+impl fmt::Debug for ConnectOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dials")
+            .field("endpoint", &self.endpoint)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,213 @@
+//! One connection, by either client.
+
+use std::sync::Arc;
+
+use crate::{
+    clock::Instant,
+    wire::{
+        by_fred,
+        failure::Failure,
+        own,
+        own::out::Reply,
+        request::{Channels, Request},
+        resp,
+        resp::Value,
+        texts::Texts,
+        until::Until,
+    },
+};
+
+/// A connection, by either client.
+#[derive(Clone)]
+pub(crate) enum Connection {
+    Own(Arc<own::OwnConnection>),
+    Fred(Arc<by_fred::FredConnection>),
+}
+
+/// Ends a connection when dropped, unless it is kept: a future that sends a query or two may be
+/// dropped midway.
+pub(crate) struct CloseOnDrop {
+    pub(crate) connection: Connection,
+    is_kept: bool,
+}
+
+impl CloseOnDrop {
+    pub(crate) fn new(connection: Connection) -> Self {
+        Self {
+            connection,
+            is_kept: false,
+        }
+    }
+
+    pub(crate) fn keep(mut self) -> Connection {
+        self.is_kept = true;
+        self.connection.clone()
+    }
+}
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.connection.end();
+        }
+    }
+}
+
+impl Connection {
+    /// Sends a request, at most once. The first poll queues it, so it comes before everything sent
+    /// later.
+    pub(crate) async fn call(&self, request: Request<'_>, until: Until) -> Result<Value, Failure> {
+        match self {
+            Self::Own(own) => {
+                let encode = |out: &mut Vec<u8>, number, texts: &mut Texts| {
+                    request.encode(number, out, texts)
+                };
+                let asked = match request {
+                    Request::Asking(..) => own.send(until, Reply::Second, encode),
+                    Request::Words(_) => own.send(until, Reply::Unnamed, encode),
+                    _ => own.send(until, Reply::Script, encode),
+                };
+                asked?.await
+            }
+            Self::Fred(fred) => {
+                fred.call(request, until.over.saturating_duration_since(until.sent_at))
+                    .await
+            }
+        }
+    }
+
+    /// Subscribes or unsubscribes. Completes once the server has done so for each channel.
+    pub(crate) async fn channels(
+        &self,
+        verb: Channels,
+        channels: &[String],
+        until: Until,
+    ) -> Result<(), Failure> {
+        match self {
+            Self::Own(own) => {
+                let words: Vec<&str> = [verb.word()]
+                    .into_iter()
+                    .chain(channels.iter().map(String::as_str))
+                    .collect();
+                // if a slot has moved, a server replies twice, or only with an error: the PING
+                // behind it marks the end
+                let sharded = matches!(
+                    verb,
+                    Channels::SubscribeSharded | Channels::UnsubscribeSharded
+                );
+                let asked = if sharded {
+                    own.send(until, Reply::Echo(None), |out, number, texts| {
+                        Request::Words(&words).encode(number, out, texts);
+                        resp::write_ping(out, number);
+                        None
+                    })
+                } else {
+                    let encode = |out: &mut Vec<u8>, number, texts: &mut Texts| {
+                        Request::Words(&words).encode(number, out, texts)
+                    };
+                    own.send(until, Reply::Pushes(channels.len()), encode)
+                };
+                asked?.await.map(drop)
+            }
+            Self::Fred(fred) => {
+                let asked = fred.channels(verb, channels.to_vec()).await;
+                // the PING behind it proves that it arrived
+                let proven = if asked.is_ok() {
+                    self.echo(until).await
+                } else {
+                    asked
+                };
+                // fred takes a refusal for the reply to another request: the connection is of no
+                // use any more
+                if matches!(proven, Err(Failure::Refused(_) | Failure::Nonsense(_))) {
+                    fred.end();
+                }
+                proven
+            }
+        }
+    }
+
+    /// Subscribes to a channel, if that is permitted. With fred, nothing proves that it happened.
+    pub(crate) async fn listen(&self, channel: &str, until: Until) -> Result<(), Failure> {
+        let channels = [channel.to_owned()];
+        match self {
+            Self::Own(_) => self.channels(Channels::Subscribe, &channels, until).await,
+            // a sentinel of 6.2 refuses a PING with an argument, which would be the proof
+            Self::Fred(fred) => fred.channels(Channels::Subscribe, channels.to_vec()).await,
+        }
+    }
+
+    /// Sends PING with a number. A reply with another number ends the connection.
+    pub(crate) async fn echo(&self, until: Until) -> Result<(), Failure> {
+        match self {
+            Self::Own(own) => own.ping(until)?.await.map(drop),
+            Self::Fred(fred) => {
+                fred.echo(until.over.saturating_duration_since(until.sent_at))
+                    .await
+            }
+        }
+    }
+
+    /// Returns whether both are the same connection.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Own(own), Self::Own(other)) => Arc::ptr_eq(own, other),
+            (Self::Fred(fred), Self::Fred(other)) => Arc::ptr_eq(fred, other),
+            _ => false,
+        }
+    }
+
+    /// Returns whether a reply has arrived since the last call.
+    pub(crate) fn had_reply(&self) -> bool {
+        match self {
+            Self::Own(own) => own.had_reply(),
+            Self::Fred(fred) => fred.had_reply(),
+        }
+    }
+
+    /// Returns when the oldest request in flight was sent. Returns `None` if none is in flight, and
+    /// always with fred, which does not report it.
+    pub(crate) fn waits_since(&self) -> Option<Instant> {
+        match self {
+            Self::Own(own) => own.waits_since(),
+            Self::Fred(_) => None,
+        }
+    }
+
+    /// Returns the number of requests in flight. Always 0 with fred, which does not report it.
+    pub(crate) fn in_flight(&self) -> usize {
+        match self {
+            Self::Own(own) => own.in_flight(),
+            Self::Fred(_) => 0,
+        }
+    }
+
+    /// Makes sure that replies are read soon, whatever the user's runtime does.
+    pub(crate) fn prioritize(&self) {
+        if let Self::Own(own) = self {
+            own.prioritize();
+        }
+    }
+
+    pub(crate) fn end(&self) {
+        match self {
+            Self::Own(own) => own.end("no longer wanted"),
+            Self::Fred(fred) => fred.end(),
+        }
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        match self {
+            Self::Own(own) => own.has_ended(),
+            Self::Fred(fred) => fred.has_ended(),
+        }
+    }
+
+    /// Waits for the end of the connection. No reply arrives after it.
+    pub(crate) async fn ended(&self) {
+        match self {
+            Self::Own(own) => own.ended().await,
+            Self::Fred(fred) => fred.ended().await,
+        }
+    }
+}

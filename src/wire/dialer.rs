@@ -1,0 +1,78 @@
+//! Connects, to a server that is known or to one that has to be found first.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use fred::types::config::Server;
+use tokio::time::timeout;
+
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    options::Wire,
+    wire::{
+        by_fred, connection::Connection, epoch::Epochs, failure::NotConnected, own,
+        settings::ConnectionSettings,
+    },
+};
+
+/// Finds the server to connect to, anew at each connect.
+#[async_trait]
+pub(crate) trait Locate: Send + Sync {
+    /// Connects to the server that is the right one now. The caller sets the time limit.
+    async fn connect(&self, dial: &Dialer) -> Result<Connection, NotConnected>;
+}
+
+/// How to connect.
+#[derive(Clone)]
+pub(crate) struct Dialer {
+    pub(crate) settings: ConnectionSettings,
+    pub(crate) wire: Wire,
+    /// Like the settings' `connect_timeout`, for the first reconnect attempt.
+    pub(crate) first_limit: Duration,
+    pub(crate) epochs: Arc<Epochs>,
+    /// Whether scripts publish with SPUBLISH.
+    pub(crate) sharded: bool,
+    /// Whether scripts may be bundled.
+    pub(crate) bundles: bool,
+    /// Finds the server. `None`: it is always the same one.
+    pub(crate) locate: Option<Arc<dyn Locate>>,
+}
+
+impl Dialer {
+    /// Returns the same dialer for this server, whichever server is the master.
+    pub(crate) fn at(mut self, server: &Server) -> Self {
+        self.settings = self.settings.at(server);
+        self.locate = None;
+        self
+    }
+
+    /// Connects once, on the client's own runtime. The limit covers all steps: finding the master,
+    /// fetching the credentials, the name's addresses, TLS and the handshake.
+    pub(crate) async fn connect(&self, limit: Duration) -> Result<Connection, NotConnected> {
+        let attempt = async {
+            match &self.locate {
+                Some(locate) => locate.connect(self).await,
+                None => self.open().await,
+            }
+        };
+        let late = |_| {
+            let late = format!("no connection within {limit:?}");
+            let error = StoreError::new(StoreErrorKind::Timeout, false, late);
+            Err(NotConnected {
+                error,
+                nobody_listens: false,
+            })
+        };
+        timeout(limit, attempt).await.unwrap_or_else(late)
+    }
+
+    /// Connects to the server in `server`. The caller sets the time limit.
+    pub(crate) async fn open(&self) -> Result<Connection, NotConnected> {
+        match self.wire {
+            Wire::Own => own::greet::connect(&self.settings)
+                .await
+                .map(Connection::Own),
+            Wire::Fred => by_fred::connect(&self.settings).await.map(Connection::Fred),
+        }
+    }
+}

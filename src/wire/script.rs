@@ -1,0 +1,303 @@
+//! Scripts as values: their names, keys and arguments, and the call that fills them in.
+
+use std::sync::{Arc, OnceLock};
+
+use fred::bytes_utils::Str;
+use smallvec::SmallVec;
+
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    keys::LockName,
+    wire::{
+        bundle::Bundle,
+        digest::sha1,
+        source::{Arity, Source},
+    },
+};
+
+/// A script, and what is sent of it.
+#[derive(Debug)]
+pub(crate) struct Script {
+    pub(crate) source: Source,
+    /// The text that is sent and its digest, for plain and for sharded messages: see
+    /// [`Script::text`].
+    pub(crate) texts: [OnceLock<(String, Str)>; 2],
+    /// The scripts that it may be bundled with.
+    pub(crate) bundle: Option<&'static Bundle>,
+}
+
+impl Script {
+    /// Returns the text that is sent, and its digest. The text is the source inside
+    /// `lua/parts/numbered.lua`, so that each reply names its request. With sharded messages it is
+    /// another text, which publishes with SPUBLISH.
+    pub(crate) fn text(&'static self, sharded: bool) -> (&'static str, &'static str) {
+        let (text, sha1) = self.texts[usize::from(sharded)].get_or_init(|| {
+            let source = NUMBERED.replace("--SCRIPT", self.source.lua);
+            let text = if sharded {
+                source.replace(PUBLISH, "'spublish'")
+            } else {
+                source
+            };
+            let sha1 = sha1(&text);
+            (text, sha1)
+        });
+        (text, sha1)
+    }
+
+    /// Returns whether the script builds key names itself, which a cluster does not see in KEYS.
+    fn names_keys(&self) -> bool {
+        // these use the record alone, whose key is in KEYS
+        const BY_THEIR_RECORD: [&str; 6] = [
+            "write_renew",
+            "write_transfer",
+            "write_inspect",
+            "read_inspect",
+            "read_release_record",
+            "write_release_record",
+        ];
+        self.source
+            .name
+            .strip_prefix("read_write/")
+            .is_some_and(|verb| !BY_THEIR_RECORD.contains(&verb))
+    }
+
+    /// Returns what a server's error about this script means. A script that builds key names checks
+    /// all of them before it writes: if one is elsewhere, nothing was executed. It does not follow
+    /// its record there either, since its other keys may be here.
+    pub(crate) fn refusal(&self, error: StoreError) -> StoreError {
+        let is_elsewhere = match error.kind() {
+            StoreErrorKind::Other => error.said().contains(NOT_HERE),
+            StoreErrorKind::Moved => error.said().starts_with("ASK "),
+            _ => false,
+        };
+        if is_elsewhere && self.names_keys() {
+            return StoreError::new(StoreErrorKind::TryAgain, false, error.said());
+        }
+        error
+    }
+
+    /// Returns the error with the commands that it may be about, if the server names none.
+    pub(crate) fn explained(&'static self, error: StoreError, sharded: bool) -> StoreError {
+        let said = error.said();
+        let is_about_one = match error.kind() {
+            StoreErrorKind::UnknownCommand => true,
+            // Redis 7.0 and later use these words
+            StoreErrorKind::NoPermission => {
+                said.contains("run this command") && said.contains("on @user_script:")
+            }
+            _ => false,
+        };
+        if !is_about_one || error.command().is_some() {
+            return error;
+        }
+        let text = self.text(sharded).0;
+        let line = said.split("@user_script:").nth(1).and_then(|rest| {
+            let number: String = rest
+                .trim_start()
+                .chars()
+                .take_while(char::is_ascii_digit)
+                .collect();
+            text.lines()
+                .nth(number.parse::<usize>().ok()?.checked_sub(1)?)
+        });
+        // an error without a line was not raised, but caught
+        let is_raised_and_caught = text.replace("redis.pcall(", "").contains("pcall(");
+        let caught = if is_raised_and_caught {
+            "call('"
+        } else {
+            "redis.pcall('"
+        };
+        let of_line = line.map_or_else(Vec::new, |line| commands(line, "call('"));
+        let ways = [of_line, commands(text, caught), commands(text, "call('")];
+        let some = ways
+            .into_iter()
+            .find(|commands| !commands.is_empty())
+            .unwrap_or_default();
+        error.about(Some(&some.join(",")))
+    }
+
+    /// Returns whether the script is over many locks.
+    pub(crate) fn is_over_many(&self) -> bool {
+        self.source.keys.per_lock > 0
+    }
+}
+
+/// Returns the commands that a text calls in this way, each once.
+fn commands<'t>(text: &'t str, call: &str) -> Vec<&'t str> {
+    let mut found = Vec::new();
+    for name in text
+        .split(call)
+        .skip(1)
+        .filter_map(|rest| rest.split('\'').next())
+    {
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    found
+}
+
+/// The error of a cluster node if a script uses a key that the node does not have. `Script` or
+/// `script` comes before it.
+const NOT_HERE: &str = "ttempted to access a non local key in a cluster";
+
+/// The code around each script.
+const NUMBERED: &str = include_str!("../../lua/parts/numbered.lua");
+
+/// The publish command, as it appears in scripts.
+const PUBLISH: &str = "'publish'";
+
+/// Declares a `static` script: `script!(RELEASE = "reentrant/release", parts = ["held"], keys = 1,
+/// args = 3)`. A name without a file does not compile. The text of each part comes before the
+/// script's own, in this order. A script over many locks has `keys = 0 + 1 per_lock`, and its
+/// arguments in the same form. With `bundle = PAIR` it may be sent together with the scripts of
+/// that bundle.
+macro_rules! script {
+    (@bundle) => { None };
+    (@bundle $bundle:ident) => { Some(&$bundle) };
+    (@arity $fixed:literal) => { $crate::wire::source::Arity { fixed: $fixed, per_lock: 0 } };
+    (@arity $fixed:literal $each:literal) => { $crate::wire::source::Arity { fixed: $fixed, per_lock: $each } };
+    (
+        $id:ident = $name:literal,
+        $(parts = [$($part:literal),+],)?
+        keys = $keys:literal $(+ $keys_each:literal per_lock)?,
+        args = $args:literal $(+ $args_each:literal per_lock)?
+        $(, bundle = $bundle:ident)?
+    ) => {
+        static $id: $crate::wire::script::Script = $crate::wire::script::Script {
+            source: $crate::wire::source::Source {
+                name: $name,
+                lua: concat!(
+                    $($(include_str!(concat!("../../lua/parts/", $part, ".lua")),)+)?
+                    include_str!(concat!("../../lua/", $name, ".lua")),
+                ),
+                keys: $crate::wire::script::script!(@arity $keys $($keys_each)?),
+                args: $crate::wire::script::script!(@arity $args $($args_each)?),
+            },
+            texts: [const { std::sync::OnceLock::new() }; 2],
+            bundle: $crate::wire::script::script!(@bundle $($bundle)?),
+        };
+    };
+}
+pub(crate) use script;
+
+/// One argument of a script.
+#[derive(Debug, Clone)]
+pub(crate) enum Arg {
+    Text(Arc<str>),
+    /// The channel of the plain lock of this name. It is built when it is sent: a client that holds
+    /// many locks keeps no channels.
+    ChannelOf(LockName),
+    Number(u64),
+    Bytes(Vec<u8>),
+}
+
+impl From<&Arc<str>> for Arg {
+    fn from(text: &Arc<str>) -> Self {
+        Self::Text(Arc::clone(text))
+    }
+}
+
+impl From<&crate::owner::OwnerId> for Arg {
+    fn from(owner: &crate::owner::OwnerId) -> Self {
+        Self::Text(owner.to_arc())
+    }
+}
+
+impl From<u64> for Arg {
+    fn from(number: u64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<u32> for Arg {
+    fn from(number: u32) -> Self {
+        Self::Number(number.into())
+    }
+}
+
+/// A call of a script, with its keys and arguments. The first key decides the link. A call for one
+/// lock fits in, without an allocation.
+#[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
+pub(crate) struct Call {
+    pub(crate) script: &'static Script,
+    pub(crate) keys: SmallVec<[Arc<str>; 2]>,
+    pub(crate) args: SmallVec<[Arg; 6]>,
+}
+
+impl Call {
+    pub(crate) fn new(
+        script: &'static Script,
+        keys: impl IntoIterator<Item = Arc<str>>,
+        args: impl IntoIterator<Item = Arg>,
+    ) -> Self {
+        let (keys, args) = (SmallVec::from_iter(keys), SmallVec::from_iter(args));
+        let locks = keys.len().saturating_sub(script.source.keys.fixed)
+            / script.source.keys.per_lock.max(1);
+        let fits = |arity: Arity, count| count == arity.fixed + locks * arity.per_lock;
+        debug_assert!(
+            fits(script.source.keys, keys.len()),
+            "{}: {} keys",
+            script.source.name,
+            keys.len()
+        );
+        debug_assert!(
+            fits(script.source.args, args.len()),
+            "{}: {} args",
+            script.source.name,
+            args.len()
+        );
+        Self { script, keys, args }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Errors of Redis 7.0, Redis 6.2 and Valkey 8.
+    #[test]
+    fn a_script_names_the_command_that_was_refused() {
+        script!(
+            ACQUIRE = "reentrant/acquire",
+            parts = ["owner", "claim", "raises"],
+            keys = 1,
+            args = 3
+        );
+        let line = ACQUIRE
+            .text(false)
+            .0
+            .lines()
+            .position(|line| line.contains("call('hset'"))
+            .unwrap()
+            + 1;
+        let kind = StoreErrorKind::UnknownCommand;
+        for (said, command) in [
+            (
+                format!(
+                    "ERR Unknown Redis command called from script script: 6bb2, on @user_script:{line}."
+                ),
+                "hset",
+            ),
+            (
+                format!("@user_script: {line}: Unknown Redis command called from Lua script"),
+                "hset",
+            ),
+            (
+                "ERR Unknown command called from script".to_owned(),
+                "pexpire",
+            ),
+        ] {
+            let error = ACQUIRE.explained(StoreError::new(kind, false, said.clone()), false);
+            assert_eq!(error.command(), Some(command), "{said}");
+        }
+        // an error about a key names no command
+        let said = "ERR ACL failure in script: No permissions to access a key script: 30ad, on @user_script:1.";
+        let error = ACQUIRE.explained(
+            StoreError::new(StoreErrorKind::NoPermission, false, said),
+            false,
+        );
+        assert_eq!(error.command(), None);
+    }
+}
