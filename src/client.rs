@@ -14,11 +14,12 @@ use crate::{
         Fair, Fenced, FencedKey, Lock, MultiLock, ReadSide, ReadWriteLock, RedLock, RedLockOptions,
         RedMembers, Reentrant, Signal, Spin, StringRecord, WriteSide,
     },
-    options::{Backoff, Config, Login, Messages, SignalOptions, Wire},
+    options::{Backoff, Config, Login, Messages, SignalOptions},
     owner::OwnerId,
     store::Endpoint,
     token::FencingToken,
     topology::Topology,
+    wire::dialer::Wire,
 };
 
 /// A client of one Redis or Valkey server, a cluster, or the master of a service; it creates locks.

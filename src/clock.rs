@@ -106,6 +106,11 @@ impl Sub<Duration> for Instant {
     }
 }
 
+/// Returns whole milliseconds, rounded up.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

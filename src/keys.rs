@@ -45,7 +45,7 @@ impl LockName {
         {
             return refuse("locks keep their own keys under such names; use another one".into());
         }
-        let channel = derived("redisson_lock__channel", &full).concat();
+        let channel = channel_parts(&full).concat();
         if hash_tag(&full) != hash_tag(&channel)
             || full.find('}') < full.find('{') && full.contains('}')
         {
@@ -107,12 +107,7 @@ impl LockName {
 
     /// Returns the pub/sub channel of a plain lock.
     pub(crate) fn channel(&self) -> Arc<str> {
-        self.channel_parts().concat().into()
-    }
-
-    /// Returns the parts of [`LockName::channel`], in order, for writing without an allocation.
-    pub(crate) fn channel_parts(&self) -> [&str; 5] {
-        derived("redisson_lock__channel", &self.0)
+        channel_parts(&self.0).concat().into()
     }
 
     /// Returns a further key or channel of this lock, in its slot.
@@ -131,6 +126,11 @@ impl LockName {
             format!("{{{name}}}:{suffix}").into()
         }
     }
+}
+
+/// Returns the parts of [`LockName::channel`], in order, for writing without an allocation.
+pub(crate) fn channel_parts(name: &str) -> [&str; 5] {
+    derived("redisson_lock__channel", name)
 }
 
 /// Returns the parts of `prefix:{name}`, or of `prefix:name` if the name already has braces. Like

@@ -37,9 +37,10 @@ pub use crate::{
     guard::LockGuard,
     hand_over::HandOver,
     lock::{Inspection, Lock, ReadWriteLock, RedLockOptions},
-    options::{AcquireOptions, Backoff, Messages, SignalOptions, Wire},
+    options::{AcquireOptions, Backoff, Messages, SignalOptions},
     owner::OwnerId,
     rlock::RLock,
     token::FencingToken,
     topology::{NodeRole, Topology, TopologyKind, TopologyNode},
+    wire::dialer::Wire,
 };

@@ -4,9 +4,11 @@ use std::{num::NonZeroU32, time::Duration};
 
 use crate::{
     clock::Instant,
+    clock::millis,
     error::{Error, Result},
     meter::Meter,
     owner::OwnerId,
+    wire::{acks::Copies, dialer::Wire},
 };
 
 /// The shortest lease: anything shorter would be over before the reply arrives.
@@ -17,18 +19,6 @@ const MAX_LEASE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 pub(crate) const LONGEST_DELAY: Duration = MAX_LEASE;
 /// The shortest watchdog timeout: renewal at a third of it must survive a short scheduling delay.
 const MIN_WATCHDOG: Duration = Duration::from_millis(200);
-
-/// The Redis client that carries requests and messages.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Wire {
-    /// nestlock's own: sends many requests with few system calls.
-    #[default]
-    Own,
-    /// The client of the `fred` crate. Slower; for TLS other than rustls, or to find out which
-    /// client has a bug.
-    Fred,
-}
 
 /// How waiters learn of releases in a cluster. All clients of a lock must agree: a client that
 /// subscribes one way does not receive messages sent the other way, and only re-checks the lock
@@ -44,24 +34,6 @@ pub enum Messages {
     Sharded,
     /// `SUBSCRIBE` and `PUBLISH`: each message goes to all nodes.
     Classic,
-}
-
-/// The copies that an acquire needs, in addition to the server's own, before it counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Copies {
-    pub(crate) replicas: u32,
-    /// How long to wait for them.
-    pub(crate) timeout: Duration,
-    /// Whether the acquire must also be on the disks of the server and of those replicas.
-    pub(crate) fsync: bool,
-}
-
-impl Copies {
-    /// Returns whether these copies are enough for `other`: at least as many replicas, and the same
-    /// `fsync`.
-    pub(crate) fn cover(self, other: Self) -> bool {
-        self.replicas >= other.replicas && self.fsync == other.fsync
-    }
 }
 
 /// A user and a password.
@@ -350,11 +322,6 @@ pub(crate) fn checked_lease(lock: &str, lease: Duration) -> Result<Duration> {
         );
     }
     Ok(Duration::from_millis(millis(lease)))
-}
-
-/// Returns whole milliseconds, rounded up.
-pub(crate) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 /// Returns how long a hold is valid after the request was sent: the lease minus a drift allowance

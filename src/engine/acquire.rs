@@ -16,9 +16,8 @@ use super::{
     },
 };
 use crate::{
-    clock::Instant,
+    clock::{Instant, millis},
     error::{Error, Result},
-    options::millis,
 };
 
 /// How often a sleeping acquire checks for a shutdown: no wake-up reports one.

@@ -23,9 +23,9 @@ use super::{
 use crate::{
     clock::Instant,
     error::{Error, LossReason, Result, StoreError},
-    options::{AcquireOptions, Copies, Wait, checked_lease},
+    options::{AcquireOptions, Wait, checked_lease},
     owner::OwnerId,
-    store::{Acks, Acquired, Call, Epoch, Inspected, Route},
+    store::{Acks, Acquired, Call, Copies, Epoch, Inspected, Route},
 };
 
 /// The reply that granted the lock.

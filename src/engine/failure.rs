@@ -2,8 +2,7 @@
 
 use crate::{
     error::{Error, StoreError, StoreErrorKind},
-    options::Copies,
-    store::Acks,
+    store::{Acks, Copies},
 };
 
 pub(super) const NO_REPLY: &str = "no answer before the wait was over";

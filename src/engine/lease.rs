@@ -6,8 +6,8 @@ use std::{
 };
 
 use crate::{
-    clock::Instant,
-    options::{millis, validity},
+    clock::{Instant, millis},
+    options::validity,
     store::Renewed,
 };
 

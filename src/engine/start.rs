@@ -34,10 +34,11 @@ use super::{
 use crate::{
     error::{Error, Result},
     log,
-    options::{Config, Wire},
+    options::Config,
     owner::{ClientId, connection_name},
     store::{ConnectOptions, Endpoint, Sink, Store, has_io_here},
     sync::atomic::AtomicBool,
+    wire::dialer::Wire,
 };
 
 /// First and longest pause between attempts at the first connection. The first attempt is

@@ -15,9 +15,9 @@ use super::{
     state::{Abandoned, Answered, Effects, HoldRequest, HoldState, Ownership},
 };
 use crate::{
-    clock::Instant,
+    clock::{Instant, millis},
     error::{Error, LossReason, Result, StoreError},
-    options::{AcquireOptions, Wait, checked_lease, millis},
+    options::{AcquireOptions, Wait, checked_lease},
     owner::OwnerId,
     store::{Acquired, Epoch, Released},
 };

@@ -21,12 +21,11 @@ use super::{
     state::{Due, DueRenewal},
 };
 use crate::{
-    clock::Instant,
+    clock::{Instant, millis},
     error::{StoreError, StoreErrorKind},
     log, meter,
-    options::{Copies, millis},
     owner::OwnerId,
-    store::{Acks, Arg, Call, Renewed, Script},
+    store::{Acks, Arg, Call, Copies, Renewed, Script},
 };
 use futures_util::{
     future::join_all,

@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use super::reentrant::Reentrant;
 use crate::{
+    clock::millis,
     engine::{AcquireTerms, Kind, KindInfo, WaitId, Wake},
     keys::LockName,
-    options::millis,
     owner::OwnerId,
     store::{Call, Script, script},
 };

@@ -3,12 +3,12 @@
 use tracing::{Level, Span, field::Empty};
 
 use crate::{
-    clock::Instant,
+    clock::{Instant, millis},
     error::Result,
     guard::LockGuard,
     lock::handle::{Lock, LockInner},
     meter::{self, AcquireOutcome, Meter, Of},
-    options::{Wait, millis},
+    options::Wait,
     token::FencingToken,
 };
 

@@ -91,7 +91,7 @@ impl Reentrant {
 
     fn channel(&self) -> Arg {
         if self.tells {
-            Arg::ChannelOf(self.name.clone())
+            Arg::Derived(Arc::clone(self.name()))
         } else {
             Arg::Text("".into())
         }

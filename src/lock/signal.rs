@@ -4,9 +4,10 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
+    clock::millis,
     engine::{AcquireTerms, Kind, KindInfo, Wake},
     keys::{LockName, SIGNAL_LIST, SIGNAL_RECORD},
-    options::{SignalOptions, millis},
+    options::SignalOptions,
     owner::OwnerId,
     store::{Call, Script, script},
 };

@@ -34,7 +34,7 @@ use crate::{
     clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
     log,
-    options::{Messages, Wire},
+    options::Messages,
     store::{
         cluster::{
             asking::{AWAY, RefreshSchedule, Trouble},
@@ -174,7 +174,7 @@ impl Cluster {
                 reason: reason.into(),
             })
         };
-        if dials.endpoint.wire(&dials.config) == Wire::Fred {
+        if dials.endpoint.wire(&dials.config).is_fred() {
             return refuse(
                 "fred's client cannot be used with a cluster (it follows redirects by itself); leave out wire=fred",
             );

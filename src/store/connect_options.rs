@@ -6,6 +6,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     error::{Error, StoreError, StoreErrorKind},
+    meter::Meter,
     options::Config,
     store::endpoint::Endpoint,
     wire::{dialer::Dialer, epoch::Epochs, push::Sink, settings::ConnectionSettings},
@@ -116,6 +117,7 @@ impl ConnectOptions {
                 .connect_timeout
                 .min((config.watchdog_timeout / 3).max(AGAIN)),
             epochs: Arc::clone(&self.epochs),
+            reconnected: Meter::reconnect,
             sharded: false,
             bundles: config.bundle,
             locate: None,

@@ -19,9 +19,9 @@ use crate::topology::{NodeRole, TopologyNode};
 use crate::wire::by_fred;
 use crate::{
     error::{Error, Result, StoreError, StoreErrorKind},
-    options::{Config, Login, Wire},
+    options::{Config, Login},
     store::url::{Leads, Url, refuse},
-    wire::address::address,
+    wire::{address::address, dialer::Wire},
 };
 
 /// Where the servers are and how to log in, from a URL or from a configuration of fred's.

@@ -11,6 +11,7 @@ mod probe;
 mod replication;
 mod reply;
 mod route;
+mod script;
 #[cfg(feature = "rustls")]
 mod tls;
 mod url;
@@ -36,7 +37,6 @@ pub use self::tls::Tls;
 use crate::{
     clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
-    options::Copies,
     store::{
         cluster::{Cluster, slot_of},
         endpoint::Deployment,
@@ -51,18 +51,20 @@ pub(crate) use crate::{
         connect_options::ConnectOptions,
         reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed, Score},
         route::Route,
+        script::script,
     },
     wire::{
-        acks::Acks,
+        acks::{Acks, Copies},
         bundle::Bundle,
         epoch::Epoch,
         link::Link,
         push::{Push, Sink},
         resp::Value,
-        script::{Arg, Call, Script, script},
+        script::{Arg, Call, Script},
         stream::has_io_here,
     },
 };
+
 /// Divisor of the command timeout. A request that pauses before a redirect is sent again only if
 /// its reply has this share of the timeout left, on top of the time that the last reply took.
 pub(crate) const SPARE: u32 = 10;

@@ -7,9 +7,8 @@ use tokio::time::sleep;
 use crate::{
     clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
-    options::Copies,
     wire::{
-        acks::{Acks, send_wait},
+        acks::{Acks, Copies, send_wait},
         link::Link,
     },
 };

@@ -4,9 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     clock::Instant,
-    options::Copies,
     store::next_hop::RedirectTo,
-    wire::{acks::Receipt, epoch::Epoch, link::Link, until::Until},
+    wire::{
+        acks::{Copies, Receipt},
+        epoch::Epoch,
+        link::Link,
+        until::Until,
+    },
 };
 
 /// A migration moves a key in about 40 us. A request that waits longer than this may be waiting for

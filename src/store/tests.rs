@@ -187,7 +187,7 @@ impl Server {
             Some((holder, _)) if holder == owner => {
                 known.records.remove(lock);
                 let channel = match channel {
-                    Arg::ChannelOf(lock) => lock.channel_parts().concat(),
+                    Arg::Derived(name) => crate::keys::channel_parts(name).concat(),
                     Arg::Text(channel) => channel.to_string(),
                     other => unreachable!("{other:?}"),
                 };

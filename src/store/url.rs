@@ -7,7 +7,8 @@ use fred::types::config::Server;
 
 use crate::{
     error::{Error, Result},
-    options::{Login, Wire},
+    options::Login,
+    wire::dialer::Wire,
 };
 
 const FORMS: &str =

@@ -23,13 +23,30 @@ use futures_util::{
 };
 
 use crate::{
-    clock::Instant,
-    options::{Copies, millis},
+    clock::{Instant, millis},
     wire::{
         connection::Connection, epoch::Epoch, failure::Failure, request::Request, resp::Value,
         until::Until,
     },
 };
+
+/// The copies that an acquire needs, in addition to the server's own, before it counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Copies {
+    pub(crate) replicas: u32,
+    /// How long to wait for them.
+    pub(crate) timeout: Duration,
+    /// Whether the acquire must also be on the disks of the server and of those replicas.
+    pub(crate) fsync: bool,
+}
+
+impl Copies {
+    /// Returns whether these copies are enough for `other`: at least as many replicas, and the same
+    /// `fsync`.
+    pub(crate) fn cover(self, other: Self) -> bool {
+        self.replicas >= other.replicas && self.fsync == other.fsync
+    }
+}
 
 /// The copies that a write has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -55,10 +72,10 @@ type AcksReply = Shared<BoxFuture<'static, std::result::Result<Acks, Failure>>>;
 
 /// A WAIT or WAITAOF.
 struct WaitRequest {
-    pub(crate) epoch: Epoch,
-    pub(crate) number: u64,
-    pub(crate) copies: Copies,
-    pub(crate) reply: AcksReply,
+    epoch: Epoch,
+    number: u64,
+    copies: Copies,
+    reply: AcksReply,
 }
 
 /// The WAITs of a link.
@@ -99,8 +116,8 @@ impl WaitRequests {
     }
 
     /// Notes that a script was sent, and sends a WAIT right behind it unless one is in flight.
-    /// Returns the script's receipt, and that WAIT, which is sent only if it is polled. Without
-    /// `sends`, no WAIT is sent: the script has already failed.
+    /// Returns the script's receipt, and that WAIT: it is queued, and written when it is polled
+    /// next. Without `sends`, no WAIT is sent: the script has already failed.
     pub(crate) fn behind(
         &self,
         (epoch, connection): (Epoch, &Connection),

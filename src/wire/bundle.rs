@@ -7,7 +7,7 @@ use std::{fmt::Write, sync::OnceLock};
 
 use fred::bytes_utils::Str;
 
-use crate::wire::{digest::sha1, source::Source};
+use crate::wire::{digest::sha1, source::ScriptSource};
 
 /// How many keys and arguments each script of a bundle has.
 const ONE: (usize, usize) = (1, 3);
@@ -15,12 +15,12 @@ const ONE: (usize, usize) = (1, 3);
 /// Scripts of which any may be sent together.
 #[derive(Debug)]
 pub(crate) struct Bundle {
-    scripts: &'static [&'static Source],
+    scripts: &'static [&'static ScriptSource],
     text: OnceLock<(String, Str)>,
 }
 
 impl Bundle {
-    pub(crate) const fn of(scripts: &'static [&'static Source]) -> Self {
+    pub(crate) const fn of(scripts: &'static [&'static ScriptSource]) -> Self {
         Self {
             scripts,
             text: OnceLock::new(),
@@ -28,7 +28,7 @@ impl Bundle {
     }
 
     /// Returns the digit of a script in this bundle. Returns `None` if the script is not in it.
-    pub(crate) fn digit(&self, script: &Source) -> Option<u8> {
+    pub(crate) fn digit(&self, script: &ScriptSource) -> Option<u8> {
         let at = self
             .scripts
             .iter()

@@ -38,11 +38,11 @@ use tokio::{
 };
 
 #[cfg(feature = "fred-config")]
-use crate::error::StoreError;
+use crate::wire::error::StoreError;
 use crate::{
     clock::Instant,
-    error::StoreErrorKind,
     wire::{
+        error::StoreErrorKind,
         failure::{Failure, NotConnected},
         limits::{MAX_IN_FLIGHT, REFUSED},
         numbered,
@@ -412,7 +412,7 @@ fn keys(call: &Call) -> Vec<Key> {
 fn args(call: &Call, number: u64) -> Vec<FredValue> {
     let bytes = |arg: &Arg| match arg {
         Arg::Text(text) => shared(text),
-        Arg::ChannelOf(name) => name.channel_parts().concat().into(),
+        Arg::Derived(name) => (call.script.derive)(name).concat().into(),
         Arg::Number(number) => number.to_string().into(),
         Arg::Bytes(bytes) => Bytes::copy_from_slice(bytes),
     };

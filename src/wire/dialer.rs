@@ -6,14 +6,33 @@ use async_trait::async_trait;
 use fred::types::config::Server;
 use tokio::time::timeout;
 
-use crate::{
+use crate::wire::{
+    by_fred,
+    connection::Connection,
+    epoch::Epochs,
     error::{StoreError, StoreErrorKind},
-    options::Wire,
-    wire::{
-        by_fred, connection::Connection, epoch::Epochs, failure::NotConnected, own,
-        settings::ConnectionSettings,
-    },
+    failure::NotConnected,
+    own,
+    settings::ConnectionSettings,
 };
+
+/// The Redis client that carries requests and messages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wire {
+    /// nestlock's own: sends many requests with few system calls.
+    #[default]
+    Own,
+    /// The client of the `fred` crate. Slower; for TLS other than rustls, or to find out which
+    /// client has a bug.
+    Fred,
+}
+
+impl Wire {
+    pub(crate) fn is_fred(self) -> bool {
+        self == Self::Fred
+    }
+}
 
 /// Finds the server to connect to, anew at each connect.
 #[async_trait]
@@ -30,6 +49,8 @@ pub(crate) struct Dialer {
     /// Like the settings' `connect_timeout`, for the first reconnect attempt.
     pub(crate) first_limit: Duration,
     pub(crate) epochs: Arc<Epochs>,
+    /// Called after each reconnect, with the link's name in metrics.
+    pub(crate) reconnected: fn(&'static str),
     /// Whether scripts publish with SPUBLISH.
     pub(crate) sharded: bool,
     /// Whether scripts may be bundled.

@@ -8,10 +8,12 @@ use std::{
 use tokio::sync::watch;
 
 use crate::{
-    error::{StoreError, StoreErrorKind},
     log,
     process::Home,
-    wire::wake::catch_waker_panic,
+    wire::{
+        error::{StoreError, StoreErrorKind},
+        wake::catch_waker_panic,
+    },
 };
 
 const FORKED: &str = "this process is a fork of the one that made the client; connect anew here";

@@ -2,9 +2,10 @@
 
 use std::io;
 
-use crate::{
+use crate::wire::{
     error::{StoreError, StoreErrorKind},
-    wire::{refusal, until::NOT_SENT},
+    refusal,
+    until::NOT_SENT,
 };
 
 /// Why a request has no usable reply.
@@ -111,7 +112,7 @@ impl From<Failure> for NotConnected {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use fred::error::{Error as FredError, ErrorKind};
 
     use super::*;

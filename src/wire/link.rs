@@ -23,14 +23,13 @@ use tokio::{
 
 use crate::{
     clock,
-    error::{StoreError, StoreErrorKind},
-    options::Copies,
     wire::{
-        acks::{Receipt, WaitRequests},
+        acks::{Copies, Receipt, WaitRequests},
         address::address,
         connection::Connection,
         dialer::Dialer,
         epoch::Epoch,
+        error::{StoreError, StoreErrorKind},
         failure::Failure,
         health::HealthWatch,
         pace::Pace,

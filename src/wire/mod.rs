@@ -12,6 +12,7 @@ pub(crate) mod connection;
 pub(crate) mod dialer;
 pub(crate) mod digest;
 pub(crate) mod epoch;
+pub(crate) mod error;
 pub(crate) mod failure;
 pub(crate) mod health;
 pub(crate) mod limits;

@@ -31,10 +31,10 @@ use tokio::{
 
 use crate::{
     clock::Instant,
-    error::StoreErrorKind,
     log,
     process::Home,
     wire::{
+        error::StoreErrorKind,
         failure::Failure,
         limits::MAX_IN_FLIGHT,
         own::{

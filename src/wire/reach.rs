@@ -94,9 +94,9 @@ mod tests {
 
     use super::*;
     use crate::{
-        options::{Config, Wire},
+        options::Config,
         store::tests::dials,
-        wire::{link::Link, pace::Pace},
+        wire::{dialer::Wire, link::Link, pace::Pace},
     };
 
     /// Names that tests have made up. Each belongs to one test, since tests run in parallel.

@@ -1,6 +1,6 @@
 //! What a server's errors mean: what the caller can do, and whether anything was executed.
 
-use crate::error::{StoreError, StoreErrorKind};
+use crate::wire::error::{StoreError, StoreErrorKind};
 
 /// Error codes, and their kinds. The server sends each of these before a script has changed
 /// anything.

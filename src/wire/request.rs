@@ -127,7 +127,7 @@ impl Call {
         for arg in &self.args {
             match arg {
                 Arg::Text(text) => resp::write_word(out, text.as_bytes()),
-                Arg::ChannelOf(name) => resp::write_parts(out, &name.channel_parts()),
+                Arg::Derived(name) => resp::write_parts(out, &(self.script.derive)(name)),
                 Arg::Number(number) => resp::write_integer(out, *number),
                 Arg::Bytes(bytes) => resp::write_word(out, bytes),
             }

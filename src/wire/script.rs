@@ -1,27 +1,26 @@
-//! Scripts as values: their names, keys and arguments, and the call that fills them in.
+//! Scripts as values: what is sent of them, and the call that fills in keys and arguments.
 
 use std::sync::{Arc, OnceLock};
 
 use fred::bytes_utils::Str;
 use smallvec::SmallVec;
 
-use crate::{
+use crate::wire::{
+    bundle::Bundle,
+    digest::sha1,
     error::{StoreError, StoreErrorKind},
-    keys::LockName,
-    wire::{
-        bundle::Bundle,
-        digest::sha1,
-        source::{Arity, Source},
-    },
+    source::{Arity, ScriptSource},
 };
 
 /// A script, and what is sent of it.
 #[derive(Debug)]
 pub(crate) struct Script {
-    pub(crate) source: Source,
+    pub(crate) source: ScriptSource,
     /// The text that is sent and its digest, for plain and for sharded messages: see
     /// [`Script::text`].
     pub(crate) texts: [OnceLock<(String, Str)>; 2],
+    /// How an [`Arg::Derived`] is written: in parts, so that nothing is allocated.
+    pub(crate) derive: fn(&str) -> [&str; 5],
     /// The scripts that it may be bundled with.
     pub(crate) bundle: Option<&'static Bundle>,
 }
@@ -147,47 +146,13 @@ const NUMBERED: &str = include_str!("../../lua/parts/numbered.lua");
 /// The publish command, as it appears in scripts.
 const PUBLISH: &str = "'publish'";
 
-/// Declares a `static` script: `script!(RELEASE = "reentrant/release", parts = ["held"], keys = 1,
-/// args = 3)`. A name without a file does not compile. The text of each part comes before the
-/// script's own, in this order. A script over many locks has `keys = 0 + 1 per_lock`, and its
-/// arguments in the same form. With `bundle = PAIR` it may be sent together with the scripts of
-/// that bundle.
-macro_rules! script {
-    (@bundle) => { None };
-    (@bundle $bundle:ident) => { Some(&$bundle) };
-    (@arity $fixed:literal) => { $crate::wire::source::Arity { fixed: $fixed, per_lock: 0 } };
-    (@arity $fixed:literal $each:literal) => { $crate::wire::source::Arity { fixed: $fixed, per_lock: $each } };
-    (
-        $id:ident = $name:literal,
-        $(parts = [$($part:literal),+],)?
-        keys = $keys:literal $(+ $keys_each:literal per_lock)?,
-        args = $args:literal $(+ $args_each:literal per_lock)?
-        $(, bundle = $bundle:ident)?
-    ) => {
-        static $id: $crate::wire::script::Script = $crate::wire::script::Script {
-            source: $crate::wire::source::Source {
-                name: $name,
-                lua: concat!(
-                    $($(include_str!(concat!("../../lua/parts/", $part, ".lua")),)+)?
-                    include_str!(concat!("../../lua/", $name, ".lua")),
-                ),
-                keys: $crate::wire::script::script!(@arity $keys $($keys_each)?),
-                args: $crate::wire::script::script!(@arity $args $($args_each)?),
-            },
-            texts: [const { std::sync::OnceLock::new() }; 2],
-            bundle: $crate::wire::script::script!(@bundle $($bundle)?),
-        };
-    };
-}
-pub(crate) use script;
-
 /// One argument of a script.
 #[derive(Debug, Clone)]
 pub(crate) enum Arg {
     Text(Arc<str>),
-    /// The channel of the plain lock of this name. It is built when it is sent: a client that holds
+    /// What [`Script::derive`] makes of this name. It is built when it is sent: a client that holds
     /// many locks keeps no channels.
-    ChannelOf(LockName),
+    Derived(Arc<str>),
     Number(u64),
     Bytes(Vec<u8>),
 }
@@ -195,12 +160,6 @@ pub(crate) enum Arg {
 impl From<&Arc<str>> for Arg {
     fn from(text: &Arc<str>) -> Self {
         Self::Text(Arc::clone(text))
-    }
-}
-
-impl From<&crate::owner::OwnerId> for Arg {
-    fn from(owner: &crate::owner::OwnerId) -> Self {
-        Self::Text(owner.to_arc())
     }
 }
 
@@ -255,6 +214,7 @@ impl Call {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::script;
 
     /// Errors of Redis 7.0, Redis 6.2 and Valkey 8.
     #[test]

@@ -2,7 +2,7 @@
 
 /// A Lua script of `lua/`, embedded in the binary.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct ScriptSource {
     /// `<kind>/<verb>`.
     pub(crate) name: &'static str,
     pub(crate) lua: &'static str,

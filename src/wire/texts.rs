@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::{error::StoreErrorKind, wire::refusal};
+use crate::wire::{error::StoreErrorKind, refusal};
 
 /// The scripts whose texts were sent over a connection. From then on the digest is enough, since
 /// the server executes requests in order; a server that has forgotten a script says so. Trying the

@@ -3,7 +3,7 @@
 //! Threads have their own stacks and thread-locals, but only the one that has the turn runs. It
 //! keeps the turn until it would sleep, or reads the clock at a moment that the seed has chosen.
 //! Then the next one is drawn from those that can run; if there is none, time jumps. `symbols.rs`
-//! leads threads here, and `context.rs` passes the turn.
+//! leads threads here, and `context.rs` passes the turn. All randomness comes from the seed.
 
 use std::cell::Cell;
 

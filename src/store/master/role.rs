@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// How long a sentinel or a listed server has to reply; at most half of the connect timeout.
-pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns how long each sentinel or server has to reply.
 pub(crate) fn limit(dial: &Dialer) -> Duration {

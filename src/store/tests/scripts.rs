@@ -53,7 +53,7 @@ thread_local! {
 fn run(record: &mut Option<Record>, call: &Call) -> Value {
     let args = call.args.iter().map(|arg| match arg {
         Arg::Text(text) => text.to_string(),
-        Arg::ChannelOf(lock) => lock.channel_parts().concat(),
+        Arg::Derived(lock) => (call.script.derive)(lock).concat(),
         Arg::Number(number) => number.to_string(),
         Arg::Bytes(_) => unreachable!("a guarded key is no lock"),
     });

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     clock,
-    error::{StoreError, StoreErrorKind},
     wire::{
+        error::{StoreError, StoreErrorKind},
         failure::Failure,
         link::Link,
         request::{Channels, Request},

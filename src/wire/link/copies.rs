@@ -10,12 +10,11 @@ use futures_util::{FutureExt, poll};
 
 use crate::{
     clock::Instant,
-    error::StoreError,
-    options::Copies,
     wire::{
-        acks::{Acks, Receipt},
+        acks::{Acks, Copies, Receipt},
         connection::Connection,
         epoch::Epoch,
+        error::StoreError,
         failure::Failure,
         link::Link,
         request::Request,
@@ -45,7 +44,7 @@ impl Link {
             return (answer, receipt);
         }
         let answer = future::poll_fn(|cx| {
-            // the WAIT is sent only if it is polled
+            // the WAIT is queued, and written only if it is polled
             if along
                 .as_mut()
                 .is_some_and(|along| along.poll_unpin(cx).is_ready())

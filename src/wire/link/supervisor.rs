@@ -8,11 +8,10 @@ use std::{
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    error::StoreErrorKind,
     log,
-    meter::Meter,
     wire::{
         connection::Connection,
+        error::StoreErrorKind,
         failure::NotConnected,
         link::{HEARTBEAT, Link, LinkPurpose, LinkState},
         wake::catch_waker_panic,
@@ -36,7 +35,7 @@ impl Link {
                     Some(connection) => {
                         self.set_up(&connection);
                         if connected.is_some() {
-                            Meter::reconnect(self.name());
+                            (self.dial.reconnected)(self.name());
                         }
                         connection
                     }
@@ -61,7 +60,7 @@ impl Link {
     }
 
     /// Connects as soon as the server accepts. Returns `None` if the link was closed.
-    pub(crate) async fn reconnect(&self, before: Option<Instant>) -> Option<Connection> {
+    async fn reconnect(&self, before: Option<Instant>) -> Option<Connection> {
         let lost = Instant::now();
         let mut limit = self.dial.first_limit;
         loop {
@@ -97,7 +96,7 @@ impl Link {
     }
 
     /// Waits up to [`DRAIN`] for the replies in flight, except to blocking reads.
-    pub(crate) async fn drain(&self) {
+    async fn drain(&self) {
         let answers = async {
             // a caller that has just seen the link up may send its request after the first PING
             self.echo().await?;
@@ -137,7 +136,7 @@ impl Link {
     }
 
     /// Returns the name of the link in metrics.
-    pub(crate) fn name(&self) -> &'static str {
+    fn name(&self) -> &'static str {
         match self.carries {
             LinkPurpose::BlockingReads => "lists",
             LinkPurpose::Requests if self.dial.settings.sink.is_some() => "pubsub",

@@ -148,7 +148,7 @@ pub(super) struct Driver {
     /// Weak, because a runtime that is no longer polled keeps its tasks, and would keep each
     /// connection that it ever had.
     connection: Weak<OwnConnection>,
-    /// See [`Incoming::driver`].
+    /// As in `Incoming::driver`.
     number: u64,
     is_own: bool,
     batch: ReadBatch,

@@ -8,8 +8,8 @@ use tokio::sync::oneshot;
 
 use crate::{
     clock::Instant,
-    error::StoreErrorKind,
     wire::{
+        error::StoreErrorKind,
         failure::Failure,
         limits::REFUSED,
         numbered, refusal,

@@ -9,14 +9,12 @@ use futures_util::future::{join_all, poll_immediate};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::{driver::Driver, keeper::Keeper, *};
-use crate::{
+use crate::wire::{
     error::StoreError,
-    wire::{
-        push::Push,
-        request::Request,
-        resp::{Frame, Value},
-        stream::{self, ReadHalf},
-    },
+    push::Push,
+    request::Request,
+    resp::{Frame, Value},
+    stream::{self, ReadHalf},
 };
 
 const LONG: Duration = Duration::from_secs(60);

@@ -11,7 +11,8 @@ use std::{
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::{
-    Attribute, Field, File, ImplItem, Item, ItemMod, Macro, Meta, Path, Token, UseTree, Visibility,
+    Arm, Attribute, Field, FieldValue, File, ImplItem, Item, ItemMod, Macro, Meta, Path, Token,
+    UseTree, Variant, Visibility,
     punctuated::Punctuated,
     visit::{self, Visit},
 };
@@ -77,6 +78,11 @@ fn attributes(item: &Item) -> &[Attribute] {
 }
 
 impl Module {
+    /// Returns whether a name is defined or imported here.
+    fn has(&self, name: &str) -> bool {
+        self.defined.contains(name) || self.imports.iter().any(|import| import.name == name)
+    }
+
     fn read(text: &str, path: &str) -> Self {
         let file: File = syn::parse_file(text).unwrap_or_else(|error| panic!("{path}: {error}"));
         let mut module = Self::default();
@@ -209,6 +215,35 @@ impl<'ast> Visit<'ast> for Module {
         }
     }
 
+    fn visit_variant(&mut self, variant: &'ast Variant) {
+        if !is_of_tests(&variant.attrs) {
+            visit::visit_variant(self, variant);
+        }
+    }
+
+    fn visit_field_value(&mut self, field: &'ast FieldValue) {
+        if !is_of_tests(&field.attrs) {
+            visit::visit_field_value(self, field);
+        }
+    }
+
+    fn visit_arm(&mut self, arm: &'ast Arm) {
+        if !is_of_tests(&arm.attrs) {
+            visit::visit_arm(self, arm);
+        }
+    }
+
+    /// An attribute may name functions and types.
+    fn visit_attribute(&mut self, attribute: &'ast Attribute) {
+        if let Meta::List(list) = &attribute.meta {
+            self.tokens(list.tokens.clone());
+        }
+        visit::visit_attribute(self, attribute);
+    }
+
+    /// `pub(in path)` uses nothing of that path.
+    fn visit_visibility(&mut self, _: &'ast Visibility) {}
+
     fn visit_path(&mut self, path: &'ast Path) {
         let names: Names = path
             .segments
@@ -304,13 +339,35 @@ impl Crate {
         if let Some(path) = self.absolute(from, path) {
             return self.walk(&path, seen);
         }
-        // its first name may be imported
-        let import = self.imported(from, path.first()?, seen)?;
+        // its first name may be imported, or come with everything of a module
+        let Some(import) = self.imported(from, path.first()?, seen) else {
+            return self.through_all(from, path, seen);
+        };
         let at = self.resolve(from, &import.path, seen)?;
         if at.is_module {
             return self.walk(&[&at.module, &path[1..]].concat(), seen);
         }
         Some(at)
+    }
+
+    /// Returns where a path leads whose first name comes with everything of a module (`use a::*`).
+    fn through_all(
+        &self,
+        from: &Names,
+        path: &[String],
+        seen: &mut Vec<(Names, String)>,
+    ) -> Option<Target> {
+        let imports = self.0[from].imports.iter();
+        imports
+            .filter(|import| import.name == "*")
+            .find_map(|import| {
+                let of = self.absolute(from, &import.path)?;
+                let first = [&of[..], &path[..1]].concat();
+                let is_there = self.0.contains_key(&first)
+                    || self.0.get(&of).is_some_and(|module| module.has(&path[0]));
+                let path = [&of[..], path].concat();
+                is_there.then(|| self.walk(&path, seen)).flatten()
+            })
     }
 
     fn imported(
@@ -385,14 +442,20 @@ impl Crate {
         let module = &self.0[name];
         let only_listed =
             |import: &&Import| import.is_public && !module.words.contains(&import.name);
+        let resolve = |path: &Names| self.resolve(name, path, &mut Vec::new());
         let imports = module
             .imports
             .iter()
             .filter(|import| !only_listed(import))
-            .map(|import| &import.path);
+            .filter_map(|import| resolve(&import.path))
+            // what is used of an imported module is a path of its own
+            .filter(|target| !target.is_module);
+        let of_all = module.words.iter().filter(|word| !module.has(word));
+        let of_all = of_all
+            .filter_map(|word| self.through_all(name, std::slice::from_ref(word), &mut Vec::new()));
         imports
-            .chain(&module.paths)
-            .filter_map(|path| self.resolve(name, path, &mut Vec::new()))
+            .chain(module.paths.iter().filter_map(resolve))
+            .chain(of_all.filter(|target| !target.is_module))
             .map(|target| target.module)
             .filter(|used| used != name)
             .collect()
@@ -482,7 +545,13 @@ fn a_circle_is_found_however_it_is_imported() {
         ("use super::b::B; pub struct A;", true),
         ("use crate::B; pub struct A;", true),
         ("use crate::{b::{B as Other}}; pub struct A;", true),
-        ("use super::*; use b::B; pub struct A;", false),
+        ("use super::*; use b::B; pub struct A;", true),
+        ("use super::*; pub struct A(B);", true),
+        ("use super::*; pub struct A(b::B);", true),
+        ("use crate::b; pub struct A;", false),
+        ("#[derive(crate::b::B)] pub struct A;", true),
+        ("pub(in crate::b) struct A;", false),
+        ("pub enum A { #[cfg(test)] B(crate::b::B) }", false),
         ("pub struct A(crate::b::B);", true),
         ("pub struct A; fn f() { super::b::B; }", true),
         ("pub struct A; fn f() { g!(crate::b::B) }", true),

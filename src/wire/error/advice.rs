@@ -69,7 +69,7 @@ const BY_TEXT: [(&str, &str); 24] = [
 
 impl StoreError {
     /// One line: what to do about it.
-    pub(super) fn advice(&self) -> Option<Cow<'static, str>> {
+    pub(crate) fn advice(&self) -> Option<Cow<'static, str>> {
         use StoreErrorKind as K;
         let said = self.said();
         // a release that was sent is no failure to connect
@@ -109,7 +109,7 @@ mod tests {
     /// Each advice is in the guide.
     #[test]
     fn the_guide_says_the_same() {
-        let page = include_str!("../guide/errors.md");
+        let page = include_str!("../../guide/errors.md");
         let of = |kind| {
             StoreError::new(kind, false, "")
                 .about(Some("EVAL"))

@@ -1,0 +1,44 @@
+//! How scripts of `lua/` are declared, and what their arguments are made of.
+
+use crate::{owner::OwnerId, wire::script::Arg};
+
+impl From<&OwnerId> for Arg {
+    fn from(owner: &OwnerId) -> Self {
+        Self::Text(owner.to_arc())
+    }
+}
+
+/// Declares a `static` script: `script!(RELEASE = "reentrant/release", parts = ["held"], keys = 1,
+/// args = 3)`. A name without a file does not compile. The text of each part comes before the
+/// script's own, in this order. A script over many locks has `keys = 0 + 1 per_lock`, and its
+/// arguments in the same form. With `bundle = PAIR` it may be sent together with the scripts of
+/// that bundle.
+macro_rules! script {
+    (@bundle) => { None };
+    (@bundle $bundle:ident) => { Some(&$bundle) };
+    (@arity $fixed:literal) => { $crate::wire::source::Arity { fixed: $fixed, per_lock: 0 } };
+    (@arity $fixed:literal $each:literal) => { $crate::wire::source::Arity { fixed: $fixed, per_lock: $each } };
+    (
+        $id:ident = $name:literal,
+        $(parts = [$($part:literal),+],)?
+        keys = $keys:literal $(+ $keys_each:literal per_lock)?,
+        args = $args:literal $(+ $args_each:literal per_lock)?
+        $(, bundle = $bundle:ident)?
+    ) => {
+        static $id: $crate::wire::script::Script = $crate::wire::script::Script {
+            source: $crate::wire::source::ScriptSource {
+                name: $name,
+                lua: concat!(
+                    $($(include_str!(concat!("../../lua/parts/", $part, ".lua")),)+)?
+                    include_str!(concat!("../../lua/", $name, ".lua")),
+                ),
+                keys: $crate::store::script!(@arity $keys $($keys_each)?),
+                args: $crate::store::script!(@arity $args $($args_each)?),
+            },
+            texts: [const { std::sync::OnceLock::new() }; 2],
+            derive: $crate::keys::channel_parts,
+            bundle: $crate::store::script!(@bundle $($bundle)?),
+        };
+    };
+}
+pub(crate) use script;
