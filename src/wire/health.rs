@@ -24,7 +24,7 @@ impl HealthWatch {
     }
 
     /// Notes that the cluster is down. Returns whether that is new: the caller probes it then.
-    pub(crate) fn is_down_now(&self) -> bool {
+    pub(crate) fn note_down(&self) -> bool {
         self.0.send_if_modified(|says| {
             *says == Health::Nothing && std::mem::replace(says, Health::Down) == Health::Nothing
         })

@@ -30,7 +30,7 @@ impl Link {
         {
             return;
         }
-        if self.down.is_down_now() {
+        if self.down.note_down() {
             self.spawn(Arc::clone(self).probe_until_serving());
         }
     }

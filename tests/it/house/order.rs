@@ -410,26 +410,7 @@ impl Crate {
                 }
                 return Some(found);
             }
-            for import in self.0[&module]
-                .imports
-                .iter()
-                .filter(|import| import.name == "*")
-            {
-                let Some(of) = self.absolute(&module, &import.path) else {
-                    continue;
-                };
-                if self
-                    .0
-                    .get(&of)
-                    .is_some_and(|module| module.defined.contains(name))
-                {
-                    return Some(Target {
-                        module: of,
-                        is_module: false,
-                    });
-                }
-            }
-            return Some(here);
+            return self.through_all(&module, &path[at..], seen).or(Some(here));
         }
         Some(Target {
             module,
