@@ -14,7 +14,7 @@ SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # what needs nothing but processors, beside what waits: it has those that nobody else wants at that moment
 SPARE    := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 
-.PHONY: help setup components check lint api api-record package test test-busy test-fred versions versions-few versions-setup dashboard mutants mutants-few sim sim-long soak built interop interop-setup bench peers peers-red beside-the-build beside-the-soak demo ci
+.PHONY: help setup components check lint api api-record package test test-busy test-fred test-lean versions versions-few versions-setup dashboard mutants mutants-few sim sim-long soak built interop interop-setup bench peers peers-red beside-the-build beside-the-soak demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
@@ -24,6 +24,7 @@ help:
 	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
 	@echo 'make test-busy    `tests/it` on a machine that is kept busy, RUNS=10 times: an hour and more'
 	@echo 'make test-fred    the same tests over the client of the fred crate, on a real server'
+	@echo 'make test-lean    the same tests without the feature fred, on a real server'
 	@echo 'make mutants known defects, one after the other, and who notices: MUTANTS=all WAYS="models sim soak it" SEEDS=60; hours'
 	@echo 'make mutants-few  a handful of them, each of which 5 seeds of the simulator must find'
 	@echo 'make sim     simulates SEEDS=200 programs of each kind of lock; a part of `make test`'
@@ -63,6 +64,11 @@ lint: components
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
 	# what plain `cargo test` leaves out, clippy does too
 	$(CARGO) clippy --workspace --test interop $(FEATURES) -- -D warnings
+	# without fred's client, and how many dependencies that leaves
+	$(CARGO) clippy -p nestlock --no-default-features -- -D warnings
+	$(CARGO) clippy $(LEAN) --all-targets -- -D warnings
+	tests/dependencies.sh 105
+	tests/dependencies.sh 45 --no-default-features
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps $(FEATURES)
 
 # the public API is what api.txt says; needs the toolchain that CI has, since the format is unstable
@@ -94,6 +100,12 @@ test: setup
 test-fred: export RUST_TEST_THREADS := 16
 test-fred: setup
 	NESTLOCK_TEST_SERVER=real NESTLOCK_TEST_WIRE=fred $(CARGO) test $(ALL) $(FEATURES) --test it
+
+# what cannot be unified with the workspace's features has a folder of its own
+LEAN := -p nestlock --no-default-features --features metrics,rustls
+test-lean: export RUST_TEST_THREADS := 16
+test-lean: setup
+	CARGO_TARGET_DIR=target/lean NESTLOCK_TEST_SERVER=real $(CARGO) test $(LEAN) --lib --test it
 
 # beside two processes that do nothing but work, the test program being stopped now and then. What falls is a test's defect
 RUNS ?= 10

@@ -44,8 +44,8 @@ async fn bare_pair(client: &Client, acquire: &str, release: &str, name: &str, ch
 
 async fn bare_pairs(client: Client, name: String, pairs: usize) -> Vec<f64> {
     let (acquire, release) = (
-        fred::util::sha1_hash(ACQUIRE),
-        fred::util::sha1_hash(RELEASE),
+        sha1_smol::Sha1::from(ACQUIRE).digest().to_string(),
+        sha1_smol::Sha1::from(RELEASE).digest().to_string(),
     );
     let channel = format!("redisson_lock__channel:{{{name}}}");
     let mut micros = Vec::with_capacity(pairs);

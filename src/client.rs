@@ -14,12 +14,12 @@ use crate::{
         Fair, Fenced, FencedKey, Lock, MultiLock, ReadSide, ReadWriteLock, RedLock, RedLockOptions,
         RedMembers, Reentrant, Signal, Spin, StringRecord, WriteSide,
     },
-    options::{Backoff, Config, Login, Messages, SignalOptions},
+    options::{Backoff, Config, Messages, SignalOptions},
     owner::OwnerId,
     store::Endpoint,
     token::FencingToken,
     topology::Topology,
-    wire::dialer::Wire,
+    wire::{dialer::Wire, settings::Login},
 };
 
 /// A client of one Redis or Valkey server, a cluster, or the master of a service; it creates locks.
@@ -994,7 +994,7 @@ impl LockClientBuilder {
         })
     }
 
-    /// Connects with a fred configuration ([`fred::types::config::Config`], feature `fred-config`):
+    /// Connects with a fred configuration ([`fred::types::config::Config`], feature `fred`):
     /// for TLS with a custom CA, credential providers and the like. nestlock sets retries, timeouts
     /// and the protocol version itself.
     ///
@@ -1005,7 +1005,7 @@ impl LockClientBuilder {
     /// # Cancel safety
     ///
     /// Cancel safe: if dropped midway, the connection is closed.
-    #[cfg(feature = "fred-config")]
+    #[cfg(feature = "fred")]
     pub async fn connect_to(self, endpoint: impl Into<Endpoint>) -> Result<LockClient> {
         self.start(endpoint.into()).await
     }
@@ -1033,12 +1033,12 @@ impl LockClientBuilder {
     /// # Errors
     ///
     /// [`Error::InvalidConfig`] for an invalid URL, and for certificates that do not fit together.
-    #[cfg(feature = "fred-config")]
+    #[cfg(feature = "fred")]
     pub fn fred_config(
         &self,
         url: impl AsRef<str>,
         node: Option<&crate::topology::TopologyNode>,
-    ) -> Result<crate::store::FredConfig> {
+    ) -> Result<fred::types::config::Config> {
         let endpoint = self.secured(Endpoint::from_url(url.as_ref())?)?;
         endpoint.leads_to(node, self.config.sentinel_login.as_ref())
     }

@@ -3,8 +3,12 @@
 
 use std::sync::Arc;
 
+use crc16::{State, XMODEM};
+
 use crate::error::Error;
 
+/// How many slots a cluster has.
+pub(crate) const SLOTS: u16 = 16_384;
 /// The prefix of the key that stores a guarded value's fence.
 pub(crate) const FENCE: &str = "nestlock_fence";
 /// The prefix of the key of a signal lock's record.
@@ -144,6 +148,12 @@ fn derived<'a>(prefix: &'a str, name: &'a str) -> [&'a str; 5] {
     [prefix, ":", open, name, close]
 }
 
+/// Returns the cluster slot of a key.
+/// <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#key-distribution-model>
+pub(crate) fn slot_of(key: &str) -> u16 {
+    State::<XMODEM>::calculate(hash_tag(key).as_bytes()) % SLOTS
+}
+
 /// Returns the part of a key that decides its cluster slot: the text between the first `{` and the
 /// next `}`, or the whole key if there is none or it is empty.
 /// <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags>
@@ -161,6 +171,15 @@ mod tests {
 
     fn check(name: &str) -> Result<LockName, Error> {
         LockName::new("", name, 1024)
+    }
+
+    /// The first is the specification's example; a server says the others.
+    #[test]
+    fn slots_are_the_servers() {
+        for (key, slot) in [("123456789", 0x31c3 % SLOTS), ("foo", 12_182), ("", 0)] {
+            assert_eq!(slot_of(key), slot, "{key}");
+        }
+        assert_eq!(slot_of("redisson_lock__channel:{foo}"), slot_of("foo"));
     }
 
     #[test]

@@ -23,10 +23,10 @@ mod token;
 mod topology;
 mod wire;
 
-#[cfg(feature = "fred-config")]
+#[cfg(feature = "fred")]
 pub use fred;
 
-#[cfg(feature = "fred-config")]
+#[cfg(feature = "fred")]
 pub use crate::store::Endpoint;
 #[cfg(feature = "rustls")]
 pub use crate::store::Tls;

@@ -8,7 +8,7 @@ use crate::{
     error::{Error, Result},
     meter::Meter,
     owner::OwnerId,
-    wire::{acks::Copies, dialer::Wire},
+    wire::{acks::Copies, dialer::Wire, settings::Login},
 };
 
 /// The shortest lease: anything shorter would be over before the reply arrives.
@@ -34,20 +34,6 @@ pub enum Messages {
     Sharded,
     /// `SUBSCRIBE` and `PUBLISH`: each message goes to all nodes.
     Classic,
-}
-
-/// A user and a password.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub(crate) struct Login {
-    pub(crate) user: Option<String>,
-    pub(crate) password: Option<String>,
-}
-
-impl std::fmt::Debug for Login {
-    /// Shows neither user nor password.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Login(..)")
-    }
 }
 
 /// How long an acquire waits for a busy lock.

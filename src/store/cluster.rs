@@ -20,7 +20,6 @@ use std::{
     time::Duration,
 };
 
-use fred::types::config::Server;
 use futures_util::{
     future::join_all,
     stream::{FuturesUnordered, StreamExt},
@@ -46,8 +45,8 @@ use crate::{
     },
     topology::{NodeRole, TopologyNode},
     wire::{
-        connection::CloseOnDrop, dialer::Dialer, failure::Failure, link::Link, pace::Pace,
-        request::Request, until::Until,
+        address::Server, connection::CloseOnDrop, dialer::Dialer, failure::Failure, link::Link,
+        pace::Pace, request::Request, until::Until,
     },
 };
 
@@ -126,11 +125,6 @@ impl Node {
             self.since = std::time::Instant::now();
         }
     }
-}
-
-/// Returns the slot of a key.
-pub(super) fn slot_of(key: &str) -> u16 {
-    fred::util::redis_keyslot(key.as_bytes())
 }
 
 /// Returns whether a node can be reached and replies in time.
@@ -500,9 +494,8 @@ impl Cluster {
             }
         }
         let mut replicas: Vec<Server> = views.iter().flat_map(NodeMap::replicas).cloned().collect();
-        let key = |server: &Server| (server.host.to_string(), server.port);
-        replicas.sort_unstable_by_key(key);
-        replicas.dedup_by_key(|server| key(server));
+        replicas.sort_unstable();
+        replicas.dedup();
         if !replicas.is_empty() {
             *self.replicas.lock().unwrap_or_else(PoisonError::into_inner) = replicas;
         }
@@ -670,9 +663,8 @@ impl Cluster {
                 .iter()
                 .cloned(),
         );
-        let key = |server: &Server| (server.host.to_string(), server.port);
-        all.sort_unstable_by_key(key);
-        all.dedup_by_key(|server| key(server));
+        all.sort_unstable();
+        all.dedup();
         let asked = all.iter().map(|server| {
             timeout(
                 // twice the time, as each query connects first

@@ -65,7 +65,9 @@ impl ConnectOptions {
             kind @ StoreErrorKind::Timeout if said != late.said() => {
                 StoreError::new(kind, false, format!("{}: {said}", late.said()))
             }
-            kind @ StoreErrorKind::Unavailable if !self.is_by_tls() && was_closed() => {
+            kind @ StoreErrorKind::Unavailable
+                if !self.endpoint.server.is_by_tls() && was_closed() =>
+            {
                 StoreError::new(kind, false, format!("{said}, spoken to in plain text"))
             }
             _ => source,
@@ -76,21 +78,13 @@ impl ConnectOptions {
         }
     }
 
-    #[cfg_attr(
-        not(feature = "rustls"),
-        expect(clippy::unused_self, reason = "with TLS it is")
-    )]
-    fn is_by_tls(&self) -> bool {
-        #[cfg(feature = "rustls")]
-        let by_tls = self.endpoint.server.tls.is_some();
-        #[cfg(not(feature = "rustls"))]
-        let by_tls = false;
-        by_tls
-    }
-
     /// Returns the error for a connect timeout.
     pub(crate) fn timed_out(&self) -> StoreError {
-        let by_tls = if self.is_by_tls() { " by TLS" } else { "" };
+        let by_tls = if self.endpoint.server.is_by_tls() {
+            " by TLS"
+        } else {
+            ""
+        };
         let late = format!(
             "no connection{by_tls} within {:?}",
             self.config.connect_timeout
@@ -103,8 +97,6 @@ impl ConnectOptions {
         Dialer {
             settings: ConnectionSettings {
                 server: self.endpoint.server.clone(),
-                #[cfg(feature = "rustls")]
-                server_name: self.endpoint.server_name.clone(),
                 connect_timeout: config.connect_timeout,
                 command_timeout: config.command_timeout(),
                 name: Arc::clone(&self.name),

@@ -3,40 +3,28 @@
 use std::io;
 
 #[cfg(feature = "rustls")]
-use fred::bytes_utils::Str;
-use fred::types::config::{Config as FredConfig, Server, ServerConfig};
-#[cfg(feature = "fred-config")]
-use fred::{
-    clients::Client,
-    types::config::{ConnectionConfig, PerformanceConfig},
-};
-
-#[cfg(feature = "rustls")]
 use crate::store::tls::Tls;
-#[cfg(feature = "fred-config")]
-use crate::topology::{NodeRole, TopologyNode};
-#[cfg(feature = "fred-config")]
-use crate::wire::by_fred;
 use crate::{
     error::{Error, Result, StoreError, StoreErrorKind},
-    options::{Config, Login},
+    options::Config,
     store::url::{Leads, Url, refuse},
-    wire::{address::address, dialer::Wire},
+    wire::{
+        address::{Address, Server},
+        dialer::Wire,
+        settings::{Login, ServerSettings},
+    },
 };
 
 /// Where the servers are and how to log in, from a URL or from a configuration of fred's.
 #[derive(Clone)]
 #[cfg_attr(
-    not(feature = "fred-config"),
+    not(feature = "fred"),
     expect(unreachable_pub, reason = "public with the feature")
 )]
 pub struct Endpoint {
     /// Credentials, database and TLS; its address is the first one.
-    pub(super) server: FredConfig,
+    pub(super) server: ServerSettings,
     pub(super) place: Deployment,
-    /// The name that each server's certificate must have.
-    #[cfg(feature = "rustls")]
-    pub(super) server_name: Option<Str>,
     /// The wire that the URL requests.
     wire: Option<Wire>,
     /// Whether the URL requests TLS.
@@ -83,40 +71,11 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
-#[cfg(feature = "fred-config")]
-impl From<FredConfig> for Endpoint {
-    fn from(server: FredConfig) -> Self {
-        let place = match &server.server {
-            ServerConfig::Centralized { .. } | ServerConfig::Unix { .. } => Deployment::Server,
-            ServerConfig::Clustered { hosts, .. } => Deployment::Cluster(hosts.clone()),
-            ServerConfig::Sentinel {
-                hosts,
-                service_name,
-                username,
-                password,
-            } => {
-                let login = (username.is_some() || password.is_some()).then(|| Login {
-                    user: username.clone(),
-                    password: password.clone(),
-                });
-                Deployment::Sentinel(Sentinels {
-                    at: hosts.clone(),
-                    service: service_name.clone(),
-                    login,
-                })
-            }
-        };
-        Self::new(server, place, None)
-    }
-}
-
 impl Endpoint {
-    fn new(server: FredConfig, place: Deployment, wire: Option<Wire>) -> Self {
+    pub(super) fn new(server: ServerSettings, place: Deployment, wire: Option<Wire>) -> Self {
         Self {
             server,
             place,
-            #[cfg(feature = "rustls")]
-            server_name: None,
             wire,
             #[cfg(feature = "rustls")]
             is_secret: false,
@@ -126,35 +85,30 @@ impl Endpoint {
     /// Reads a URL; see [`Url::read`].
     pub(crate) fn from_url(url: &str) -> Result<Self> {
         let url = Url::read(url)?;
-        let centralized = |at: &[Server]| match at.first() {
-            Some(server) => Ok(ServerConfig::Centralized {
-                server: server.clone(),
-            }),
+        let first = |at: &[Server]| match at.first() {
+            Some(server) => Ok(Address::Tcp(server.clone())),
             None => refuse("the URL names no host"),
         };
-        let (server, place) = match url.leads {
-            Leads::Socket(path) => (ServerConfig::Unix { path }, Deployment::Server),
+        let (address, place) = match url.leads {
+            Leads::Socket(path) => (Address::Unix(path), Deployment::Server),
             Leads::Servers(at) => (
-                centralized(&at)?,
+                first(&at)?,
                 if at.len() == 1 {
                     Deployment::Server
                 } else {
                     Deployment::List(at)
                 },
             ),
-            Leads::Cluster(at) => (centralized(&at)?, Deployment::Cluster(at)),
+            Leads::Cluster(at) => (first(&at)?, Deployment::Cluster(at)),
             Leads::Sentinels { at, service, login } => (
-                centralized(&at)?,
+                first(&at)?,
                 Deployment::Sentinel(Sentinels { at, service, login }),
             ),
         };
-        let Login { user, password } = url.login.unwrap_or_default();
-        let server = FredConfig {
-            server,
-            username: user,
-            password,
+        let server = ServerSettings {
+            login: url.login.unwrap_or_default(),
             database: url.database,
-            ..FredConfig::default()
+            ..ServerSettings::new(address)
         };
         let endpoint = Self::new(server, place, url.wire);
         #[cfg(feature = "rustls")]
@@ -172,7 +126,7 @@ impl Endpoint {
         if !self.is_secret {
             return match tls {
                 None => Ok(self),
-                Some(_) if self.server.tls.is_some() => refuse(
+                Some(_) if self.server.is_by_tls() => refuse(
                     "`tls` was given, and the configuration of fred's has TLS of its own; leave out `tls`",
                 ),
                 Some(_) => refuse(
@@ -182,69 +136,8 @@ impl Endpoint {
         }
         let system = Tls::new();
         let tls = tls.unwrap_or(&system);
-        self.server.tls = Some(tls.config()?);
-        self.server_name = tls.name().map(Str::from);
-        if let ServerConfig::Centralized { server } = &mut self.server.server {
-            server.tls_server_name.clone_from(&self.server_name);
-        }
+        self.server.tls = Some(tls.settings()?);
         Ok(self)
-    }
-
-    /// Returns the configuration of a separate connection to one of the servers or sentinels; to
-    /// the first address if `node` is `None`, or if there is a single server.
-    #[cfg(feature = "fred-config")]
-    pub(crate) fn leads_to(
-        &self,
-        node: Option<&TopologyNode>,
-        sentinel_login: Option<&Login>,
-    ) -> Result<FredConfig> {
-        let mut config = self.server.clone();
-        let Some(node) = node.filter(|_| !matches!(self.place, Deployment::Server)) else {
-            return Ok(config);
-        };
-        let address = node
-            .address
-            .rsplit_once(':')
-            .and_then(|(host, port)| Some((host, port.parse().ok()?)));
-        let Some((host, port)) = address else {
-            return refuse(format!("{} is no address of a server", node.address));
-        };
-        let server = Server::new(host, port);
-        #[cfg(feature = "rustls")]
-        let server = Server {
-            tls_server_name: self.server_name.clone(),
-            ..server
-        };
-        config.server = ServerConfig::Centralized { server };
-        if node.role == NodeRole::Sentinel {
-            config.database = None;
-            let own = if let Deployment::Sentinel(sentinels) = &self.place {
-                sentinels.login.as_ref()
-            } else {
-                None
-            };
-            if let Some(login) = own.or(sentinel_login) {
-                (config.username, config.password) = (login.user.clone(), login.password.clone());
-                config.credential_provider = None;
-            }
-        }
-        Ok(config)
-    }
-
-    /// Connects a client of fred's in the way that nestlock itself connects: it tries each address
-    /// of a name, and no error quotes a password. The caller must limit the time. Unstable.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: if dropped, it closes the connection.
-    #[cfg(feature = "fred-config")]
-    #[doc(hidden)]
-    pub async fn client(
-        config: &FredConfig,
-        performance: PerformanceConfig,
-        connection: ConnectionConfig,
-    ) -> Result<Client, StoreError> {
-        by_fred::client(config, performance, connection).await
     }
 
     /// Returns the wire to use: the URL's, or else the configured one.
@@ -256,12 +149,12 @@ impl Endpoint {
     pub(super) fn address(&self) -> String {
         let list = |at: &[Server]| {
             at.iter()
-                .map(|at| format!("{}:{}", at.host, at.port))
+                .map(Server::to_string)
                 .collect::<Vec<_>>()
                 .join(",")
         };
         match &self.place {
-            Deployment::Server => address(&self.server),
+            Deployment::Server => self.server.address.to_string(),
             Deployment::Cluster(at) | Deployment::List(at) => list(at),
             Deployment::Sentinel(sentinels) => {
                 format!("{}/{}", list(&sentinels.at), sentinels.service)
@@ -302,18 +195,18 @@ mod tests {
             assert_eq!(at(url).address(), address, "{url}");
         }
         let sentinel = at(
-            "redis-sentinel://u:p%40@a,b/my/5?sentinelUsername=s&sentinelPassword=%2Fq&wire=fred",
+            "redis-sentinel://u:p%40@a,b/my/5?sentinelUsername=s&sentinelPassword=%2Fq&wire=own",
         );
         assert_eq!(
             (
-                sentinel.server.username.as_deref(),
-                sentinel.server.password.as_deref()
+                sentinel.server.login.user.as_deref(),
+                sentinel.server.login.password.as_deref()
             ),
             (Some("u"), Some("p@"))
         );
         assert_eq!(
             (sentinel.server.database, sentinel.wire),
-            (Some(5), Some(Wire::Fred))
+            (Some(5), Some(Wire::Own))
         );
         let Deployment::Sentinel(sentinels) = &sentinel.place else {
             panic!("{sentinel:?}")

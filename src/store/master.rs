@@ -14,7 +14,6 @@ mod vote;
 use std::{fmt, sync::Arc, time::Instant};
 
 use async_trait::async_trait;
-use fred::types::config::Server;
 
 use self::{
     reign::Reign,
@@ -25,6 +24,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     store::{connect_options::ConnectOptions, endpoint::Deployment},
     wire::{
+        address::Server,
         connection::{CloseOnDrop, Connection},
         dialer::{Dialer, Locate},
         failure::NotConnected,

@@ -4,6 +4,8 @@
 mod cluster;
 pub(crate) mod connect_options;
 mod endpoint;
+#[cfg(feature = "fred")]
+mod fred_config;
 mod master;
 mod next_hop;
 mod one;
@@ -24,11 +26,8 @@ use std::{
 use futures_util::future::join_all;
 use tokio::{sync::watch, time::timeout};
 
-#[cfg(feature = "fred-config")]
-pub(crate) use fred::types::config::Config as FredConfig;
-
 #[cfg_attr(
-    not(feature = "fred-config"),
+    not(feature = "fred"),
     expect(unreachable_pub, reason = "that feature makes it public")
 )]
 pub use self::endpoint::Endpoint;
@@ -37,12 +36,8 @@ pub use self::tls::Tls;
 use crate::{
     clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
-    store::{
-        cluster::{Cluster, slot_of},
-        endpoint::Deployment,
-        next_hop::RedirectTo,
-        one::One,
-    },
+    keys::slot_of,
+    store::{cluster::Cluster, endpoint::Deployment, next_hop::RedirectTo, one::One},
     topology::{Topology, TopologyKind},
     wire::{link::LinkPurpose, pace::Pace},
 };

@@ -2,17 +2,20 @@
 
 use std::{fmt, sync::Arc};
 
-use fred::{
+use rustls_native_certs::load_native_certs;
+use tokio_rustls::{
+    TlsConnector,
     rustls::{
         ClientConfig, RootCertStore,
         crypto::ring::default_provider,
         pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
     },
-    rustls_native_certs::load_native_certs,
-    types::config::{TlsConfig, TlsConnector},
 };
 
-use crate::error::{Error, Result, StoreError, StoreErrorKind};
+use crate::{
+    error::{Error, Result, StoreError, StoreErrorKind},
+    wire::settings::TlsSettings,
+};
 
 /// The certificates for TLS connections to servers. See
 /// [`LockClientBuilder::tls`](crate::LockClientBuilder::tls).
@@ -97,13 +100,9 @@ impl Tls {
         self
     }
 
-    pub(super) fn name(&self) -> Option<&str> {
-        self.server_name.as_deref()
-    }
-
-    /// Returns the TLS configuration. No error quotes a certificate or a key.
-    pub(super) fn config(&self) -> Result<TlsConfig> {
-        if let Some(name) = self.name()
+    /// Returns how to speak TLS. No error quotes a certificate or a key.
+    pub(super) fn settings(&self) -> Result<TlsSettings> {
+        if let Some(name) = self.server_name.as_deref()
             && ServerName::try_from(name).is_err()
         {
             return refuse(format!(
@@ -137,7 +136,10 @@ impl Tls {
                 }
             }
         };
-        Ok(TlsConnector::from(config).into())
+        Ok(TlsSettings {
+            connector: TlsConnector::from(Arc::new(config)),
+            server_name: self.server_name.as_deref().map(Arc::from),
+        })
     }
 
     fn roots(&self) -> Result<RootCertStore> {

@@ -3,12 +3,9 @@
 
 use std::{fmt::Write as _, net::Ipv6Addr, path::PathBuf};
 
-use fred::types::config::Server;
-
 use crate::{
     error::{Error, Result},
-    options::Login,
-    wire::dialer::Wire,
+    wire::{address::Server, dialer::Wire, settings::Login},
 };
 
 const FORMS: &str =
@@ -110,7 +107,14 @@ impl Url {
         let wire = match options.take("wire").as_deref() {
             None => None,
             Some("own") => Some(Wire::Own),
+            #[cfg(feature = "fred")]
             Some("fred") => Some(Wire::Fred),
+            #[cfg(not(feature = "fred"))]
+            Some("fred") => {
+                return refuse(
+                    "wire=fred needs fred's client; enable the feature `fred` of nestlock",
+                );
+            }
             Some(_) => return refuse("the option `wire` must be own or fred"),
         };
         if scheme == Scheme::Socket {

@@ -1,18 +1,56 @@
-//! The address of a server, as errors show it.
+//! The addresses of servers.
 
-use fred::types::config::{Config as FredConfig, ServerConfig};
+use std::{fmt, path::PathBuf, sync::Arc};
 
-/// Returns where a configuration leads, without user and password.
-pub(crate) fn address(server: &FredConfig) -> String {
-    match &server.server {
-        ServerConfig::Unix { path } => path.display().to_string(),
-        other => {
-            let hosts: Vec<String> = other
-                .hosts()
-                .iter()
-                .map(|host| format!("{}:{}", host.host, host.port))
-                .collect();
-            hosts.join(", ")
+/// A host and a port.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Server {
+    /// A name or an IP address; an IPv6 address may be in brackets.
+    pub(crate) host: Arc<str>,
+    pub(crate) port: u16,
+}
+
+impl Server {
+    pub(crate) fn new(host: impl Into<Arc<str>>, port: u16) -> Self {
+        Self {
+            host: host.into(),
+            port,
+        }
+    }
+
+    /// Returns the host, without the brackets that an IPv6 address has in a URL.
+    pub(crate) fn bare_host(&self) -> &str {
+        bare(&self.host)
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+/// Returns a host without the brackets around an IPv6 address: URLs have them, and nothing else
+/// accepts them.
+pub(crate) fn bare(host: &str) -> &str {
+    host.strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host)
+}
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Address {
+    Tcp(Server),
+    /// The path of a Unix socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(server) => server.fmt(f),
+            Self::Unix(path) => path.display().fmt(f),
         }
     }
 }

@@ -5,8 +5,6 @@
 
 use std::{fmt::Write, sync::OnceLock};
 
-use fred::bytes_utils::Str;
-
 use crate::wire::{digest::sha1, source::ScriptSource};
 
 /// How many keys and arguments each script of a bundle has.
@@ -16,7 +14,7 @@ const ONE: (usize, usize) = (1, 3);
 #[derive(Debug)]
 pub(crate) struct Bundle {
     scripts: &'static [&'static ScriptSource],
-    text: OnceLock<(String, Str)>,
+    text: OnceLock<(String, String)>,
 }
 
 impl Bundle {

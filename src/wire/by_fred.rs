@@ -1,14 +1,16 @@
 //! A connection through the `fred` crate: one fred client per connection, without a reconnect
 //! policy.
 //!
-//! The configuration types come from fred, and it is an independent check of everything that the
-//! own connection does: the whole test suite runs on both. fred writes each script separately, so
-//! this one is slower.
+//! It is an independent check of everything that the own connection does: the whole test suite runs
+//! on both. fred writes each script separately, so this one is slower.
+
+mod config;
+pub(crate) mod connector;
+mod errors;
 
 use std::{
     fmt,
     future::Future,
-    io,
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -18,16 +20,15 @@ use std::{
     time::Duration,
 };
 
+use async_trait::async_trait;
 use bytes::Bytes;
-#[cfg(feature = "fred-config")]
-use fred::types::config::{ConnectionConfig, PerformanceConfig};
 use fred::{
     clients::Client,
-    error::{Error as FredError, ErrorKind as FredKind},
+    error::Error as FredError,
     interfaces::{ClientLike, EventInterface, LuaInterface, PubsubInterface},
     types::{
-        Builder, ClusterHash, CustomCommand, Key, RespVersion, Value as FredValue,
-        config::{Config as FredConfig, Options, Server, ServerConfig},
+        ClusterHash, CustomCommand, Key, Value as FredValue,
+        config::{Config as FredConfig, Options},
     },
 };
 use futures_util::{FutureExt, future::join};
@@ -37,32 +38,26 @@ use tokio::{
     task::AbortHandle,
 };
 
-#[cfg(feature = "fred-config")]
-use crate::wire::error::StoreError;
 use crate::{
     clock::Instant,
     wire::{
-        error::StoreErrorKind,
+        by_fred::{
+            connector::{build, reachable},
+            errors::classify,
+        },
+        connection::ForeignConnection,
         failure::{Failure, NotConnected},
-        limits::{MAX_IN_FLIGHT, REFUSED},
+        limits::REFUSED,
         numbered,
         push::Push,
-        reach, refusal,
         request::{Channels, Request},
         resp::Value,
         script::{Arg, Call},
-        settings::{ConnectionSettings, has_password},
-        stream::bare,
+        settings::ConnectionSettings,
         texts::Texts,
+        until::Until,
     },
 };
-
-/// How many messages may wait for the receiver. Beyond this, fred drops the oldest and reports the
-/// loss. fred has nine channels of this capacity for each client and preallocates all of them: 2.4
-/// MB. With 1,024, a script that publishes 1,500 messages at once would wake every waiter.
-const MESSAGE_CAPACITY: usize = 4096;
-/// The same capacity for a connection without messages.
-const NEWS_CAPACITY: usize = 32;
 
 /// One connection, made by fred.
 pub(crate) struct FredConnection {
@@ -96,12 +91,15 @@ impl Drop for FredConnection {
 pub(crate) async fn connect(
     settings: &ConnectionSettings,
 ) -> Result<Arc<FredConnection>, NotConnected> {
-    let client = build(settings, reachable(&settings.server).await?)?;
+    let server = reachable(FredConfig::from(&settings.server)).await?;
+    let client = build(settings, server)?;
     let (mut messages, mut connects) = (client.message_rx(), client.reconnect_rx());
+    let has_password =
+        settings.server.credentials.is_some() || settings.server.login.password.is_some();
     let router = client
         .init()
         .await
-        .map_err(|error| NotConnected::from_fred(&error, has_password(&settings.server)))?;
+        .map_err(|error| NotConnected::from_fred(&error, has_password))?;
     // sent without waiting for the reply: nothing depends on the name
     let (named, name) = (client.clone(), settings.name.to_string());
     settings.own.spawn(async move {
@@ -163,7 +161,7 @@ pub(crate) async fn connect(
 impl FredConnection {
     /// Sends a request; the first poll queues it. A reply that names no request counts only once
     /// the PING behind it has got its reply, in order.
-    pub(crate) fn call(
+    fn request(
         self: &Arc<Self>,
         request: Request<'_>,
         limit: Duration,
@@ -297,7 +295,7 @@ impl FredConnection {
     }
 
     /// Sends PING with a number. A reply with another number ends the connection.
-    pub(crate) async fn echo(&self, limit: Duration) -> Result<(), Failure> {
+    async fn ping(&self, limit: Duration) -> Result<(), Failure> {
         if *self.is_ended.borrow() {
             return Err(Failure::Unsent);
         }
@@ -319,7 +317,7 @@ impl FredConnection {
     /// Proves that the replies so far belong to their requests. A PING that is refused in order
     /// proves as much.
     async fn prove(&self, limit: Duration) -> Result<(), Failure> {
-        match self.echo(limit).await {
+        match self.ping(limit).await {
             Ok(()) | Err(Failure::Refused(_)) if !*self.is_ended.borrow() => Ok(()),
             Err(Failure::TimedOut) => Err(Failure::TimedOut),
             // the PING may not have been sent, but the request that it was to prove was: that one
@@ -335,11 +333,7 @@ impl FredConnection {
     }
 
     /// Subscribes or unsubscribes. fred completes this before the command is sent.
-    pub(crate) async fn channels(
-        &self,
-        verb: Channels,
-        channels: Vec<String>,
-    ) -> Result<(), Failure> {
+    async fn subscribe_or_not(&self, verb: Channels, channels: Vec<String>) -> Result<(), Failure> {
         // a call to a client that has ended hangs
         if *self.is_ended.borrow() {
             return Err(Failure::Unsent);
@@ -359,23 +353,65 @@ impl FredConnection {
         };
         asked.await.map_err(|error| classify(&error))
     }
+}
 
-    pub(crate) fn had_reply(&self) -> bool {
+#[async_trait]
+impl ForeignConnection for FredConnection {
+    async fn call(self: Arc<Self>, request: Request<'_>, until: Until) -> Result<Value, Failure> {
+        self.request(request, time_left(until)).await
+    }
+
+    async fn channels(
+        &self,
+        verb: Channels,
+        channels: &[String],
+        until: Until,
+    ) -> Result<(), Failure> {
+        let asked = self.subscribe_or_not(verb, channels.to_vec()).await;
+        // the PING behind it proves that it arrived
+        let proven = if asked.is_ok() {
+            self.ping(time_left(until)).await
+        } else {
+            asked
+        };
+        // fred takes a refusal for the reply to another request: the connection is of no use any
+        // more
+        if matches!(proven, Err(Failure::Refused(_) | Failure::Nonsense(_))) {
+            self.end();
+        }
+        proven
+    }
+
+    async fn listen(&self, channel: &str) -> Result<(), Failure> {
+        // a sentinel of 6.2 refuses a PING with an argument, which would be the proof
+        let channels = vec![channel.to_owned()];
+        self.subscribe_or_not(Channels::Subscribe, channels).await
+    }
+
+    async fn echo(&self, until: Until) -> Result<(), Failure> {
+        self.ping(time_left(until)).await
+    }
+
+    fn had_reply(&self) -> bool {
         self.has_reply.swap(false, Ordering::AcqRel)
     }
 
-    pub(crate) fn end(&self) {
+    fn end(&self) {
         self.router.abort();
         self.is_ended.send_replace(true);
     }
 
-    pub(crate) fn has_ended(&self) -> bool {
+    fn has_ended(&self) -> bool {
         *self.is_ended.borrow()
     }
 
-    pub(crate) async fn ended(&self) {
+    async fn ended(&self) {
         let _ = self.is_ended.subscribe().wait_for(|ended| *ended).await;
     }
+}
+
+fn time_left(until: Until) -> Duration {
+    until.over.saturating_duration_since(until.sent_at)
 }
 
 type Sent = dyn Future<Output = Result<FredValue, FredError>> + Send;
@@ -431,319 +467,5 @@ fn value(value: FredValue) -> Value {
     }
 }
 
-/// Returns the configuration with the address that accepts connections: fred would wait for a
-/// name's addresses one after the other.
-async fn reachable(server: &FredConfig) -> io::Result<FredConfig> {
-    let mut server = server.clone();
-    if let ServerConfig::Centralized { server: at } = &mut server.server
-        && let Some(address) = reach::which(bare(&at.host), at.port).await?
-    {
-        let known = Server::new(address.ip().to_string(), at.port);
-        #[cfg(feature = "rustls")]
-        let known = Server {
-            tls_server_name: at.tls_server_name.clone().or_else(|| Some(at.host.clone())),
-            ..known
-        };
-        *at = known;
-    }
-    Ok(server)
-}
-
-/// Builds a client that sends each command at most once, with limits on everything.
-fn build(settings: &ConnectionSettings, mut server: FredConfig) -> Result<Client, NotConnected> {
-    server.version = RespVersion::RESP3; // pushes and answers on one connection
-    server.fail_fast = true;
-    let mut builder = Builder::from_config(server);
-    // no reconnect policy: `Pace` has one, for all links
-    builder.with_connection_config(|connection| {
-        connection.max_command_attempts = 1; // a replayed release would free the next hold: never
-        connection.max_redirections = 0;
-        connection.connection_timeout = settings.connect_timeout;
-        connection.internal_command_timeout = settings.connect_timeout.min(Duration::from_secs(2));
-        connection.max_command_buffer_len = MAX_IN_FLIGHT;
-        connection.tcp.nodelay = Some(true);
-    });
-    builder.with_performance_config(|performance| {
-        performance.default_command_timeout = settings.command_timeout;
-        performance.broadcast_channel_capacity = if settings.sink.is_some() {
-            MESSAGE_CAPACITY
-        } else {
-            NEWS_CAPACITY
-        };
-    });
-    builder
-        .build()
-        .map_err(|error| NotConnected::from_fred(&error, false))
-}
-
-/// Connects a client for the caller's own queries, as nestlock's own are connected: to the address
-/// that accepts connections, and with no password in an error.
-#[cfg(feature = "fred-config")]
-pub(crate) async fn client(
-    server: &FredConfig,
-    performance: PerformanceConfig,
-    connection: ConnectionConfig,
-) -> Result<Client, StoreError> {
-    let connected = async {
-        let client = Client::new(
-            reachable(server).await?,
-            Some(performance),
-            Some(connection),
-            None,
-        );
-        client
-            .init()
-            .await
-            .map_err(|error| NotConnected::from_fred(&error, has_password(server)))?;
-        Ok(client)
-    };
-    connected
-        .await
-        .map_err(|failed: NotConnected| failed.error.before_any_request())
-}
-
-impl NotConnected {
-    /// Converts fred's error, which contains the system's error only as text.
-    pub(crate) fn from_fred(error: &FredError, has_password: bool) -> Self {
-        let is_of = |kind| error.details().contains(&format!("kind: {kind}"));
-        let nobody_listens = ["ConnectionRefused", "NotFound"].into_iter().any(is_of);
-        let is_servers = match error.kind() {
-            FredKind::IO => false,
-            #[cfg(feature = "rustls")]
-            FredKind::Tls => false,
-            _ => true,
-        };
-        let failure = match classify(error) {
-            // the text may be the server's, and quote the password
-            Failure::Other(..) if has_password && is_servers => {
-                Failure::Refused(error.details().to_owned())
-            }
-            failure => failure,
-        };
-        Self {
-            nobody_listens,
-            ..Self::of_handshake(failure, has_password)
-        }
-    }
-}
-
-/// Sorts fred's errors by whether the request may have been executed: yes, unless the opposite is
-/// proven.
-fn classify(error: &FredError) -> Failure {
-    let details = error.details();
-    match error.kind() {
-        // fred ends the connection on this error, and reports it to every request in flight,
-        // executed or not
-        _ if refusal::verdict(details).0 == StoreErrorKind::ClusterDown => {
-            Failure::Other(StoreErrorKind::ClusterDown, true, error.to_string())
-        }
-        _ if refusal::is_known(details) => Failure::Refused(details.to_owned()),
-        FredKind::Timeout => Failure::TimedOut,
-        FredKind::IO => Failure::Other(StoreErrorKind::Disconnected, true, error.to_string()),
-        // still queued when the connection ended: fred drops the queue, and reports this to each
-        // request
-        FredKind::Canceled => Failure::Unsent,
-        FredKind::Backpressure => Failure::TooMany,
-        FredKind::Auth => Failure::Other(StoreErrorKind::Auth, false, error.to_string()),
-        FredKind::Protocol | FredKind::Parse => Failure::Nonsense(error.to_string()),
-        FredKind::Routing | FredKind::Unknown
-            if details.starts_with("Failed to route command")
-                || details.starts_with("Failed to send command to router")
-                || details.starts_with("Client is not initialized")
-                || details.starts_with("Too many redirections") =>
-        {
-            Failure::Other(StoreErrorKind::Unavailable, false, error.to_string())
-        }
-        // fred's router ended while the request was in flight, or could not write to a connection
-        // that is gone
-        FredKind::Unknown
-            if details == "channel closed"
-                || details.starts_with("Too many failed write attempts") =>
-        {
-            Failure::Ended
-        }
-        _ => Failure::Other(StoreErrorKind::Other, true, error.to_string()),
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use bytes::{Buf, BytesMut};
-    use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt},
-        net::TcpListener,
-        sync::mpsc,
-    };
-
-    use super::*;
-    use crate::{
-        options::Config,
-        store::tests::{call, dials},
-        wire::resp::{self, Frame, Scan},
-    };
-
-    #[test]
-    fn a_router_that_was_ended_is_a_connection_that_ended() {
-        for details in ["channel closed", "Too many failed write attempts."] {
-            assert_eq!(
-                classify(&FredError::new(FredKind::Unknown, details)),
-                Failure::Ended,
-                "{details}"
-            );
-        }
-        let unknown = classify(&FredError::new(FredKind::Unknown, "something else"));
-        assert!(
-            matches!(unknown, Failure::Other(StoreErrorKind::Other, true, _)),
-            "{unknown:?}"
-        );
-    }
-
-    /// Plays a server: replies to the handshake and to scripts, and reports each EVAL or EVALSHA,
-    /// and the HELLO with the connection's name.
-    async fn play(
-        listener: TcpListener,
-        scripts: mpsc::UnboundedSender<String>,
-        says: fn(usize, &str) -> Option<String>,
-    ) {
-        let (mut stream, mut come, mut scan, mut many) = (
-            listener.accept().await.unwrap().0,
-            BytesMut::new(),
-            Scan::default(),
-            0,
-        );
-        loop {
-            // fred sends HELLO as a line
-            let is_line =
-                come.first().is_some_and(|first| *first != b'*') && come.ends_with(b"\r\n");
-            let words = match resp::decode(&come, &mut scan) {
-                _ if is_line => {
-                    come.clear();
-                    vec![Value::text("HELLO")]
-                }
-                Ok((Frame::Value(Value::Array(words)), length)) => {
-                    come.advance(length);
-                    words
-                }
-                _ if stream.read_buf(&mut come).await.unwrap_or(0) == 0 => return,
-                _ => continue,
-            };
-            let words: Vec<&str> = words.iter().filter_map(Value::as_str).collect();
-            let reply = match &*words {
-                ["HELLO", rest @ ..] => {
-                    let _ = if rest.is_empty() {
-                        Ok(())
-                    } else {
-                        scripts.send("HELLO".to_owned())
-                    };
-                    Some("%1\r\n$5\r\nproto\r\n:3\r\n".into())
-                }
-                ["INFO", ..] => Some("+redis_version:7.0.15\r\n".into()),
-                ["CLIENT", "ID"] => Some(":1\r\n".into()),
-                ["PING", word] => Some(format!("+{word}\r\n")),
-                [verb @ ("EVAL" | "EVALSHA"), .., number] => {
-                    many += 1;
-                    let _ = scripts.send((*verb).to_owned());
-                    says(many, number)
-                }
-                _ => Some("+OK\r\n".into()),
-            };
-            let _ = stream.write_all(reply.unwrap_or_default().as_bytes()).await;
-        }
-    }
-
-    /// Connects to a server whose reply to the n-th script is `says(n, number)`, counted from 1.
-    /// Also returns the commands that run scripts there.
-    async fn connected(
-        says: fn(usize, &str) -> Option<String>,
-    ) -> (Arc<FredConnection>, mpsc::UnboundedReceiver<String>) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("redis://{}", listener.local_addr().unwrap());
-        let (scripts, mut run) = mpsc::unbounded_channel();
-        tokio::spawn(play(listener, scripts, says));
-        let dial = dials(&url, Config::default(), Handle::current()).for_scripts();
-        let connection = connect(&dial.settings)
-            .await
-            .unwrap_or_else(|refused| panic!("{refused:?}"));
-        // the HELLO with the name, which the client does not wait for
-        assert_eq!(run.recv().await.unwrap(), "HELLO");
-        (connection, run)
-    }
-
-    /// Returns what a script that does nothing replies to the request of this number.
-    fn well(number: &str) -> Option<String> {
-        number
-            .parse::<i64>()
-            .ok()
-            .map(|number| format!(":{}\r\n", number * 16))
-    }
-
-    const LONG: Duration = Duration::from_secs(30);
-
-    /// The request that is created first is not always queued first.
-    #[tokio::test]
-    async fn no_digest_is_queued_before_its_text() {
-        let (connection, mut run) = connected(|_, number| well(number)).await;
-        let call = call("l");
-        let never = connection.call(Request::Digest(&call, false), LONG);
-        let late = connection.call(Request::Digest(&call, false), LONG);
-        drop(never);
-        for asked in [connection.call(Request::Digest(&call, false), LONG), late] {
-            assert!(asked.await.is_ok());
-            assert_eq!(run.recv().await.unwrap(), "EVAL");
-        }
-        assert!(
-            connection
-                .call(Request::Digest(&call, false), LONG)
-                .await
-                .is_ok()
-        );
-        assert_eq!(run.recv().await.unwrap(), "EVALSHA");
-    }
-
-    /// The call that sent the text was dropped, and the server refused it without reading the text.
-    #[tokio::test]
-    async fn a_text_goes_again_after_a_call_that_was_dropped() {
-        let refuses = |many, number: &str| {
-            if many == 1 {
-                Some("-LOADING x\r\n".into())
-            } else {
-                well(number)
-            }
-        };
-        let (connection, mut run) = connected(refuses).await;
-        let call = call("l");
-        let mut dropped = Box::pin(connection.call(Request::Digest(&call, false), LONG));
-        assert!(dropped.as_mut().now_or_never().is_none());
-        drop(dropped);
-        // a spawned task reads the reply to the dropped call
-        while connection.texts().knows(call.script.text(false).0) {
-            tokio::task::yield_now().await;
-        }
-        assert!(
-            connection
-                .call(Request::Digest(&call, false), LONG)
-                .await
-                .is_ok()
-        );
-        assert_eq!(
-            [run.recv().await.unwrap(), run.recv().await.unwrap()],
-            ["EVAL"; 2]
-        );
-    }
-
-    /// The text may or may not have arrived.
-    #[tokio::test]
-    async fn a_text_goes_again_after_a_call_that_failed() {
-        let (connection, mut run) =
-            connected(|many, number| if many == 1 { None } else { well(number) }).await;
-        let call = call("l");
-        let late = connection.call(Request::Digest(&call, false), LONG).await;
-        assert_eq!(late, Err(Failure::TimedOut));
-        // the peer swallowed a reply, so its later ones are not trusted; the request is still sent
-        let _ = connection.call(Request::Digest(&call, false), LONG).await;
-        assert_eq!(
-            [run.recv().await.unwrap(), run.recv().await.unwrap()],
-            ["EVAL"; 2]
-        );
-    }
-}
+mod tests;

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
+
 use crate::{
     clock::Instant,
     wire::{
-        by_fred,
         failure::Failure,
         own,
         own::out::Reply,
@@ -21,7 +22,37 @@ use crate::{
 #[derive(Clone)]
 pub(crate) enum Connection {
     Own(Arc<own::OwnConnection>),
-    Fred(Arc<by_fred::FredConnection>),
+    #[cfg_attr(
+        not(feature = "fred"),
+        expect(dead_code, reason = "the only foreign client is fred's")
+    )]
+    Foreign(Arc<dyn ForeignConnection>),
+}
+
+/// A connection by another client than nestlock's own. Each method does what the method of
+/// [`Connection`] with its name says.
+#[async_trait]
+pub(crate) trait ForeignConnection: Send + Sync {
+    async fn call(self: Arc<Self>, request: Request<'_>, until: Until) -> Result<Value, Failure>;
+
+    async fn channels(
+        &self,
+        verb: Channels,
+        channels: &[String],
+        until: Until,
+    ) -> Result<(), Failure>;
+
+    async fn listen(&self, channel: &str) -> Result<(), Failure>;
+
+    async fn echo(&self, until: Until) -> Result<(), Failure>;
+
+    fn had_reply(&self) -> bool;
+
+    fn end(&self);
+
+    fn has_ended(&self) -> bool;
+
+    async fn ended(&self);
 }
 
 /// Ends a connection when dropped, unless it is kept: a future that sends a query or two may be
@@ -69,10 +100,7 @@ impl Connection {
                 };
                 asked?.await
             }
-            Self::Fred(fred) => {
-                fred.call(request, until.over.saturating_duration_since(until.sent_at))
-                    .await
-            }
+            Self::Foreign(foreign) => Arc::clone(foreign).call(request, until).await,
         }
     }
 
@@ -109,31 +137,19 @@ impl Connection {
                 };
                 asked?.await.map(drop)
             }
-            Self::Fred(fred) => {
-                let asked = fred.channels(verb, channels.to_vec()).await;
-                // the PING behind it proves that it arrived
-                let proven = if asked.is_ok() {
-                    self.echo(until).await
-                } else {
-                    asked
-                };
-                // fred takes a refusal for the reply to another request: the connection is of no
-                // use any more
-                if matches!(proven, Err(Failure::Refused(_) | Failure::Nonsense(_))) {
-                    fred.end();
-                }
-                proven
-            }
+            Self::Foreign(foreign) => foreign.channels(verb, channels, until).await,
         }
     }
 
-    /// Subscribes to a channel, if that is permitted. With fred, nothing proves that it happened.
+    /// Subscribes to a channel, if that is permitted. With another client, nothing proves that it
+    /// happened.
     pub(crate) async fn listen(&self, channel: &str, until: Until) -> Result<(), Failure> {
-        let channels = [channel.to_owned()];
         match self {
-            Self::Own(_) => self.channels(Channels::Subscribe, &channels, until).await,
-            // a sentinel of 6.2 refuses a PING with an argument, which would be the proof
-            Self::Fred(fred) => fred.channels(Channels::Subscribe, channels.to_vec()).await,
+            Self::Own(_) => {
+                let channels = [channel.to_owned()];
+                self.channels(Channels::Subscribe, &channels, until).await
+            }
+            Self::Foreign(foreign) => foreign.listen(channel).await,
         }
     }
 
@@ -141,10 +157,7 @@ impl Connection {
     pub(crate) async fn echo(&self, until: Until) -> Result<(), Failure> {
         match self {
             Self::Own(own) => own.ping(until)?.await.map(drop),
-            Self::Fred(fred) => {
-                fred.echo(until.over.saturating_duration_since(until.sent_at))
-                    .await
-            }
+            Self::Foreign(foreign) => foreign.echo(until).await,
         }
     }
 
@@ -152,7 +165,9 @@ impl Connection {
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Own(own), Self::Own(other)) => Arc::ptr_eq(own, other),
-            (Self::Fred(fred), Self::Fred(other)) => Arc::ptr_eq(fred, other),
+            (Self::Foreign(foreign), Self::Foreign(other)) => {
+                std::ptr::addr_eq(Arc::as_ptr(foreign), Arc::as_ptr(other))
+            }
             _ => false,
         }
     }
@@ -161,24 +176,26 @@ impl Connection {
     pub(crate) fn had_reply(&self) -> bool {
         match self {
             Self::Own(own) => own.had_reply(),
-            Self::Fred(fred) => fred.had_reply(),
+            Self::Foreign(foreign) => foreign.had_reply(),
         }
     }
 
     /// Returns when the oldest request in flight was sent. Returns `None` if none is in flight, and
-    /// always with fred, which does not report it.
+    /// always with another client, which does not
+    /// report it.
     pub(crate) fn waits_since(&self) -> Option<Instant> {
         match self {
             Self::Own(own) => own.waits_since(),
-            Self::Fred(_) => None,
+            Self::Foreign(_) => None,
         }
     }
 
-    /// Returns the number of requests in flight. Always 0 with fred, which does not report it.
+    /// Returns the number of requests in flight. Always 0 with another client, which does not
+    /// report it.
     pub(crate) fn in_flight(&self) -> usize {
         match self {
             Self::Own(own) => own.in_flight(),
-            Self::Fred(_) => 0,
+            Self::Foreign(_) => 0,
         }
     }
 
@@ -192,14 +209,14 @@ impl Connection {
     pub(crate) fn end(&self) {
         match self {
             Self::Own(own) => own.end("no longer wanted"),
-            Self::Fred(fred) => fred.end(),
+            Self::Foreign(foreign) => foreign.end(),
         }
     }
 
     pub(crate) fn has_ended(&self) -> bool {
         match self {
             Self::Own(own) => own.has_ended(),
-            Self::Fred(fred) => fred.has_ended(),
+            Self::Foreign(foreign) => foreign.has_ended(),
         }
     }
 
@@ -207,7 +224,7 @@ impl Connection {
     pub(crate) async fn ended(&self) {
         match self {
             Self::Own(own) => own.ended().await,
-            Self::Fred(fred) => fred.ended().await,
+            Self::Foreign(foreign) => foreign.ended().await,
         }
     }
 }

@@ -3,11 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use fred::types::config::Server;
 use tokio::time::timeout;
 
+#[cfg(feature = "fred")]
+use crate::wire::by_fred;
 use crate::wire::{
-    by_fred,
+    address::Server,
     connection::Connection,
     epoch::Epochs,
     error::{StoreError, StoreErrorKind},
@@ -25,12 +26,13 @@ pub enum Wire {
     Own,
     /// The client of the `fred` crate. Slower; for TLS other than rustls, or to find out which
     /// client has a bug.
+    #[cfg(feature = "fred")]
     Fred,
 }
 
 impl Wire {
     pub(crate) fn is_fred(self) -> bool {
-        self == Self::Fred
+        self != Self::Own
     }
 }
 
@@ -93,7 +95,10 @@ impl Dialer {
             Wire::Own => own::greet::connect(&self.settings)
                 .await
                 .map(Connection::Own),
-            Wire::Fred => by_fred::connect(&self.settings).await.map(Connection::Fred),
+            #[cfg(feature = "fred")]
+            Wire::Fred => by_fred::connect(&self.settings)
+                .await
+                .map(|connection| Connection::Foreign(connection)),
         }
     }
 }

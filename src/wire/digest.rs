@@ -1,10 +1,8 @@
 //! The digest of a script.
 
-use fred::bytes_utils::Str;
-
 /// Returns the digest by which the server knows a script.
-pub(crate) fn sha1(source: &str) -> Str {
-    fred::util::sha1_hash(source).into()
+pub(crate) fn sha1(source: &str) -> String {
+    sha1_smol::Sha1::from(source).digest().to_string()
 }
 
 #[cfg(test)]

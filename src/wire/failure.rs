@@ -113,8 +113,6 @@ impl From<Failure> for NotConnected {
 
 #[cfg(test)]
 mod tests {
-    use fred::error::{Error as FredError, ErrorKind};
-
     use super::*;
 
     /// A closed port and a missing socket are distinguished from servers that are there and do not
@@ -132,38 +130,13 @@ mod tests {
             &|| TcpStream::connect(port).map(drop),
         ] as [&dyn Fn() -> io::Result<()>; 2]
         {
-            assert!(
-                NotConnected::from_fred(&FredError::from(connect().unwrap_err()), true)
-                    .nobody_listens
-            );
             assert!(NotConnected::from(connect().unwrap_err()).nobody_listens);
         }
-        // root may open everything, so these are built as the system would report them
-        let denied = || io::Error::from_raw_os_error(13);
-        for error in [
-            NotConnected::from(denied()),
-            NotConnected::from_fred(&FredError::from(denied()), true),
-        ] {
-            assert_eq!(
-                error.error.kind(),
-                StoreErrorKind::NoPermission,
-                "{}",
-                error.error
-            );
-            assert!(
-                error.error.to_string().contains("unixsocketperm"),
-                "{}",
-                error.error
-            );
-        }
-        let reset = || io::Error::from(io::ErrorKind::ConnectionReset);
-        assert!(!NotConnected::from(reset()).nobody_listens);
-        for error in [
-            FredError::from(reset()),
-            FredError::new(ErrorKind::IO, "Connection closed."),
-            FredError::new(ErrorKind::Timeout, "Request timed out."),
-        ] {
-            assert!(!NotConnected::from_fred(&error, true).nobody_listens);
-        }
+        // root may open everything, so this is built as the system would report it
+        let denied = NotConnected::from(io::Error::from_raw_os_error(13)).error;
+        assert_eq!(denied.kind(), StoreErrorKind::NoPermission, "{denied}");
+        assert!(denied.to_string().contains("unixsocketperm"), "{denied}");
+        let reset = io::Error::from(io::ErrorKind::ConnectionReset);
+        assert!(!NotConnected::from(reset).nobody_listens);
     }
 }

@@ -15,7 +15,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fred::types::config::ServerConfig;
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -25,7 +24,7 @@ use crate::{
     clock,
     wire::{
         acks::{Copies, Receipt, WaitRequests},
-        address::address,
+        address::Address,
         connection::Connection,
         dialer::Dialer,
         epoch::Epoch,
@@ -210,15 +209,15 @@ impl Link {
 
     /// Returns the host that the link leads to.
     pub(crate) fn host(&self) -> String {
-        match &self.dial.settings.server.server {
-            ServerConfig::Centralized { server } => server.host.to_string(),
-            _ => String::new(),
+        match &self.dial.settings.server.address {
+            Address::Tcp(server) => server.host.to_string(),
+            Address::Unix(_) => String::new(),
         }
     }
 
     /// Returns the server that the link leads to, unless sentinels or a list decide that.
     pub(crate) fn address(&self) -> String {
-        address(&self.dial.settings.server)
+        self.dial.settings.server.address.to_string()
     }
 
     /// Returns the number of requests in flight.

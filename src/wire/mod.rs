@@ -7,6 +7,7 @@
 pub(crate) mod acks;
 pub(crate) mod address;
 pub(crate) mod bundle;
+#[cfg(feature = "fred")]
 pub(crate) mod by_fred;
 pub(crate) mod connection;
 pub(crate) mod dialer;

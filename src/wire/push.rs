@@ -10,6 +10,10 @@ pub(crate) enum Push<'m> {
         text: &'m [u8],
     },
     /// Messages were lost on the way.
+    #[cfg_attr(
+        not(any(feature = "fred", test)),
+        expect(dead_code, reason = "the own connection misses none")
+    )]
     Missed,
     /// The server has ended a subscription, because the channel's slot has moved.
     Dropped {

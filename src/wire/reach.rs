@@ -18,19 +18,9 @@ pub(crate) async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     first(addresses(host, port).await?).await
 }
 
-/// Returns the address that accepts, for a client that would try one after the other. Returns
-/// `None` if the host has only one.
-pub(crate) async fn which(host: &str, port: u16) -> io::Result<Option<SocketAddr>> {
-    let addresses = addresses(host, port).await?;
-    if addresses.len() < 2 {
-        return Ok(None);
-    }
-    first(addresses).await?.peer_addr().map(Some)
-}
-
 /// Returns the addresses in the system's order, with IPv6 and IPv4 alternating, so that neither
 /// waits for all of the other.
-async fn addresses(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+pub(crate) async fn addresses(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     #[cfg(test)]
     if let Some(known) = tests::addresses(host) {
         return Ok(known);
@@ -59,7 +49,8 @@ fn by_turns(found: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     by_turns
 }
 
-async fn first(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
+/// Connects to the first of these addresses that accepts.
+pub(crate) async fn first(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
     let (mut left, mut tried) = (addresses.into_iter(), FuturesUnordered::new());
     let mut failed = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     loop {
@@ -168,7 +159,12 @@ mod tests {
             .enable_all()
             .build()
             .unwrap();
-        for wire in [Wire::Own, Wire::Fred] {
+        let wires = [
+            Wire::Own,
+            #[cfg(feature = "fred")]
+            Wire::Fred,
+        ];
+        for wire in wires {
             own.block_on(async {
                 let config = Config {
                     wire,
@@ -200,7 +196,7 @@ mod tests {
     }
 
     /// Covers the client for the caller's own queries.
-    #[cfg(feature = "fred-config")]
+    #[cfg(feature = "fred")]
     #[tokio::test]
     async fn a_client_of_freds_is_connected_past_a_dead_address() {
         use fred::types::config::{ConnectionConfig, PerformanceConfig};

@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, OnceLock};
 
-use fred::bytes_utils::Str;
 use smallvec::SmallVec;
 
 use crate::wire::{
@@ -18,7 +17,7 @@ pub(crate) struct Script {
     pub(crate) source: ScriptSource,
     /// The text that is sent and its digest, for plain and for sharded messages: see
     /// [`Script::text`].
-    pub(crate) texts: [OnceLock<(String, Str)>; 2],
+    pub(crate) texts: [OnceLock<(String, String)>; 2],
     /// How an [`Arg::Derived`] is written: in parts, so that nothing is allocated.
     pub(crate) derive: fn(&str) -> [&str; 5],
     /// The scripts that it may be bundled with.

@@ -1,9 +1,8 @@
 //! Opens connections to servers. The two halves of a connection can move from one runtime to
 //! another.
 
-use std::{io, mem::MaybeUninit, path::PathBuf};
+use std::{io, mem::MaybeUninit};
 
-use fred::types::config::{Config as FredConfig, ServerConfig};
 use socket2::SockRef;
 #[cfg(unix)]
 use tokio::net::{UnixStream, unix};
@@ -12,70 +11,34 @@ use tokio::{
     net::{TcpStream, tcp},
 };
 
-use crate::wire::reach;
+use crate::wire::{address::Address, reach, settings::ServerSettings};
 
-/// The address of a server.
-#[derive(Debug, Clone)]
-pub(crate) enum Address {
-    Tcp(String, u16),
-    #[cfg(unix)]
-    Unix(PathBuf),
-    #[cfg(feature = "rustls")]
-    Tls(String, u16, tls::Connector),
-}
-
-impl Address {
-    /// Returns the address in a configuration.
-    pub(crate) fn of(server: &FredConfig) -> io::Result<Self> {
-        let at = match &server.server {
-            ServerConfig::Centralized { server } => server,
-            #[cfg(unix)]
-            ServerConfig::Unix { path } => return Ok(Self::Unix(path.clone())),
-            _ => return Err(io::Error::other("not one server")),
-        };
-        let host = bare(&at.host).to_owned();
-        #[cfg(feature = "rustls")]
-        if let Some(tls) = &server.tls {
-            let fred::types::config::TlsConnector::Rustls(connector) = &tls.connector;
-            let name = at
-                .tls_server_name
-                .as_deref()
-                .map_or_else(|| host.clone(), |name| bare(name).to_owned());
-            return Ok(Self::Tls(
-                host,
-                at.port,
-                tls::Connector(connector.clone(), name),
-            ));
-        }
-        Ok(Self::Tcp(host, at.port))
+/// Connects to a server. The socket belongs to the runtime that polls this.
+pub(crate) async fn open(server: &ServerSettings) -> io::Result<(ReadHalf, WriteHalf)> {
+    #[cfg(feature = "fred")]
+    if server.is_by_freds_tls() {
+        let why = "the configuration asks for TLS that only fred's client speaks; use wire=fred, or the feature `rustls`";
+        return Err(io::Error::other(why));
     }
-
-    /// Connects. The socket belongs to the runtime that polls this.
-    pub(crate) async fn open(&self) -> io::Result<(ReadHalf, WriteHalf)> {
-        match self {
-            Self::Tcp(host, port) => {
-                let (reader, writer) = tcp(host, *port).await?.into_split();
-                Ok((ReadHalf::Tcp(reader), WriteHalf::Tcp(writer)))
-            }
-            #[cfg(unix)]
-            Self::Unix(path) => {
-                let (reader, writer) = UnixStream::connect(path).await?.into_split();
-                Ok((ReadHalf::Unix(reader), WriteHalf::Unix(writer)))
-            }
+    match &server.address {
+        Address::Tcp(at) => {
+            let stream = tcp(at.bare_host(), at.port).await?;
             #[cfg(feature = "rustls")]
-            Self::Tls(host, port, connector) => {
-                let half = tls::Half::of(connector.connect(tcp(host, *port).await?).await?);
-                Ok((ReadHalf::Tls(half.clone()), WriteHalf::Tls(half)))
+            if let Some(tls) = &server.tls {
+                let half = tls::Half::of(tls::connect(tls, at, stream).await?);
+                return Ok((ReadHalf::Tls(half.clone()), WriteHalf::Tls(half)));
             }
+            let (reader, writer) = stream.into_split();
+            Ok((ReadHalf::Tcp(reader), WriteHalf::Tcp(writer)))
         }
+        #[cfg(unix)]
+        Address::Unix(path) => {
+            let (reader, writer) = UnixStream::connect(path).await?.into_split();
+            Ok((ReadHalf::Unix(reader), WriteHalf::Unix(writer)))
+        }
+        #[cfg(not(unix))]
+        Address::Unix(_) => Err(io::Error::other("this system has no Unix sockets")),
     }
-}
-
-/// Strips the brackets around an IPv6 address: URLs have them, and nothing else accepts them.
-pub(crate) fn bare(host: &str) -> &str {
-    host.strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'))
-        .unwrap_or(host)
 }
 
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
@@ -210,7 +173,7 @@ pub(crate) fn has_io_here() -> bool {
     cfg!(panic = "unwind") && std::panic::catch_unwind(probe).is_ok()
 }
 
-/// TLS by rustls, as set in fred's configuration.
+/// TLS by rustls.
 #[cfg(feature = "rustls")]
 pub(crate) mod tls {
     use std::{
@@ -224,7 +187,12 @@ pub(crate) mod tls {
         io::{AsyncRead, AsyncWrite, ReadBuf},
         net::TcpStream,
     };
-    use tokio_rustls::{TlsConnector, client::TlsStream, rustls::pki_types::ServerName};
+    use tokio_rustls::{client::TlsStream, rustls::pki_types::ServerName};
+
+    use crate::wire::{
+        address::{Server, bare},
+        settings::TlsSettings,
+    };
 
     /// A stream shared by reader and writer, because TLS may have to write in order to read, and
     /// vice versa.
@@ -284,21 +252,15 @@ pub(crate) mod tls {
         }
     }
 
-    /// The TLS configuration, and the name that the server's certificate must have.
-    #[derive(Clone)]
-    pub(crate) struct Connector(pub(crate) TlsConnector, pub(crate) String);
-
-    impl std::fmt::Debug for Connector {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.debug_tuple("Connector").field(&self.1).finish()
-        }
-    }
-
-    impl Connector {
-        pub(crate) async fn connect(&self, stream: TcpStream) -> io::Result<TlsStream<Movable>> {
-            let name = ServerName::try_from(self.1.clone()).map_err(io::Error::other)?;
-            self.0.connect(name, Movable(Some(stream))).await
-        }
+    /// Performs the TLS handshake with a server.
+    pub(crate) async fn connect(
+        tls: &TlsSettings,
+        server: &Server,
+        stream: TcpStream,
+    ) -> io::Result<TlsStream<Movable>> {
+        let name = tls.server_name.as_deref().unwrap_or(&server.host);
+        let name = ServerName::try_from(bare(name).to_owned()).map_err(io::Error::other)?;
+        tls.connector.connect(name, Movable(Some(stream))).await
     }
 
     /// A socket inside a TLS stream. It cannot be taken out of the stream, so a move replaces it
@@ -366,20 +328,5 @@ mod tests {
                 .unwrap()
                 .block_on(async { has_io_here() })
         );
-    }
-
-    #[test]
-    fn where_urls_lead() {
-        for (url, host, port) in [
-            ("redis://[::1]:7000", "::1", 7000),
-            ("redis://[2001:db8::7]", "2001:db8::7", 6379),
-            ("redis://127.0.0.1:7000/3", "127.0.0.1", 7000),
-            ("redis://user:pass@locks.example", "locks.example", 6379),
-        ] {
-            match Address::of(&FredConfig::from_url(url).unwrap()).unwrap() {
-                Address::Tcp(to, at) => assert_eq!((&*to, at), (host, port), "{url}"),
-                other => panic!("{url}: {other:?}"),
-            }
-        }
     }
 }

@@ -239,6 +239,7 @@ async fn a_lock_unfit_for_a_cluster_is_refused_before_any_request() {
     let at = cluster.nodes()[0].addr();
     for (url, wanted) in [
         (format!("redis-cluster://{at}/1"), "one database"),
+        // without the feature: it needs it; with it: not in a cluster
         (format!("redis-cluster://{at}?wire=fred"), "fred"),
     ] {
         let error = LockClient::connect(url).await.unwrap_err();

@@ -5,23 +5,15 @@ use std::{
     io::{Read, Write},
     net::TcpListener,
     process::Command,
-    sync::Arc,
     thread,
     time::Duration,
 };
 
-use nestlock::{
-    Error, LockClient, LockClientBuilder, StoreErrorKind, Wire,
-    fred::{
-        error::Error as FredError,
-        types::config::{Config, CredentialProvider, Server as FredServer},
-    },
-};
+use nestlock::{Error, LockClient, LockClientBuilder, StoreErrorKind, Wire};
 use nestlock_embedded::SpawnedCluster;
 
-use crate::support::{Server, eventually, wire::Wire as Resp};
+use crate::support::{Server, WIRES, eventually, wire::Wire as Resp};
 
-pub const WIRES: [Wire; 2] = [Wire::Own, Wire::Fred];
 /// Set in the child process that has few file descriptors, to the URL of its server.
 const FEW: &str = "NESTLOCK_TEST_FEW_DESCRIPTORS";
 
@@ -56,7 +48,7 @@ async fn refused(wire: Wire, url: &str) -> Error {
 
 /// Starts a listener that replies to each request with these bytes, as no server here does. Returns
 /// its port.
-fn responder(answer: &'static str) -> u16 {
+pub fn responder(answer: &'static str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     thread::spawn(move || {
@@ -87,7 +79,7 @@ async fn no_server_is_transient() {
     dead.kill();
     let folder = tempfile::tempdir().unwrap();
     let nowhere = format!("redis+unix://{}", folder.path().join("none.sock").display());
-    for wire in WIRES {
+    for &wire in WIRES {
         let error = refused(wire, &format!("redis://{}", dead.addr())).await;
         assert_told(
             &error,
@@ -110,7 +102,7 @@ async fn no_server_is_transient() {
 async fn silence_is_a_timeout() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
-    for wire in WIRES {
+    for &wire in WIRES {
         let builder = LockClient::builder()
             .wire(wire)
             .connect_timeout(Duration::from_millis(300));
@@ -145,7 +137,7 @@ async fn a_login_is_asked_for_in_the_urls_form() {
     admin
         .call(&["CONFIG", "SET", "requirepass", "s3cret"])
         .unwrap();
-    for wire in WIRES {
+    for &wire in WIRES {
         let error = refused(wire, &format!("redis://{}", server.addr())).await;
         assert_told(
             &error,
@@ -188,64 +180,49 @@ async fn a_server_that_is_too_old_is_told_so_without_the_password() {
     }
 }
 
-/// Provides the password.
-#[derive(Debug)]
-struct Provider;
+/// What a proxy replies to a login, which it quotes; the kind of the error, and a part of its text.
+pub const QUOTES: [(&str, StoreErrorKind, &str); 5] = [
+    (
+        "-ERR I do not understand HELLO 3 AUTH u s3cret\r\n",
+        StoreErrorKind::Other,
+        "not shown",
+    ),
+    ("-s3cret?\r\n", StoreErrorKind::Other, "not shown"),
+    (
+        "-ERR unknown command 's3cret'\r\n",
+        StoreErrorKind::UnknownCommand,
+        "unknown command",
+    ),
+    (
+        "-WRONGPASS u:s3cret\r\n",
+        StoreErrorKind::Auth,
+        "special characters as %NN",
+    ),
+    (
+        "-LOADING AUTH u s3cret\r\n",
+        StoreErrorKind::Loading,
+        "LOADING",
+    ),
+];
 
-#[async_trait::async_trait]
-impl CredentialProvider for Provider {
-    async fn fetch(
-        &self,
-        _: Option<&FredServer>,
-    ) -> Result<(Option<String>, Option<String>), FredError> {
-        Ok((Some("u".into()), Some("s3cret".into())))
-    }
+/// Asserts that an error is of this kind, and shows no password.
+#[track_caller]
+pub fn assert_quotes_none(error: &Error, kind: StoreErrorKind, words: &str) {
+    assert_told(error, kind, kind == StoreErrorKind::Loading, words);
+    assert!(
+        !format!("{error} {error:?}").contains("s3cret"),
+        "{error:?}"
+    );
 }
 
-/// A proxy has its own error texts. No password shows, whether the login is from a URL or from a
-/// credential provider.
+/// A proxy has its own error texts. No password shows.
 #[tokio::test]
 async fn a_proxy_that_quotes_a_login_shows_no_password() {
-    for (answer, kind, words) in [
-        (
-            "-ERR I do not understand HELLO 3 AUTH u s3cret\r\n",
-            StoreErrorKind::Other,
-            "not shown",
-        ),
-        ("-s3cret?\r\n", StoreErrorKind::Other, "not shown"),
-        (
-            "-ERR unknown command 's3cret'\r\n",
-            StoreErrorKind::UnknownCommand,
-            "unknown command",
-        ),
-        (
-            "-WRONGPASS u:s3cret\r\n",
-            StoreErrorKind::Auth,
-            "special characters as %NN",
-        ),
-        (
-            "-LOADING AUTH u s3cret\r\n",
-            StoreErrorKind::Loading,
-            "LOADING",
-        ),
-    ] {
+    for (answer, kind, words) in QUOTES {
         let address = format!("127.0.0.1:{}", responder(answer));
-        for wire in WIRES {
-            let by_url = refused(wire, &format!("redis://u:s3cret@{address}")).await;
-            let mut config = Config::from_url(&format!("redis://{address}")).unwrap();
-            config.credential_provider = Some(Arc::new(Provider));
-            let provided = LockClient::builder()
-                .wire(wire)
-                .connect_to(config)
-                .await
-                .unwrap_err();
-            for error in [by_url, provided] {
-                assert_told(&error, kind, kind == StoreErrorKind::Loading, words);
-                assert!(
-                    !format!("{error} {error:?}").contains("s3cret"),
-                    "{wire:?}: {error:?}"
-                );
-            }
+        for &wire in WIRES {
+            let error = refused(wire, &format!("redis://u:s3cret@{address}")).await;
+            assert_quotes_none(&error, kind, words);
         }
     }
 }
@@ -268,7 +245,7 @@ async fn a_server_that_is_loading_or_protected_says_so() {
 async fn a_server_with_too_many_clients_is_transient() {
     let server = Server::start_with(&["--maxclients", "1"]);
     let mut only = server.wire();
-    for wire in WIRES {
+    for &wire in WIRES {
         let mut said = String::new();
         for _ in 0..50 {
             let error = refused(wire, &format!("redis://{}", server.addr())).await;
@@ -290,7 +267,7 @@ async fn a_server_with_too_many_clients_is_transient() {
 #[tokio::test]
 async fn a_database_that_the_server_lacks_is_final() {
     let server = Server::start_with(&["--databases", "2"]);
-    for wire in WIRES {
+    for &wire in WIRES {
         let error = refused(wire, &format!("redis://{}/7", server.addr())).await;
         assert_told(&error, StoreErrorKind::Other, false, "see `databases`");
     }
@@ -332,7 +309,7 @@ async fn a_cluster_behind_nat_is_told_how_to_announce() {
 #[tokio::test]
 async fn a_lock_without_a_server_says_why() {
     let server = Server::start_real();
-    for wire in WIRES {
+    for &wire in WIRES {
         let client = builder(wire)
             .connect(format!("redis://{}", server.addr()))
             .await
@@ -396,7 +373,7 @@ fn connect_with_few(url: &str) {
     else {
         return;
     };
-    for wire in WIRES {
+    for &wire in WIRES {
         match runtime.block_on(builder(wire).connect(url)) {
             Ok(_) => println!("@connected"),
             Err(Error::Connect { source, .. }) => {

@@ -6,13 +6,13 @@ use std::{
 };
 
 use futures::future::join_all;
-use nestlock::{Error, LockClient, OwnerId, StoreErrorKind, TopologyKind, Wire};
+use nestlock::{Error, LockClient, OwnerId, StoreErrorKind, TopologyKind};
 use nestlock_embedded::SpawnedCluster;
 
 use crate::{
     connect_errors::assert_told,
     support::{
-        Server, eventually,
+        Server, WIRES, eventually,
         proxy::{Proxy, Way},
     },
 };
@@ -65,7 +65,7 @@ async fn nothing_is_sent_before_the_first_use_nor_twice_at_it() {
 async fn a_program_starts_without_a_server_and_waits_for_it() {
     let server = Server::start_real();
     server.kill();
-    for wire in [Wire::Own, Wire::Fred] {
+    for &wire in WIRES {
         let client = LockClient::builder()
             .wire(wire)
             .connect_lazy(server.url())

@@ -29,6 +29,8 @@ mod contract;
 mod crash;
 mod fair;
 mod fenced;
+#[cfg(feature = "fred")]
+mod fred_config;
 mod grants;
 mod handover;
 mod house;
@@ -66,6 +68,7 @@ mod support;
 mod tls;
 mod unpolled;
 mod untold;
+#[cfg(feature = "fred")]
 mod urls;
 mod waiters;
 mod watchdog;

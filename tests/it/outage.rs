@@ -2,23 +2,14 @@
 
 use std::{
     net::{Ipv4Addr, TcpListener},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use nestlock::{
-    Error, LockClient, LockClientBuilder, LossReason, StoreErrorKind, Wire,
-    fred::{
-        error::Error as FredError,
-        types::config::{Config, CredentialProvider, Server as FredServer},
-    },
-};
+use nestlock::{Error, LockClient, LockClientBuilder, LossReason, StoreErrorKind, Wire};
 
 use crate::support::{
-    Server, eventually,
+    Server, WIRES, eventually,
     proxy::{Action, Proxy, Verb, Way, is_over_fred},
     within,
 };
@@ -31,84 +22,6 @@ fn quick() -> LockClientBuilder {
     LockClient::builder()
         .watchdog_timeout(LEASE)
         .command_timeout(Duration::from_millis(400))
-}
-
-// --- who provides the login ---
-
-/// Returns the password, or hangs at the next call if `hangs` is set.
-#[derive(Debug, Clone, Default)]
-struct Provider {
-    hangs: Arc<AtomicBool>,
-    hung: Arc<AtomicU32>,
-}
-
-#[async_trait::async_trait]
-impl CredentialProvider for Provider {
-    async fn fetch(
-        &self,
-        _: Option<&FredServer>,
-    ) -> Result<(Option<String>, Option<String>), FredError> {
-        if self.hangs.swap(false, Ordering::AcqRel) {
-            self.hung.fetch_add(1, Ordering::AcqRel);
-            std::future::pending::<()>().await;
-        }
-        Ok((Some("default".into()), Some("pw".into())))
-    }
-}
-
-/// A credential provider that hangs once, as a token service may, costs one attempt to connect.
-/// That fits into the lease, so the holder keeps its lock.
-#[tokio::test]
-async fn a_credential_provider_that_hangs_once_costs_no_lease() {
-    for wire in [Wire::Own, Wire::Fred] {
-        let server = Server::start_with(&["--requirepass", "pw"]);
-        let provider = Provider::default();
-        let mut config = Config::from_url(&format!("redis://{}", server.addr())).unwrap();
-        config.credential_provider = Some(Arc::new(provider.clone()));
-        let builder = || {
-            LockClient::builder()
-                .wire(wire)
-                .watchdog_timeout(Duration::from_secs(9))
-        };
-        let client = builder().connect_to(config.clone()).await.unwrap();
-        let guard = client.mutex("held").unwrap().lock().await.unwrap();
-        provider.hangs.store(true, Ordering::Release);
-        let mut admin = server.wire();
-        admin.call(&["AUTH", "pw"]).unwrap();
-        admin
-            .call(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])
-            .unwrap();
-        within(SLACK, "it hangs", || async {
-            provider.hung.load(Ordering::Acquire) == 1
-        })
-        .await;
-        let (since, lock) = (Instant::now(), client.mutex("other").unwrap());
-        let other = lock
-            .try_lock_for(Duration::from_secs(20))
-            .await
-            .unwrap()
-            .expect("nobody has it");
-        let took = since.elapsed();
-        assert!(took < Duration::from_secs(3) + SLACK, "{wire:?}: {took:?}");
-        assert!(!guard.is_lost(), "{wire:?}");
-        other.unlock().await.unwrap();
-        guard.unlock().await.unwrap();
-        // At connect, the provider may take the whole connect timeout.
-        provider.hangs.store(true, Ordering::Release);
-        let (since, limit) = (Instant::now(), Duration::from_millis(500));
-        let error = builder()
-            .connect_timeout(limit)
-            .connect_to(config)
-            .await
-            .unwrap_err();
-        let Error::Connect { source, .. } = &error else {
-            panic!("{wire:?}: {error:?}")
-        };
-        assert!(
-            source.kind() == StoreErrorKind::Timeout && since.elapsed() < limit + SLACK,
-            "{wire:?}: {error:?}"
-        );
-    }
 }
 
 // --- at connect ---
@@ -963,10 +876,12 @@ async fn r102_r103_f27_a_wait_absorbs_refusals_that_a_try_reports() {
 /// must settle those that ran.
 #[tokio::test]
 async fn a_request_executed_behind_clusterdown_is_not_deemed_refused() {
-    for wire in ["own", "fred"] {
+    for &wire in WIRES {
         let server = Server::start();
         let proxy = Proxy::start(&server);
-        let client = LockClient::connect(format!("redis://{}?wire={wire}", proxy.addr()))
+        let client = LockClient::builder()
+            .wire(wire)
+            .connect(format!("redis://{}", proxy.addr()))
             .await
             .unwrap();
         let [late, refused, executed] =
@@ -997,11 +912,11 @@ async fn a_request_executed_behind_clusterdown_is_not_deemed_refused() {
         }
         let executed = tries.pop().unwrap().await.unwrap();
         match &executed {
-            Ok(guard) => assert!(wire == "own" && guard.is_some()),
+            Ok(guard) => assert!(wire == Wire::Own && guard.is_some()),
             Err(error) => {
                 assert!(
-                    wire == "fred" && matches!(error, Error::Unconfirmed { .. }),
-                    "{wire}: {error:?}"
+                    wire != Wire::Own && matches!(error, Error::Unconfirmed { .. }),
+                    "{wire:?}: {error:?}"
                 );
             }
         }
@@ -1013,7 +928,7 @@ async fn a_request_executed_behind_clusterdown_is_not_deemed_refused() {
         assert_eq!(
             (server.exists("executed"), server.exists("late")),
             (false, false),
-            "{wire}"
+            "{wire:?}"
         );
     }
 }

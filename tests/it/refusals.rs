@@ -2,12 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use nestlock::{
-    AcquireOptions, Error, LockClient, LossReason, SignalOptions, StoreErrorKind, Wire,
-};
+use nestlock::{AcquireOptions, Error, LockClient, LossReason, SignalOptions, StoreErrorKind};
 use tokio::time::timeout;
 
-use crate::support::{Server, eventually};
+use crate::support::{Server, WIRES, eventually};
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -165,8 +163,6 @@ fn lacking(commands: &[&str]) -> Server {
     Server::start_with(&args)
 }
 
-const WIRES: [Wire; 2] = [Wire::Own, Wire::Fred];
-
 #[track_caller]
 fn assert_lacks(error: &Error, command: &str) {
     let (Error::Store { source, .. } | Error::Connect { source, .. }) = error else {
@@ -194,7 +190,7 @@ fn assert_lacks(error: &Error, command: &str) {
 async fn a_connect_names_the_command_that_a_server_lacks() {
     for command in ["HELLO", "EVAL", "EVALSHA"] {
         let server = lacking(&[command]);
-        for wire in WIRES {
+        for &wire in WIRES {
             let url = format!("redis://default:sesame@{}", server.addr());
             let error = LockClient::builder()
                 .wire(wire)
@@ -230,7 +226,7 @@ async fn a_connect_names_the_command_that_a_user_may_not_use() {
             "+@all",
             &format!("-{command}"),
         ]);
-        for wire in WIRES {
+        for &wire in WIRES {
             let url = format!("redis://u:pw@{}", server.addr());
             let error = LockClient::builder()
                 .wire(wire)
@@ -269,7 +265,7 @@ async fn a_command_that_a_script_lacks_is_a_final_answer() {
             server.call(&["HSET", "l", "8743c9c0-0795-4907-87fd-6c719a6b4586:1", "1"]);
         }
         let before = server.dump();
-        for wire in WIRES {
+        for &wire in WIRES {
             let client = LockClient::builder()
                 .wire(wire)
                 .connect(format!("redis://{}", server.addr()))
@@ -305,7 +301,7 @@ async fn a_command_that_a_script_lacks_is_a_final_answer() {
 #[tokio::test]
 async fn a_shutdown_waits_for_no_release_that_is_refused_for_good() {
     let server = lacking(&["PUBLISH"]);
-    for wire in WIRES {
+    for &wire in WIRES {
         let client = LockClient::builder()
             .wire(wire)
             .connect(format!("redis://{}", server.addr()))
@@ -336,7 +332,7 @@ async fn a_shutdown_waits_for_no_release_that_is_refused_for_good() {
 #[tokio::test]
 async fn an_acquire_that_nobody_can_wait_for_is_taken_back() {
     let server = lacking(&["WAIT"]);
-    for wire in WIRES {
+    for &wire in WIRES {
         let client = LockClient::builder()
             .wire(wire)
             .connect(format!("redis://{}", server.addr()))

@@ -162,12 +162,7 @@ fn the_same_over_a_unix_socket() {
 #[test]
 fn the_same_over_tls() {
     let server = tls::start();
-    to_and_fro(async {
-        LockClient::builder()
-            .connect_to(server.config())
-            .await
-            .unwrap()
-    });
+    to_and_fro(async { server.builder().connect(server.url()).await.unwrap() });
 }
 
 /// A client works on when the runtime that it was made in has ended.

@@ -23,7 +23,7 @@ use crate::support::{
 /// and the tests run theirs concurrently.
 const LONG: Duration = Duration::from_secs(120);
 
-fn start(replicas: usize, sentinels: usize) -> SpawnedSentinel {
+pub fn start(replicas: usize, sentinels: usize) -> SpawnedSentinel {
     block_in_place(|| {
         SpawnedSentinel::start(replicas, sentinels).unwrap_or_else(|error| panic!("{error}"))
     })
@@ -44,7 +44,7 @@ fn another<'g>(group: &'g SpawnedSentinel, old: &SpawnedServer) -> &'g SpawnedSe
     block_in_place(|| group.wait_for_another_master(old)).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn call(addr: SocketAddr, parts: &[&str]) -> Reply {
+pub fn call(addr: SocketAddr, parts: &[&str]) -> Reply {
     Wire::connect(addr).unwrap().call(parts).unwrap()
 }
 
@@ -758,38 +758,6 @@ async fn sentinels_have_logins_of_their_own() {
     let client = client.connect(with_wire(with_login)).await.unwrap();
     group.servers()[0].kill().unwrap();
     pair(client).await;
-}
-
-#[cfg(feature = "fred-config")]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_configuration_of_freds_that_names_sentinels_works() {
-    use fred::types::config::{Config as FredConfig, ServerConfig};
-    let group = start(0, 1);
-    let sentinel = group.sentinels()[0].addr();
-    assert!(!call(sentinel, &["ACL", "SETUSER", "default", "resetpass", ">pw"]).is_error());
-    let mut server = ServerConfig::new_sentinel(vec![("127.0.0.1", sentinel.port())], "mymaster");
-    let connect = async |server: &ServerConfig| {
-        let config = FredConfig {
-            server: server.clone(),
-            ..FredConfig::default()
-        };
-        LockClient::builder().connect_to(config).await
-    };
-    assert!(matches!(connect(&server).await, Err(Error::Connect { .. })));
-    let ServerConfig::Sentinel { password, .. } = &mut server else {
-        panic!()
-    };
-    *password = Some("pw".into());
-    let client = connect(&server).await.unwrap();
-    client
-        .mutex("l")
-        .unwrap()
-        .lock()
-        .await
-        .unwrap()
-        .unlock()
-        .await
-        .unwrap();
 }
 
 /// After a shutdown, the client has no connection to a sentinel.

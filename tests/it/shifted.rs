@@ -10,11 +10,11 @@ use std::{
 };
 
 use futures::{FutureExt, future::join_all};
-use nestlock::{LockClient, LockClientBuilder, LockGuard, Wire};
+use nestlock::{LockClient, LockClientBuilder, LockGuard};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::support::{
-    Server,
+    Server, WIRES,
     proxy::{Action, Proxy, Request},
     within,
 };
@@ -168,7 +168,7 @@ async fn an_error_that_strays_refuses_nobody_else() {
 /// The same, where the confirming reply belongs to a request that is no longer awaited.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_error_is_not_believed_beside_a_call_not_polled() {
-    for wire in [Wire::Own, Wire::Fred] {
+    for &wire in WIRES {
         let server = Server::start();
         let proxy = Proxy::start(&server);
         let client = builder(false)

@@ -3,10 +3,12 @@
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, future::join_all, stream};
-use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId, StoreErrorKind};
+use nestlock::{
+    AcquireOptions, Error, Lock, LockClient, LockClientBuilder, LockGuard, OwnerId, StoreErrorKind,
+};
 
 use crate::support::{
-    Server, eventually,
+    Server, WIRES, eventually,
     proxy::{Action, Proxy, Request, Verb, Way, is_over_fred},
 };
 
@@ -74,14 +76,15 @@ async fn connect_far(proxy: &Proxy) -> LockClient {
 }
 
 async fn connect_far_to(url: &str) -> LockClient {
+    far_off().connect(url).await.unwrap()
+}
+
+fn far_off() -> LockClientBuilder {
     // only the wait ends a request; a connection takes several round trips
     let limit = ms(10_000);
     LockClient::builder()
         .command_timeout(limit)
         .connect_timeout(6 * limit)
-        .connect(url)
-        .await
-        .unwrap()
 }
 
 /// A wait that ends with a reply in flight still awaits that reply, and returns `None` if the last
@@ -607,7 +610,7 @@ async fn what_is_only_refused_on_a_slow_link_ends_as_refused() {
     let server = Server::start();
     let cases = refusals
         .into_iter()
-        .flat_map(|refusal| [(refusal, "own"), (refusal, "fred")]);
+        .flat_map(|refusal| WIRES.iter().map(move |wire| (refusal, *wire)));
     let waits = cases.map(|((said, kind, refuses_ping), wire)| {
         let refusing = Proxy::start(&server);
         refusing.rule(move |request| {
@@ -628,23 +631,27 @@ async fn what_is_only_refused_on_a_slow_link_ends_as_refused() {
             }
         });
         async move {
-            let client = connect_far_to(&format!("redis://{}?wire={wire}", proxy.addr())).await;
+            let client = far_off()
+                .wire(wire)
+                .connect(format!("redis://{}", proxy.addr()))
+                .await
+                .unwrap();
             let waits = KINDS.map(|of| {
                 let lock = of_kind(&client, of, of);
                 OwnerId::scope(async move { (of, lock.try_lock_for(ms(16_000)).await) })
             });
             for (of, outcome) in join_all(waits).await {
                 let Err(Error::Store { source, .. }) = outcome else {
-                    panic!("{said}, {wire}, {of}: {outcome:?}")
+                    panic!("{said}, {wire:?}, {of}: {outcome:?}")
                 };
                 assert_eq!(
                     (source.kind(), source.may_have_executed()),
                     (kind, false),
-                    "{said}, {wire}, {of}"
+                    "{said}, {wire:?}, {of}"
                 );
                 assert!(
                     source.is_transient() && source.to_string().contains(said),
-                    "{said}, {wire}, {of}: {source:?}"
+                    "{said}, {wire:?}, {of}: {source:?}"
                 );
             }
             drop(refusing);

@@ -1,24 +1,21 @@
 //! TLS: certificates are checked, and the client never falls back to plain text.
 
-mod certificates;
+pub mod certificates;
 mod refused;
 
 use std::{collections::HashSet, fs, net::SocketAddr, sync::Arc, time::Duration};
 
-use fred::{
-    rustls::{
-        ClientConfig, RootCertStore, ServerConfig,
-        crypto::ring::default_provider,
-        pki_types::{CertificateDer, PrivateKeyDer},
-    },
-    types::config::{Config, TlsConnector},
-};
-use nestlock::{AcquireOptions, Error, LockClient};
+#[cfg(feature = "fred")]
+use nestlock::fred::types::config::Config as FredConfig;
+use nestlock::{AcquireOptions, Error, LockClient, LockClientBuilder, Tls};
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Builder,
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{ServerConfig, crypto::ring::default_provider, pki_types::PrivateKeyDer},
+};
 
 use crate::support::{
     Server,
@@ -29,14 +26,25 @@ use crate::support::{
 pub struct TlsServer {
     _server: Server,
     port: u16,
-    authority: CertificateDer<'static>,
+    /// In PEM.
+    authority: String,
     _folder: tempfile::TempDir,
 }
 
 impl TlsServer {
-    /// Returns a configuration that connects to this server and trusts its authority.
-    pub fn config(&self) -> Config {
-        trusting(self.port, Some(&self.authority))
+    pub fn url(&self) -> String {
+        format!("rediss://localhost:{}", self.port)
+    }
+
+    /// Returns a builder that trusts the server's authority.
+    pub fn builder(&self) -> LockClientBuilder {
+        LockClient::builder().tls(Tls::new().ca_pem(&*self.authority))
+    }
+
+    /// Returns a configuration of fred's that connects to this server and trusts its authority.
+    #[cfg(feature = "fred")]
+    pub fn config(&self) -> FredConfig {
+        self.builder().fred_config(self.url(), None).unwrap()
     }
 }
 
@@ -67,38 +75,16 @@ pub fn start() -> TlsServer {
     TlsServer {
         _server: server,
         port,
-        authority: signed.cert.der().clone(),
+        authority: signed.cert.pem(),
         _folder: folder,
     }
-}
-
-fn trusting(port: u16, authority: Option<&CertificateDer<'static>>) -> Config {
-    let mut roots = RootCertStore::empty();
-    if let Some(authority) = authority {
-        roots.add(authority.clone()).unwrap();
-    }
-    let tls = ClientConfig::builder_with_provider(Arc::new(default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let mut config = Config::from_url(&format!("redis://localhost:{port}")).unwrap();
-    config.tls = Some(TlsConnector::from(tls).into());
-    config
 }
 
 #[tokio::test]
 async fn locks_work_over_tls_with_a_certificate_authority_of_ones_own() {
     let server = start();
-    let config = server.config();
-    let (a, b) = (
-        LockClient::builder()
-            .connect_to(config.clone())
-            .await
-            .unwrap(),
-        LockClient::builder(),
-    );
-    let b = b.connect_to(config).await.unwrap();
+    let a = server.builder().connect(server.url()).await.unwrap();
+    let b = server.builder().connect(server.url()).await.unwrap();
     let guard = a.reentrant_lock("l").unwrap().lock().await.unwrap();
     let theirs = b.reentrant_lock("l").unwrap();
     assert!(theirs.try_lock().await.unwrap().is_none());
@@ -110,12 +96,14 @@ async fn locks_work_over_tls_with_a_certificate_authority_of_ones_own() {
 #[tokio::test]
 async fn a_certificate_that_nobody_vouches_for_is_refused() {
     let server = start();
+    let stranger = Tls::new().ca_pem(certificates::authority("others").pem());
     let outcome = LockClient::builder()
-        .connect_to(trusting(server.port, None))
+        .tls(stranger)
+        .connect(server.url())
         .await;
     assert!(matches!(outcome, Err(Error::Connect { .. })), "{outcome:?}");
     // the system does not trust it either
-    let outcome = LockClient::connect(format!("rediss://localhost:{}", server.port)).await;
+    let outcome = LockClient::connect(server.url()).await;
     assert!(matches!(outcome, Err(Error::Connect { .. })), "{outcome:?}");
 }
 
@@ -163,9 +151,9 @@ fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
         .build()
         .unwrap();
     let listener = fronts.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
-    let config = trusting(
-        listener.local_addr().unwrap().port(),
-        Some(signed.cert.der()),
+    let url = format!(
+        "rediss://localhost:{}",
+        listener.local_addr().unwrap().port()
     );
     fronts.spawn(speak_tls(
         TlsAcceptor::from(Arc::new(serving)),
@@ -175,7 +163,11 @@ fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
     // on one thread, all tasks send before anything is written: far more than a socket buffer holds
     let single = Builder::new_current_thread().enable_all().build().unwrap();
     single.block_on(async {
-        let client = LockClient::builder().connect_to(config).await.unwrap();
+        let client = LockClient::builder()
+            .tls(Tls::new().ca_pem(signed.cert.pem()))
+            .connect(url)
+            .await
+            .unwrap();
         let warm = client.reentrant_lock("warm").unwrap();
         warm.lock().await.unwrap().unlock().await.unwrap();
         for round in 0..10 {

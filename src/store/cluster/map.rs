@@ -1,13 +1,12 @@
 //! A node's reply to `CLUSTER SLOTS`: which node serves which slot.
 
-use fred::types::config::Server;
-
 use crate::{
     error::{StoreError, StoreErrorKind},
-    wire::resp::Value,
+    keys,
+    wire::{address::Server, resp::Value},
 };
 
-pub(super) const SLOTS: usize = 16_384;
+pub(super) const SLOTS: usize = keys::SLOTS as usize;
 
 /// A master, as a node describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]

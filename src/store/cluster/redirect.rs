@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use fred::types::config::Server;
 use tokio::time::sleep;
 
 use crate::{
@@ -15,7 +14,7 @@ use crate::{
         },
         next_hop::RedirectTo,
     },
-    wire::{epoch::Epoch, link::Link, script::Call},
+    wire::{address::Server, epoch::Epoch, link::Link, script::Call},
 };
 
 impl Cluster {

@@ -2,7 +2,6 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use fred::types::config::Server;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{sleep, timeout};
 
@@ -10,7 +9,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     log,
     store::master::role::{Role, limit, role, said, words},
-    wire::{connection::CloseOnDrop, dialer::Dialer, failure::NotConnected},
+    wire::{address::Server, connection::CloseOnDrop, dialer::Dialer, failure::NotConnected},
 };
 
 /// How long to wait for the other servers once one says that it is the master: a second one must

@@ -8,12 +8,11 @@ use std::{
     time::Instant,
 };
 
-use fred::types::config::Server;
 use tokio::sync::watch;
 
 use crate::{
     log,
-    wire::{connection::Connection, pace::Pace},
+    wire::{address::Server, connection::Connection, pace::Pace},
 };
 
 /// Which server is the master, as far as the client knows.

@@ -2,14 +2,12 @@
 
 use std::{fmt, time::Duration};
 
-use fred::types::config::Server;
-
 use crate::{
     clock,
     error::StoreError,
     wire::{
-        connection::Connection, dialer::Dialer, failure::Failure, request::Request, resp::Value,
-        until::Until,
+        address::Server, connection::Connection, dialer::Dialer, failure::Failure,
+        request::Request, resp::Value, until::Until,
     },
 };
 

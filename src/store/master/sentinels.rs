@@ -10,7 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fred::types::config::Server;
 use tokio::{
     sync::watch,
     task::AbortHandle,
@@ -21,7 +20,6 @@ use crate::{
     clock,
     error::{StoreError, StoreErrorKind},
     log,
-    options::Login,
     store::{
         connect_options::ConnectOptions,
         endpoint::Sentinels,
@@ -32,6 +30,7 @@ use crate::{
         },
     },
     wire::{
+        address::Server,
         connection::{CloseOnDrop, Connection},
         dialer::Dialer,
         failure::{Failure, NotConnected},
@@ -39,6 +38,7 @@ use crate::{
         push::{Push, Sink},
         request::Request,
         resp::Value,
+        settings::Login,
         until::Until,
     },
 };
@@ -189,10 +189,8 @@ fn dial(dials: &ConnectOptions, at: &Server, login: Option<&Login>, sink: &Sink)
     dial.settings.connect_timeout = limit(&dial);
     dial.settings.server.database = None;
     if let Some(login) = login {
-        (dial.settings.server.username, dial.settings.server.password) =
-            (login.user.clone(), login.password.clone());
-        #[cfg(feature = "fred-config")]
-        (dial.settings.server.credential_provider = None);
+        dial.settings.server.login = login.clone();
+        dial.settings.server.credentials = None;
     }
     dial
 }

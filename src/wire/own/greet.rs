@@ -34,7 +34,7 @@ use crate::{
         push::Sink,
         request::Request,
         resp::Value,
-        settings::ConnectionSettings,
+        settings::{ConnectionSettings, Login},
         stream::{self, ReadHalf, WriteHalf},
         until::Until,
     },
@@ -51,22 +51,13 @@ const SHIFTED: &str = "the requests of the handshake were answered by something 
 pub(crate) async fn connect(
     settings: &ConnectionSettings,
 ) -> Result<Arc<OwnConnection>, NotConnected> {
-    let address = stream::Address::of(&settings.server)?;
-    let credentials = (
-        settings.server.username.clone(),
-        settings.server.password.clone(),
-    );
-    #[cfg(feature = "fred-config")]
-    let credentials = match &settings.server.credential_provider {
-        Some(provider) => {
-            let fetched = provider.fetch(settings.server.server.hosts().first()).await;
-            fetched.map_err(|error| NotConnected::from_fred(&error, false))?
-        }
-        None => credentials,
+    let login = match &settings.server.credentials {
+        Some(credentials) => credentials.fetch(&settings.server.address).await?,
+        None => settings.server.login.clone(),
     };
-    let has_password = credentials.1.is_some();
-    let hello = hello(credentials.0, credentials.1);
-    let (reader, writer) = address.open().await?;
+    let has_password = login.password.is_some();
+    let hello = hello(login);
+    let (reader, writer) = stream::open(&settings.server).await?;
     let connection = OwnConnection::start(
         reader,
         writer,
@@ -158,8 +149,8 @@ fn id(hello: &Value) -> Option<&Value> {
         .map(|field| &field[1])
 }
 
-/// Returns the words of the first request, HELLO with the credentials.
-fn hello(user: Option<String>, password: Option<String>) -> Vec<String> {
+/// Returns the words of the first request, HELLO with the login.
+fn hello(Login { user, password }: Login) -> Vec<String> {
     let mut words = vec!["HELLO".to_owned(), "3".to_owned()];
     if let Some(password) = password {
         words.extend([

@@ -10,10 +10,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::{driver::Driver, keeper::Keeper, *};
 use crate::wire::{
+    address::{Address, Server},
     error::StoreError,
     push::Push,
     request::Request,
     resp::{Frame, Value},
+    settings::ServerSettings,
     stream::{self, ReadHalf},
 };
 
@@ -465,10 +467,8 @@ fn whoever_reads_may_stop() {
         }
     });
     let connection = own.block_on(own.spawn(async move {
-        let (reader, writer) = stream::Address::Tcp(address.ip().to_string(), address.port())
-            .open()
-            .await
-            .unwrap();
+        let at = Address::Tcp(Server::new(address.ip().to_string(), address.port()));
+        let (reader, writer) = stream::open(&ServerSettings::new(at)).await.unwrap();
         OwnConnection::start(reader, writer, None, LONG, Handle::current())
     }));
     let connection = connection.unwrap();
@@ -550,10 +550,8 @@ fn what_was_read_is_told_though_whoever_read_it_stops() {
     let counts = Arc::clone(&heard);
     let sink: Sink = Arc::new(move |_| _ = counts.fetch_add(1, Ordering::SeqCst));
     let connection = own.block_on(own.spawn(async move {
-        let (reader, writer) = stream::Address::Tcp(address.ip().to_string(), address.port())
-            .open()
-            .await
-            .unwrap();
+        let at = Address::Tcp(Server::new(address.ip().to_string(), address.port()));
+        let (reader, writer) = stream::open(&ServerSettings::new(at)).await.unwrap();
         OwnConnection::start(reader, writer, Some(sink), LONG, Handle::current())
     }));
     let connection = connection.unwrap();

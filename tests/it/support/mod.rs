@@ -20,9 +20,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{Error, StoreErrorKind};
+use nestlock::{Error, StoreErrorKind, Wire};
 
 pub use self::server::Server;
+
+/// The clients that carry requests.
+pub const WIRES: &[Wire] = &[
+    Wire::Own,
+    #[cfg(feature = "fred")]
+    Wire::Fred,
+];
 
 /// Returns whether a short wait ended before its reply arrived, or before an earlier call of the
 /// same owner ended, which happens on a busy machine.

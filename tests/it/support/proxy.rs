@@ -107,7 +107,7 @@ fn script_verbs() -> &'static HashMap<String, Verb> {
                 _ => continue,
             };
             let source = scripts::sent(&script);
-            verbs.insert(nestlock::fred::util::sha1_hash(&source), verb);
+            verbs.insert(sha1_smol::Sha1::from(&source).digest().to_string(), verb);
             verbs.insert(source, verb);
         }
         verbs

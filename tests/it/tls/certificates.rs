@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use nestlock::{Error, LockClient, StoreErrorKind, Tls, Wire};
+use nestlock::{Error, LockClient, StoreErrorKind, Tls};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
-use crate::support::{Server, eventually};
+use crate::support::{Server, WIRES, eventually};
 
-pub(super) type Authority = CertifiedIssuer<'static, KeyPair>;
+pub type Authority = CertifiedIssuer<'static, KeyPair>;
 
-pub(super) fn authority(name: &str) -> Authority {
+pub fn authority(name: &str) -> Authority {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.distinguished_name.push(DnType::CommonName, name);
@@ -159,7 +159,7 @@ async fn a_lock_works(client: &LockClient) {
 #[tokio::test]
 async fn a_client_certificate_lets_in() {
     let server = Guarded::start(&[]);
-    for wire in [Wire::Own, Wire::Fred] {
+    for &wire in WIRES {
         let builder = LockClient::builder()
             .wire(wire)
             .tls(server.tls_of_a_friend());
@@ -435,28 +435,6 @@ async fn what_cannot_be_used_is_refused_before_anything_is_sent() {
     }
     let knock = tokio::time::timeout(Duration::from_millis(100), listener.accept()).await;
     assert!(knock.is_err(), "{knock:?}");
-}
-
-/// Two contradictory TLS configurations.
-#[tokio::test]
-async fn a_configuration_of_freds_with_tls_is_not_overruled() {
-    let server = super::start();
-    let tls = || Tls::new().ca_pem(authority("others").pem());
-    let error = LockClient::builder()
-        .tls(tls())
-        .connect_to(server.config())
-        .await
-        .unwrap_err();
-    assert!(
-        matches!(&error, Error::InvalidConfig { reason, .. } if reason.contains("leave out `tls`")),
-        "{error:?}"
-    );
-    assert!(
-        LockClient::builder()
-            .connect_to(server.config())
-            .await
-            .is_ok()
-    );
 }
 
 /// A reconnect uses the certificate as well.

@@ -7,8 +7,8 @@ use rcgen::{CertificateParams, KeyPair};
 
 use super::certificates::{Guarded, authority, signed};
 use crate::{
-    connect_errors::{WIRES, assert_told, builder},
-    support::Server,
+    connect_errors::{assert_told, builder},
+    support::{Server, WIRES},
 };
 
 /// A self-signed X.509 v1 certificate for `localhost`, and its key, from `openssl x509 -req` of
@@ -79,7 +79,7 @@ async fn a_certificate_that_is_not_believed_is_final() {
     let expired = expired.signed_by(&old, &ca).unwrap().pem();
     let (_server, of_old, _folder) = serving([&expired, &old.serialize_pem()]);
     let (_server, of_v1, _folder) = serving(V1);
-    for wire in WIRES {
+    for &wire in WIRES {
         let trusting = |pem: &str| builder(wire).tls(Tls::new().ca_pem(pem));
         let stranger = authority("strangers").pem();
         let (of_ca, other) = (
@@ -115,7 +115,7 @@ async fn a_certificate_that_is_not_believed_is_final() {
 async fn a_client_certificate_that_is_missing_is_asked_for() {
     let server = Guarded::start(&[]);
     let [cert, key] = signed(&authority("strangers"), &["client"]);
-    for wire in WIRES {
+    for &wire in WIRES {
         let none = Tls::new()
             .ca_pem(server.servers.pem())
             .server_name("redis.internal");
@@ -146,7 +146,7 @@ async fn a_client_certificate_that_is_missing_is_asked_for() {
 async fn tls_to_a_plain_port_is_named() {
     let plain = Server::start();
     let url = format!("rediss://localhost:{}", plain.addr().port());
-    for wire in WIRES {
+    for &wire in WIRES {
         for _ in 0..8 {
             let builder = LockClient::builder()
                 .wire(wire)

@@ -1,0 +1,198 @@
+//! Clients that connect by a configuration of fred's in place of a URL.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+#[cfg(feature = "rustls")]
+use nestlock::Tls;
+use nestlock::{
+    Endpoint, Error, LockClient, StoreErrorKind,
+    fred::{
+        error::Error as FredError,
+        types::config::{
+            Config as FredConfig, CredentialProvider, Server as FredServer, ServerConfig,
+        },
+    },
+};
+
+#[cfg(feature = "rustls")]
+use crate::tls::{self, certificates};
+use crate::{
+    connect_errors::{QUOTES, assert_quotes_none, responder},
+    sentinel::{call, start},
+    support::{Server, WIRES, within},
+};
+
+/// The most that a loaded machine may add to any limit.
+const SLACK: Duration = Duration::from_secs(3);
+
+/// Returns the password, or hangs at the next call if `hangs` is set.
+#[derive(Debug, Clone, Default)]
+struct HangingProvider {
+    hangs: Arc<AtomicBool>,
+    hung: Arc<AtomicU32>,
+}
+
+#[async_trait::async_trait]
+impl CredentialProvider for HangingProvider {
+    async fn fetch(
+        &self,
+        _: Option<&FredServer>,
+    ) -> Result<(Option<String>, Option<String>), FredError> {
+        if self.hangs.swap(false, Ordering::AcqRel) {
+            self.hung.fetch_add(1, Ordering::AcqRel);
+            std::future::pending::<()>().await;
+        }
+        Ok((Some("default".into()), Some("pw".into())))
+    }
+}
+
+/// A credential provider that hangs once, as a token service may, costs one attempt to connect.
+/// That fits into the lease, so the holder keeps its lock.
+#[tokio::test]
+async fn a_credential_provider_that_hangs_once_costs_no_lease() {
+    for &wire in WIRES {
+        let server = Server::start_with(&["--requirepass", "pw"]);
+        let provider = HangingProvider::default();
+        let mut config = FredConfig::from_url(&format!("redis://{}", server.addr())).unwrap();
+        config.credential_provider = Some(Arc::new(provider.clone()));
+        let builder = || {
+            LockClient::builder()
+                .wire(wire)
+                .watchdog_timeout(Duration::from_secs(9))
+        };
+        let client = builder().connect_to(config.clone()).await.unwrap();
+        let guard = client.mutex("held").unwrap().lock().await.unwrap();
+        provider.hangs.store(true, Ordering::Release);
+        let mut admin = server.wire();
+        admin.call(&["AUTH", "pw"]).unwrap();
+        admin
+            .call(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])
+            .unwrap();
+        within(SLACK, "it hangs", || async {
+            provider.hung.load(Ordering::Acquire) == 1
+        })
+        .await;
+        let (since, lock) = (Instant::now(), client.mutex("other").unwrap());
+        let other = lock
+            .try_lock_for(Duration::from_secs(20))
+            .await
+            .unwrap()
+            .expect("nobody has it");
+        let took = since.elapsed();
+        assert!(took < Duration::from_secs(3) + SLACK, "{wire:?}: {took:?}");
+        assert!(!guard.is_lost(), "{wire:?}");
+        other.unlock().await.unwrap();
+        guard.unlock().await.unwrap();
+        // At connect, the provider may take the whole connect timeout.
+        provider.hangs.store(true, Ordering::Release);
+        let (since, limit) = (Instant::now(), Duration::from_millis(500));
+        let error = builder()
+            .connect_timeout(limit)
+            .connect_to(config)
+            .await
+            .unwrap_err();
+        let Error::Connect { source, .. } = &error else {
+            panic!("{wire:?}: {error:?}")
+        };
+        assert!(
+            source.kind() == StoreErrorKind::Timeout && since.elapsed() < limit + SLACK,
+            "{wire:?}: {error:?}"
+        );
+    }
+}
+
+/// Returns a user and a password.
+#[derive(Debug)]
+struct Provider;
+
+#[async_trait::async_trait]
+impl CredentialProvider for Provider {
+    async fn fetch(
+        &self,
+        _: Option<&FredServer>,
+    ) -> Result<(Option<String>, Option<String>), FredError> {
+        Ok((Some("u".into()), Some("s3cret".into())))
+    }
+}
+
+/// No password of a provider shows, whatever a proxy replies to the login.
+#[tokio::test]
+async fn a_proxy_that_quotes_a_provided_login_shows_no_password() {
+    for (answer, kind, words) in QUOTES {
+        let url = format!("redis://127.0.0.1:{}", responder(answer));
+        for &wire in WIRES {
+            let mut config = FredConfig::from_url(&url).unwrap();
+            config.credential_provider = Some(Arc::new(Provider));
+            let builder = LockClient::builder().wire(wire);
+            let error = builder.connect_to(config).await.unwrap_err();
+            assert_quotes_none(&error, kind, words);
+        }
+    }
+}
+
+#[test]
+fn an_endpoint_shows_no_password() {
+    let config = FredConfig::from_url("redis://:s3cret@127.0.0.1:1").unwrap();
+    let endpoint = Endpoint::from(config);
+    let text = format!("{endpoint:?} {endpoint:#?}");
+    assert!(!text.contains("s3cret"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_configuration_of_freds_that_names_sentinels_works() {
+    let group = start(0, 1);
+    let sentinel = group.sentinels()[0].addr();
+    assert!(!call(sentinel, &["ACL", "SETUSER", "default", "resetpass", ">pw"]).is_error());
+    let mut server = ServerConfig::new_sentinel(vec![("127.0.0.1", sentinel.port())], "mymaster");
+    let connect = async |server: &ServerConfig| {
+        let config = FredConfig {
+            server: server.clone(),
+            ..FredConfig::default()
+        };
+        LockClient::builder().connect_to(config).await
+    };
+    assert!(matches!(connect(&server).await, Err(Error::Connect { .. })));
+    let ServerConfig::Sentinel { password, .. } = &mut server else {
+        panic!()
+    };
+    *password = Some("pw".into());
+    let client = connect(&server).await.unwrap();
+    client
+        .mutex("l")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+}
+
+/// Two contradictory TLS configurations.
+#[cfg(feature = "rustls")]
+#[tokio::test]
+async fn a_configuration_of_freds_with_tls_is_not_overruled() {
+    let server = tls::start();
+    let tls = || Tls::new().ca_pem(certificates::authority("others").pem());
+    let error = LockClient::builder()
+        .tls(tls())
+        .connect_to(server.config())
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(&error, Error::InvalidConfig { reason, .. } if reason.contains("leave out `tls`")),
+        "{error:?}"
+    );
+    assert!(
+        LockClient::builder()
+            .connect_to(server.config())
+            .await
+            .is_ok()
+    );
+}
