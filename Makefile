@@ -65,6 +65,7 @@ lint: components
 	# what plain `cargo test` leaves out, clippy does too
 	$(CARGO) clippy --workspace --test interop $(FEATURES) -- -D warnings
 	# without fred's client, and how many dependencies that leaves
+	$(CARGO) clippy -p nestlock-wire --no-default-features --all-targets -- -D warnings
 	$(CARGO) clippy -p nestlock --no-default-features -- -D warnings
 	$(CARGO) clippy $(LEAN) --all-targets -- -D warnings
 	tests/dependencies.sh 105
@@ -80,9 +81,9 @@ api-record:
 	$(BUILD)
 	$(BUILT)/nestlock-api record
 
-# builds the crate from nothing but what would be published; uncommitted changes count too
+# builds the crates from nothing but what would be published; uncommitted changes count too
 package:
-	$(CARGO) package --allow-dirty
+	$(CARGO) package --allow-dirty -p nestlock-wire -p nestlock
 
 # sixteen at a time, since they mostly wait: the simulator, which needs processors alone, has what they leave. What has real
 # servers always, or none, was tested by the first line. What fell runs once more, alone: STRICT=1 counts it as fallen

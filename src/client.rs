@@ -6,6 +6,8 @@ use std::{sync::Arc, time::Duration};
 use crate::error::Error;
 #[cfg(feature = "metrics")]
 use crate::meter::Meter;
+use nestlock_wire::{Login, Wire};
+
 use crate::{
     engine::{self, Anchor, ClientStats, Kind},
     error::Result,
@@ -19,7 +21,6 @@ use crate::{
     store::Endpoint,
     token::FencingToken,
     topology::Topology,
-    wire::{dialer::Wire, settings::Login},
 };
 
 /// A client of one Redis or Valkey server, a cluster, or the master of a service; it creates locks.

@@ -5,7 +5,8 @@ use std::{fmt, time::Duration};
 
 use crate::{owner::OwnerId, token::FencingToken};
 
-pub use crate::wire::error::{StoreError, StoreErrorKind};
+#[doc(inline)]
+pub use nestlock_wire::{StoreError, StoreErrorKind};
 
 /// The result of most operations of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -409,5 +410,16 @@ impl fmt::Display for LossReason {
             Self::TakenOver => "another owner has it",
             Self::ShutDown => "the lock client was shut down",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_guide_has_the_advice_of_each_error() {
+        let page = include_str!("guide/errors.md");
+        for advice in nestlock_wire::all_advice() {
+            assert!(page.contains(&advice), "{advice}");
+        }
     }
 }

@@ -469,7 +469,7 @@ impl SingleHold {
             };
             tokio::select! {
                 () = ended => {}
-                () = self.anchor.sleep_until(crate::clock::Instant::now() + remaining) => {}
+                () = self.anchor.sleep_until(nestlock_wire::clock::Instant::now() + remaining) => {}
                 // in a fork no timer fires: a poll there must check again, and return the error
                 () = poll_fn(|_| if self.anchor.store.is_ours() { Poll::Pending } else { Poll::Ready(()) }) => {}
             }

@@ -2,7 +2,6 @@
 #![doc = include_str!("../README.md")]
 
 mod client;
-mod clock;
 mod engine;
 mod error;
 mod guard;
@@ -10,18 +9,15 @@ pub mod guide;
 mod hand_over;
 mod keys;
 mod lock;
-mod log;
 mod meter;
 mod options;
 mod owner;
 pub mod permissions;
-mod process;
 mod rlock;
 mod store;
 mod sync;
 mod token;
 mod topology;
-mod wire;
 
 #[cfg(feature = "fred")]
 pub use fred;
@@ -42,5 +38,6 @@ pub use crate::{
     rlock::RLock,
     token::FencingToken,
     topology::{NodeRole, Topology, TopologyKind, TopologyNode},
-    wire::dialer::Wire,
 };
+#[doc(inline)]
+pub use nestlock_wire::Wire;

@@ -2,13 +2,15 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
+use nestlock_wire::{
+    Copies, Login, Wire,
+    clock::{Instant, millis},
+};
+
 use crate::{
-    clock::Instant,
-    clock::millis,
     error::{Error, Result},
     meter::Meter,
     owner::OwnerId,
-    wire::{acks::Copies, dialer::Wire, settings::Login},
 };
 
 /// The shortest lease: anything shorter would be over before the reply arrives.

@@ -2,6 +2,7 @@
 
 use std::{future::Future, pin::Pin, time::Duration};
 
+use nestlock_wire::clock::{Instant, millis};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
@@ -15,10 +16,8 @@ use super::{
         waiter::{Waiter, Woken},
     },
 };
-use crate::{
-    clock::{Instant, millis},
-    error::{Error, Result},
-};
+
+use crate::error::{Error, Result};
 
 /// How often a sleeping acquire checks for a shutdown: no wake-up reports one.
 const SHUTDOWN_POLL: Duration = Duration::from_millis(200);

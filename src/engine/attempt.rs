@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use nestlock_wire::{Acks, Call, Copies, Epoch, clock::Instant};
+
 use super::{
     core::Core,
     failure::{NO_RECEIPT, no_reply, not_entered, not_replicated, store_error},
@@ -20,12 +22,12 @@ use super::{
     turn::LastLook,
     wait::{place::QueueEntry, waiter::Waiter},
 };
+
 use crate::{
-    clock::Instant,
     error::{Error, LossReason, Result, StoreError},
     options::{AcquireOptions, Wait, checked_lease},
     owner::OwnerId,
-    store::{Acks, Acquired, Call, Copies, Epoch, Inspected, Route},
+    store::{Acquired, Inspected, Route},
 };
 
 /// The reply that granted the lock.

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use nestlock_wire::clock::Instant;
 use tokio::{
     runtime::Handle,
     sync::{SemaphorePermit, mpsc::UnboundedSender, oneshot},
@@ -22,8 +23,8 @@ use super::{
     kind::{Kind, Wake},
     wait::{queue::WaitQueue, subscriptions::Subscriptions},
 };
+
 use crate::{
-    clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
     options::{AcquireOptions, Backoff, Config},
     owner::{ClientId, OwnerId},

@@ -10,12 +10,11 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    clock::Instant,
-    sync::{
-        Mutex, MutexGuard, Notify,
-        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
-    },
+use nestlock_wire::clock::Instant;
+
+use crate::sync::{
+    Mutex, MutexGuard, Notify,
+    atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
 };
 
 /// Poll interval of the watchdog while any lock is held: a timer does not notice that the machine

@@ -1,9 +1,8 @@
 //! Converts store failures to errors of a lock.
 
-use crate::{
-    error::{Error, StoreError, StoreErrorKind},
-    store::{Acks, Copies},
-};
+use nestlock_wire::{Acks, Copies};
+
+use crate::error::{Error, StoreError, StoreErrorKind};
 
 pub(super) const NO_REPLY: &str = "no answer before the wait was over";
 const TOO_LATE: &str = "the reply came when the lease was over already";

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use nestlock_wire::{Epoch, clock::Instant, log};
 use tokio::sync::Notify;
 use tracing::Level;
 
@@ -19,13 +20,11 @@ use super::{
     lease::{Lease, Millis},
     watches::{Watched, Watches},
 };
+
 use crate::{
-    clock::Instant,
     error::{LossReason, StoreErrorKind},
-    log,
     meter::{self, HoldEnd, Meter},
     owner::OwnerId,
-    store::Epoch,
 };
 
 /// A period of holding a lock, shared by its hold and its guards. Its end is final, whether by

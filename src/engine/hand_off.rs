@@ -7,13 +7,16 @@
 
 use std::{sync::Arc, time::Duration};
 
+use nestlock_wire::{Epoch, clock::Instant};
+
 use super::{
     generation::{Copied, Generation, Grant, Hop, Ticket},
     kind::Kind,
     lease::{Lease, Millis},
     state::{Effects, HoldRequest, HoldState, Ownership, ServerSide},
 };
-use crate::{clock::Instant, owner::OwnerId, store::Epoch};
+
+use crate::owner::OwnerId;
 
 /// How often a hold may change hands in a series.
 const HOPS: u32 = 64;

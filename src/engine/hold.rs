@@ -8,6 +8,7 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
+use nestlock_wire::{Epoch, clock::Instant};
 use tokio::sync::Semaphore;
 
 use super::{
@@ -21,12 +22,12 @@ use super::{
         Ownership, ReleaseStep, Residue, SiblingState,
     },
 };
+
 use crate::{
-    clock::Instant,
     error::{Error, LossReason, Result, StoreError, StoreErrorKind},
     meter::Meter,
     owner::OwnerId,
-    store::{Epoch, Released},
+    store::Released,
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},

@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use nestlock_wire::clock::Instant;
+
 use super::{
     due::DueQueue,
     hold::Hold,
@@ -14,8 +16,8 @@ use super::{
     refusal::Refusal,
     state::{HeldSibling, Ownership, Residue, SiblingState},
 };
+
 use crate::{
-    clock::Instant,
     error::Result,
     meter::Meter,
     owner::OwnerId,

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use super::{core::Core, failure::store_error, kind::Kind};
 #[cfg(feature = "metrics")]
 use crate::meter::Levels;
+use nestlock_wire::Call;
+
 use crate::{
     error::{Error, Result},
-    store::{Call, Guarded, Inspected},
+    store::{Guarded, Inspected},
     token::FencingToken,
 };
 

@@ -4,6 +4,7 @@
 use std::{iter, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
+use nestlock_wire::{clock::Instant, log};
 use tokio::{
     sync::{mpsc, oneshot},
     time::{sleep, timeout},
@@ -19,10 +20,9 @@ use super::{
     state::{Ownership, Residue},
     wait::{queue::WaitQueue, relay::RelayExpiry},
 };
+
 use crate::{
-    clock::Instant,
     error::{Error, Result, StoreError},
-    log,
     meter::Meter,
     owner::OwnerId,
     store::Released,

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
+use nestlock_wire::{Epoch, clock::Instant, log};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
 
 use super::{hold::Hold, kind::Kind};
+
 use crate::{
-    clock::Instant,
     error::Result,
-    log,
     owner::OwnerId,
-    store::Epoch,
     sync::{
         DashMap, Entry, Notify,
         atomic::{AtomicUsize, Ordering},

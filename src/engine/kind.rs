@@ -11,12 +11,9 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    meter::Of,
-    options::Backoff,
-    owner::OwnerId,
-    store::{Arg, Call, Script},
-};
+use nestlock_wire::{Arg, Call, Script};
+
+use crate::{meter::Of, options::Backoff, owner::OwnerId};
 
 /// The parameters of one acquire, as a kind sees them.
 #[derive(Debug, Clone, Copy)]

@@ -5,11 +5,9 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    clock::{Instant, millis},
-    options::validity,
-    store::Renewed,
-};
+use nestlock_wire::clock::{Instant, millis};
+
+use crate::{options::validity, store::Renewed};
 
 /// The server's reply to a renewal.
 #[derive(Debug, Clone, Copy)]

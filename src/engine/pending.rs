@@ -5,7 +5,7 @@ use std::{
     collections::{BinaryHeap, HashMap, hash_map::Entry},
 };
 
-use crate::clock::Instant;
+use nestlock_wire::clock::Instant;
 
 /// What may go out in one batch: the name of a script, and the slot that its keys share.
 pub(super) type Group = (&'static str, u16);

@@ -3,15 +3,17 @@
 
 use std::{pin::Pin, sync::Arc};
 
+use nestlock_wire::{Call, Epoch, clock::Instant};
+
 use super::{
     core::Core,
     hold::Hold,
     state::{HoldRequest, HoldState, Ownership},
 };
+
 use crate::{
-    clock::Instant,
     error::{StoreError, StoreErrorKind},
-    store::{Acquired, Call, Epoch, Released, Route},
+    store::{Acquired, Released, Route},
 };
 
 /// A server's reply to a release, and the connection that brought it.

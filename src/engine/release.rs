@@ -4,6 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
+use nestlock_wire::clock::Instant;
 use tokio::sync::oneshot;
 
 use super::{
@@ -20,8 +21,8 @@ use super::{
     state::{Debt, Effects, HoldState, Ownership, ReleaseStep},
     watchdog,
 };
+
 use crate::{
-    clock::Instant,
     error::{Error, LossReason, Result, StoreError},
     options::checked_lease,
     owner::OwnerId,

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use nestlock_wire::clock::Instant;
 use uuid::Uuid;
 
-use crate::{clock::Instant, error::Error};
+use crate::error::Error;
 
 /// First and longest pause before a retry of a request that the server refused for now. Up to half
 /// of each pause is random.

@@ -3,18 +3,20 @@
 
 use std::{sync::Arc, time::Duration};
 
+use nestlock_wire::{Epoch, clock::Instant};
+
 use super::{
     core::Core,
     hold::Hold,
     jobs::{Job, LentOwnerLock, UnsettledRequest},
     state::{Abandoned, Answered, HoldRequest, Ownership, Residue},
 };
+
 use crate::{
-    clock::Instant,
     error::{StoreError, StoreErrorKind},
     meter::Meter,
     owner::OwnerId,
-    store::{Epoch, Released, Route},
+    store::{Released, Route},
 };
 
 /// Error text: another call of the same owner, for a rival kind, is in flight.

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use nestlock_wire::{Sink, Wire, has_io_here, log};
 use tokio::{
     runtime::{Builder, Handle},
     sync::{
@@ -31,14 +32,13 @@ use super::{
     },
     watchdog,
 };
+
 use crate::{
     error::{Error, Result},
-    log,
     options::Config,
     owner::{ClientId, connection_name},
-    store::{ConnectOptions, Endpoint, Sink, Store, has_io_here},
+    store::{ConnectOptions, Endpoint, Store},
     sync::atomic::AtomicBool,
-    wire::dialer::Wire,
 };
 
 /// First and longest pause between attempts at the first connection. The first attempt is

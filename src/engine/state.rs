@@ -8,13 +8,16 @@ use std::{
     time::Duration,
 };
 
+use nestlock_wire::{Epoch, clock::Instant};
+
 use super::{
     generation::{Generation, GenerationEnd, Ledger},
     kind::{Adopts, KindInfo},
     lease::{Keep, Millis},
     refusal::Refusal,
 };
-use crate::{clock::Instant, error::LossReason, owner::OwnerId, store::Epoch};
+
+use crate::{error::LossReason, owner::OwnerId};
 
 /// What the client knows about one owner and one lock.
 #[derive(Debug)]

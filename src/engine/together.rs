@@ -7,6 +7,7 @@
 use std::{pin::pin, sync::Arc};
 
 use futures_util::future::join_all;
+use nestlock_wire::{Arg, Call, clock::Instant};
 
 use super::{
     attempt::{Acquire, AcquireReply, Entered, why_not_entered},
@@ -17,10 +18,10 @@ use super::{
     settle::CallInFlight,
     state::{AcquirePlan, HoldRequest, ReleaseStep},
 };
+
 use crate::{
-    clock::Instant,
     error::{Error, Result, StoreError},
-    store::{Acquired, Arg, Call},
+    store::Acquired,
 };
 
 /// The outcome of [`Acquire::together`].

@@ -3,6 +3,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use nestlock_wire::{
+    Epoch,
+    clock::{Instant, millis},
+};
+
 use super::{
     attempt::{Acquire, Entered},
     core::Core,
@@ -14,12 +19,12 @@ use super::{
     settle::{Agreement, CallInFlight},
     state::{Abandoned, Answered, Effects, HoldRequest, HoldState, Ownership},
 };
+
 use crate::{
-    clock::{Instant, millis},
     error::{Error, LossReason, Result, StoreError},
     options::{AcquireOptions, Wait, checked_lease},
     owner::OwnerId,
-    store::{Acquired, Epoch, Released},
+    store::{Acquired, Released},
 };
 
 const NESTED: &str = "its owner holds it more than once; release the other guards first";

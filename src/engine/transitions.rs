@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, MutexGuard};
 
+use nestlock_wire::{Epoch, clock::Instant};
+
 use super::{
     generation::{Generation, GenerationEnd, Grant, Hop, Ledger, Ticket},
     kind::Adopts,
@@ -13,11 +15,11 @@ use super::{
         slack,
     },
 };
+
 use crate::{
-    clock::Instant,
     error::{LossReason, StoreErrorKind},
     options::validity,
-    store::{Epoch, Released, Renewed},
+    store::{Released, Renewed},
 };
 
 // --- requests ---

@@ -10,15 +10,15 @@
 
 use std::time::Duration;
 
+use nestlock_wire::{Epoch, clock::Instant};
+
 use super::{
     generation::{First, Grant, Ticket},
     lease::{Lease, Millis},
     state::{Effects, HoldRequest, HoldState, ServerSide},
 };
-use crate::{
-    clock::Instant,
-    store::{Epoch, Score},
-};
+
+use crate::store::Score;
 
 /// The message that the lock was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,6 +11,12 @@ use std::{
     time::Duration,
 };
 
+use nestlock_wire::{
+    Acks, Arg, Call, Copies, Script,
+    clock::{Instant, millis},
+    log,
+};
+
 use super::{
     core::{Core, LOCKS_AT_ONCE},
     due::POLL,
@@ -20,12 +26,12 @@ use super::{
     pending::{Group, Pending},
     state::{Due, DueRenewal},
 };
+
 use crate::{
-    clock::{Instant, millis},
     error::{StoreError, StoreErrorKind},
-    log, meter,
+    meter,
     owner::OwnerId,
-    store::{Acks, Arg, Call, Copies, Renewed, Script},
+    store::Renewed,
 };
 use futures_util::{
     future::join_all,

@@ -2,8 +2,9 @@
 
 use std::{num::NonZeroU32, slice};
 
+use nestlock_wire::clock::Instant;
+
 use super::lease::Millis;
-use crate::clock::Instant;
 
 /// How the watchdog renews one hold: see [`Lease::Watched`].
 #[derive(Debug)]

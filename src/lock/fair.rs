@@ -2,13 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
+use nestlock_wire::{Call, Script, clock::millis};
+
 use super::reentrant::Reentrant;
+
 use crate::{
-    clock::millis,
     engine::{AcquireTerms, Kind, KindInfo, WaitId, Wake},
     keys::LockName,
     owner::OwnerId,
-    store::{Call, Script, script},
+    store::script,
 };
 
 script!(

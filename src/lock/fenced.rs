@@ -3,12 +3,15 @@
 
 use std::sync::Arc;
 
+use nestlock_wire::{Arg, Call, Script};
+
 use super::reentrant::Reentrant;
+
 use crate::{
     engine::{AcquireTerms, Kind, KindInfo, Wake},
     keys::{FENCE, LockName},
     owner::OwnerId,
-    store::{Arg, Call, Script, script},
+    store::script,
     token::FencingToken,
 };
 

@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::future::{join_all, select_all};
+use nestlock_wire::clock::Instant;
 
 use crate::{
-    clock::Instant,
     engine::{Anchor, Kind, attempt::Acquire, random_fraction, together::JointOutcome},
     error::{Error, Result, StoreError, StoreErrorKind},
     guard::{Forget, Held, LockGuard, of_one_client},

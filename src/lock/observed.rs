@@ -1,9 +1,9 @@
 //! Tracing and metrics of one acquire.
 
+use nestlock_wire::clock::{Instant, millis};
 use tracing::{Level, Span, field::Empty};
 
 use crate::{
-    clock::{Instant, millis},
     error::Result,
     guard::LockGuard,
     lock::handle::{Lock, LockInner},

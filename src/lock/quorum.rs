@@ -13,10 +13,11 @@ use futures_util::{
 };
 
 use async_trait::async_trait;
+use nestlock_wire::clock::Instant;
 
 use super::Lock;
+
 use crate::{
-    clock::Instant,
     engine::Anchor,
     error::{Error, LossReason, NodeAnswer, NodeSaid, Result},
     guard::{Forget, Held, LockGuard},

@@ -11,27 +11,32 @@
 
 use std::sync::Arc;
 
+use nestlock_wire::{Arg, Call, Script};
+
 use super::Lock;
+
 use crate::{
     engine::{AcquireTerms, Kind, KindInfo, Sibling, Wake},
     error::Result,
     guard::LockGuard,
     keys::LockName,
     owner::OwnerId,
-    store::{Arg, Call, Script, script},
+    store::script,
 };
 
 script!(
     READ_ACQUIRE = "read_write/read_acquire",
     parts = ["mode", "raises", "patience", "leave"],
     keys = 3,
-    args = 5
+    args = 5,
+    names_keys = true
 );
 script!(
     READ_RELEASE = "read_write/read_release",
     parts = ["fewer", "life", "leave"],
     keys = 2,
-    args = 4
+    args = 4,
+    names_keys = true
 );
 script!(
     READ_RELEASE_RECORD = "read_write/read_release_record",
@@ -43,21 +48,24 @@ script!(
     READ_TRANSFER = "read_write/read_transfer",
     parts = ["moves", "life"],
     keys = 1,
-    args = 4
+    args = 4,
+    names_keys = true
 );
-script!(READ_RENEW = "read_write/read_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
+script!(READ_RENEW = "read_write/read_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock, names_keys = true);
 script!(READ_INSPECT = "read_write/read_inspect", keys = 1, args = 0);
 script!(
     WRITE_ACQUIRE = "read_write/write_acquire",
     parts = ["mode", "raises", "patience", "time"],
     keys = 3,
-    args = 4
+    args = 4,
+    names_keys = true
 );
 script!(
     WRITE_RELEASE = "read_write/write_release",
     parts = ["fewer", "life"],
     keys = 2,
-    args = 4
+    args = 4,
+    names_keys = true
 );
 script!(
     WRITE_RELEASE_RECORD = "read_write/write_release_record",
@@ -76,7 +84,8 @@ script!(
     FORCE_RELEASE = "read_write/force_release",
     parts = ["mode"],
     keys = 1,
-    args = 3
+    args = 3,
+    names_keys = true
 );
 script!(
     WRITE_INSPECT = "read_write/write_inspect",

@@ -6,10 +6,10 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use nestlock_wire::clock::Instant;
 use uuid::Uuid;
 
 use crate::{
-    clock::Instant,
     engine::{Anchor, random_fraction},
     error::{Error, NodeSaid, Result},
     guard::{Held, LockGuard},

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use nestlock_wire::{Arg, Bundle, Call, Script};
+
 use crate::{
     engine::{AcquireTerms, JointScripts, Kind, KindInfo, Wake},
     keys::LockName,
     owner::OwnerId,
-    store::{Arg, Bundle, Call, Script, script},
+    store::script,
 };
 
 script!(

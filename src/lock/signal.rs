@@ -3,13 +3,14 @@
 
 use std::{sync::Arc, time::Duration};
 
+use nestlock_wire::{Call, Script, clock::millis};
+
 use crate::{
-    clock::millis,
     engine::{AcquireTerms, Kind, KindInfo, Wake},
     keys::{LockName, SIGNAL_LIST, SIGNAL_RECORD},
     options::SignalOptions,
     owner::OwnerId,
-    store::{Call, Script, script},
+    store::script,
 };
 
 script!(ACQUIRE = "signal/acquire", keys = 1, args = 2);

@@ -3,13 +3,15 @@
 
 use std::sync::Arc;
 
+use nestlock_wire::{Call, Script};
+
 use super::reentrant::Reentrant;
+
 use crate::{
     engine::{AcquireTerms, JointScripts, Kind, KindInfo, Wake},
     keys::LockName,
     options::Backoff,
     owner::OwnerId,
-    store::{Call, Script},
 };
 
 /// The record of the reentrant lock, and the back-off of its waiters.

@@ -4,12 +4,14 @@
 
 use std::sync::Arc;
 
+use nestlock_wire::{Call, Script};
+
 use crate::{
     engine::{AcquireTerms, Kind, KindInfo, Wake},
     keys::{FENCE, LockName},
     options::Backoff,
     owner::OwnerId,
-    store::{Call, Script, script},
+    store::script,
 };
 
 script!(ACQUIRE = "string/acquire", keys = 1, args = 2);

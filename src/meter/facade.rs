@@ -23,9 +23,11 @@ use metrics::{
     Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
     histogram,
 };
+use nestlock_wire::log;
 
 use super::{AcquireOutcome, HoldEnd, Of, RenewalOutcome, Source};
-use crate::{error::LossReason, log};
+
+use crate::error::LossReason;
 
 /// The maximum number of pairs of kind and class: with more, the classes are probably lock names.
 const MOST: usize = 256;

@@ -6,7 +6,6 @@
 //! locks that no other server knows of.
 
 mod asking;
-mod down;
 mod map;
 mod redirect;
 mod told;
@@ -24,15 +23,16 @@ use futures_util::{
     future::join_all,
     stream::{FuturesUnordered, StreamExt},
 };
+use nestlock_wire::{
+    CloseOnDrop, Dialer, Failure, Link, Pace, Request, Server, Until, clock::Instant, log,
+};
 use tokio::{
     sync::{Notify, watch},
     time::{sleep, timeout},
 };
 
 use crate::{
-    clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
-    log,
     options::Messages,
     store::{
         cluster::{
@@ -44,10 +44,6 @@ use crate::{
         probe,
     },
     topology::{NodeRole, TopologyNode},
-    wire::{
-        address::Server, connection::CloseOnDrop, dialer::Dialer, failure::Failure, link::Link,
-        pace::Pace, request::Request, until::Until,
-    },
 };
 
 /// Stands for no node.
@@ -781,10 +777,11 @@ impl Cluster {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nestlock_wire::Value;
+
     use crate::{
         options::Config,
         store::tests::{dials, stopped},
-        wire::resp::Value,
     };
 
     /// Returns a map of three nodes, at these ports.

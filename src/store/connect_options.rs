@@ -2,6 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use nestlock_wire::{ConnectionSettings, Dialer, Epochs, Sink};
 use tokio::runtime::Handle;
 
 use crate::{
@@ -9,7 +10,6 @@ use crate::{
     meter::Meter,
     options::Config,
     store::endpoint::Endpoint,
-    wire::{dialer::Dialer, epoch::Epochs, push::Sink, settings::ConnectionSettings},
 };
 
 /// Lower bound for the limit of the first reconnect attempt, which is a third of the lease: an

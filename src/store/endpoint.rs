@@ -4,15 +4,12 @@ use std::io;
 
 #[cfg(feature = "rustls")]
 use crate::store::tls::Tls;
+use nestlock_wire::{Address, Login, Server, ServerSettings, Wire};
+
 use crate::{
     error::{Error, Result, StoreError, StoreErrorKind},
     options::Config,
     store::url::{Leads, Url, refuse},
-    wire::{
-        address::{Address, Server},
-        dialer::Wire,
-        settings::{Login, ServerSettings},
-    },
 };
 
 /// Where the servers are and how to log in, from a URL or from a configuration of fred's.

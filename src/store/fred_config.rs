@@ -8,6 +8,7 @@ use fred::{
         ServerConfig,
     },
 };
+use nestlock_wire::{Address, Login, Server, ServerSettings, fred_client};
 
 use crate::{
     error::{Result, StoreError},
@@ -16,11 +17,6 @@ use crate::{
         url::refuse,
     },
     topology::{NodeRole, TopologyNode},
-    wire::{
-        address::{Address, Server},
-        by_fred::connector::client,
-        settings::{Login, ServerSettings},
-    },
 };
 
 impl From<FredConfig> for Endpoint {
@@ -97,6 +93,6 @@ impl Endpoint {
         performance: PerformanceConfig,
         connection: ConnectionConfig,
     ) -> Result<Client, StoreError> {
-        client(config, performance, connection).await
+        fred_client(config, performance, connection).await
     }
 }

@@ -14,22 +14,17 @@ mod vote;
 use std::{fmt, sync::Arc, time::Instant};
 
 use async_trait::async_trait;
+use nestlock_wire::{CloseOnDrop, Connection, Dialer, Locate, NotConnected, Pace, Server};
 
 use self::{
     reign::Reign,
     role::{Role, limit, role, said},
     sentinels::Watch,
 };
+
 use crate::{
     error::{StoreError, StoreErrorKind},
     store::{connect_options::ConnectOptions, endpoint::Deployment},
-    wire::{
-        address::Server,
-        connection::{CloseOnDrop, Connection},
-        dialer::{Dialer, Locate},
-        failure::NotConnected,
-        pace::Pace,
-    },
 };
 
 /// The master of a service, whichever server that is.

@@ -33,31 +33,19 @@ use tokio::{sync::watch, time::timeout};
 pub use self::endpoint::Endpoint;
 #[cfg(feature = "rustls")]
 pub use self::tls::Tls;
+use nestlock_wire::{Acks, Call, Copies, Epoch, Link, LinkPurpose, Pace, Value, clock::Instant};
+
+pub(crate) use crate::store::{
+    connect_options::ConnectOptions,
+    reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed, Score},
+    route::Route,
+    script::script,
+};
 use crate::{
-    clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
     keys::slot_of,
     store::{cluster::Cluster, endpoint::Deployment, next_hop::RedirectTo, one::One},
     topology::{Topology, TopologyKind},
-    wire::{link::LinkPurpose, pace::Pace},
-};
-pub(crate) use crate::{
-    store::{
-        connect_options::ConnectOptions,
-        reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed, Score},
-        route::Route,
-        script::script,
-    },
-    wire::{
-        acks::{Acks, Copies},
-        bundle::Bundle,
-        epoch::Epoch,
-        link::Link,
-        push::{Push, Sink},
-        resp::Value,
-        script::{Arg, Call, Script},
-        stream::has_io_here,
-    },
 };
 
 /// Divisor of the command timeout. A request that pauses before a redirect is sent again only if
@@ -469,7 +457,7 @@ impl Store {
     /// Waits until this key's server serves again after it rejected everything because its cluster
     /// was down. Never returns for any other server.
     pub(crate) async fn serving_again(&self, key: &str) {
-        self.link(key).down.serving_again().await;
+        self.link(key).serving_again().await;
     }
 
     /// Sends a request over its route. Returns the reply and the epoch of the connection that

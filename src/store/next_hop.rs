@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::wire::link::Link;
+use nestlock_wire::Link;
 
 /// How many redirects to follow without a pause.
 const AT_ONCE: u32 = 5;

@@ -4,6 +4,7 @@
 use std::{sync::Arc, time::Instant};
 
 use futures_util::future::join;
+use nestlock_wire::{Dialer, Link, Locate, Pace};
 use tokio::{sync::OnceCell, time::timeout};
 
 use crate::{
@@ -13,11 +14,6 @@ use crate::{
         probe,
     },
     topology::{NodeRole, TopologyKind, TopologyNode},
-    wire::{
-        dialer::{Dialer, Locate},
-        link::Link,
-        pace::Pace,
-    },
 };
 
 /// A server, reached through its links.

@@ -3,13 +3,9 @@
 use std::time::Duration;
 
 use futures_util::future::join;
+use nestlock_wire::{Connection, Request, Until, clock::Instant};
 
-use crate::{
-    clock::Instant,
-    error::StoreError,
-    options::Config,
-    wire::{connection::Connection, request::Request, until::Until},
-};
+use crate::{error::StoreError, options::Config};
 
 /// A script that does nothing, and its digest.
 const NOTHING: (&str, &str) = ("return 1", "e0e1f9fabfc9d4800c877a703b823ac0578ff8db");

@@ -2,16 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use nestlock_wire::{Acks, Copies, Link, clock::Instant, send_wait};
 use tokio::time::sleep;
 
-use crate::{
-    clock::Instant,
-    error::{Error, Result, StoreError, StoreErrorKind},
-    wire::{
-        acks::{Acks, Copies, send_wait},
-        link::Link,
-    },
-};
+use crate::error::{Error, Result, StoreError, StoreErrorKind};
 
 /// How long to wait for replicas that may have been connecting when the client did.
 const REPLICA_GRACE: Duration = Duration::from_secs(1);

@@ -2,11 +2,12 @@
 
 use std::{num::NonZeroU64, time::Duration};
 
+use nestlock_wire::Value;
+
 use crate::{
     error::{StoreError, StoreErrorKind},
     owner::OwnerId,
     token::FencingToken,
-    wire::resp::Value,
 };
 
 /// The reply of an acquire script.

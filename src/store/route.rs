@@ -2,16 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{
-    clock::Instant,
-    store::next_hop::RedirectTo,
-    wire::{
-        acks::{Copies, Receipt},
-        epoch::Epoch,
-        link::Link,
-        until::Until,
-    },
-};
+use nestlock_wire::{Copies, Epoch, Link, Receipt, Until, clock::Instant};
+
+use crate::store::next_hop::RedirectTo;
 
 /// A migration moves a key in about 40 us. A request that waits longer than this may be waiting for
 /// an operator.

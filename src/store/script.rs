@@ -1,6 +1,8 @@
 //! How scripts of `lua/` are declared, and what their arguments are made of.
 
-use crate::{owner::OwnerId, wire::script::Arg};
+use nestlock_wire::Arg;
+
+use crate::owner::OwnerId;
 
 impl From<&OwnerId> for Arg {
     fn from(owner: &OwnerId) -> Self {
@@ -12,21 +14,24 @@ impl From<&OwnerId> for Arg {
 /// args = 3)`. A name without a file does not compile. The text of each part comes before the
 /// script's own, in this order. A script over many locks has `keys = 0 + 1 per_lock`, and its
 /// arguments in the same form. With `bundle = PAIR` it may be sent together with the scripts of
-/// that bundle.
+/// that bundle. `names_keys = true` says that it builds key names itself.
 macro_rules! script {
     (@bundle) => { None };
     (@bundle $bundle:ident) => { Some(&$bundle) };
-    (@arity $fixed:literal) => { $crate::wire::source::Arity { fixed: $fixed, per_lock: 0 } };
-    (@arity $fixed:literal $each:literal) => { $crate::wire::source::Arity { fixed: $fixed, per_lock: $each } };
+    (@names_keys) => { false };
+    (@names_keys $names_keys:literal) => { $names_keys };
+    (@arity $fixed:literal) => { nestlock_wire::Arity { fixed: $fixed, per_lock: 0 } };
+    (@arity $fixed:literal $each:literal) => { nestlock_wire::Arity { fixed: $fixed, per_lock: $each } };
     (
         $id:ident = $name:literal,
         $(parts = [$($part:literal),+],)?
         keys = $keys:literal $(+ $keys_each:literal per_lock)?,
         args = $args:literal $(+ $args_each:literal per_lock)?
         $(, bundle = $bundle:ident)?
+        $(, names_keys = $names_keys:literal)?
     ) => {
-        static $id: $crate::wire::script::Script = $crate::wire::script::Script {
-            source: $crate::wire::source::ScriptSource {
+        static $id: nestlock_wire::Script = nestlock_wire::Script::new(
+            nestlock_wire::ScriptSource {
                 name: $name,
                 lua: concat!(
                     $($(include_str!(concat!("../../lua/parts/", $part, ".lua")),)+)?
@@ -34,11 +39,11 @@ macro_rules! script {
                 ),
                 keys: $crate::store::script!(@arity $keys $($keys_each)?),
                 args: $crate::store::script!(@arity $args $($args_each)?),
+                names_keys: $crate::store::script!(@names_keys $($names_keys)?),
             },
-            texts: [const { std::sync::OnceLock::new() }; 2],
-            derive: $crate::keys::channel_parts,
-            bundle: $crate::store::script!(@bundle $($bundle)?),
-        };
+            $crate::keys::channel_parts,
+            $crate::store::script!(@bundle $($bundle)?),
+        );
     };
 }
 pub(crate) use script;

@@ -6,6 +6,7 @@ use std::{
     sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
+use nestlock_wire::Arg;
 use tokio::{
     runtime::{Builder, Handle, Runtime},
     sync::{mpsc, oneshot},
@@ -40,35 +41,6 @@ pub(crate) fn dials(url: &str, config: Config, own: Handle) -> ConnectOptions {
 
 /// The name of its connections.
 pub(super) const NAME: &str = "a-name";
-
-script!(STRING_RELEASE = "string/release", keys = 1, args = 1);
-
-script!(
-    ONE = "reentrant/acquire",
-    parts = ["owner", "claim", "raises"],
-    keys = 1,
-    args = 3,
-    bundle = BOTH
-);
-script!(
-    OTHER = "reentrant/release",
-    parts = ["fewer", "held"],
-    keys = 1,
-    args = 3,
-    bundle = BOTH
-);
-static BOTH: Bundle = Bundle::of(&[&ONE.source, &OTHER.source]);
-
-/// Returns a request that may be bundled with others.
-pub(crate) fn one_of_two(key: &str, is_other: bool) -> Call {
-    let args = ["owner", "2", ""].map(|arg| Arg::Text(arg.into()));
-    Call::new(if is_other { &OTHER } else { &ONE }, [key.into()], args)
-}
-
-/// Returns a request that changes nothing: the owner holds no lock.
-pub(crate) fn call(key: &str) -> Call {
-    Call::new(&STRING_RELEASE, [key.into()], [Arg::Text("nobody".into())])
-}
 
 pub(crate) fn stopped() -> Handle {
     STOPPED.handle().clone()

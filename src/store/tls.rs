@@ -2,6 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
+use nestlock_wire::TlsSettings;
 use rustls_native_certs::load_native_certs;
 use tokio_rustls::{
     TlsConnector,
@@ -12,10 +13,7 @@ use tokio_rustls::{
     },
 };
 
-use crate::{
-    error::{Error, Result, StoreError, StoreErrorKind},
-    wire::settings::TlsSettings,
-};
+use crate::error::{Error, Result, StoreError, StoreErrorKind};
 
 /// The certificates for TLS connections to servers. See
 /// [`LockClientBuilder::tls`](crate::LockClientBuilder::tls).

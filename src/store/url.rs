@@ -3,10 +3,9 @@
 
 use std::{fmt::Write as _, net::Ipv6Addr, path::PathBuf};
 
-use crate::{
-    error::{Error, Result},
-    wire::{address::Server, dialer::Wire, settings::Login},
-};
+use nestlock_wire::{Login, Server, Wire};
+
+use crate::error::{Error, Result};
 
 const FORMS: &str =
     "use redis://, redis-cluster:// or redis-sentinel://, with rediss for TLS, or redis+unix://";

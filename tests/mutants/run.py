@@ -82,12 +82,12 @@ def make_copy():
             shutil.copy(ROOT / name, fresh / name)
     # another version is another package: cargo shares what is built of the dependencies, and nothing of the tree
     manifest = fresh / "Cargo.toml"
-    text, versions = re.subn(r'(?m)^(version = "[^"]*)"$', r'\1-defects"', manifest.read_text(), count=1)
+    text, versions = re.subn(r'(?m)^(version = "[^"]*)"$', r'\1+defects"', manifest.read_text(), count=1)
     if versions != 1:
         give_up("no version in Cargo.toml")
     manifest.write_text(text)
     # what else defects.txt says is no reason to build anew
-    (fresh / "src/defects.txt").write_text("".join(f"{defect.name}\n" for defect in defects()))
+    (fresh / "crates/nestlock-wire/src/defects.txt").write_text("".join(f"{defect.name}\n" for defect in defects()))
     applied = ""
     if PATCH.exists():
         patch = ["patch", "--fuzz=0", "--strip=1", "--batch", "--no-backup-if-mismatch", f"--input={PATCH}"]
@@ -111,7 +111,7 @@ def mirror(source, copy):
 def record():
     if not COPY.is_dir():
         give_up("there is no copy to record: `run.py tree` first")
-    tops = [(base, base / top) for base in (ROOT, COPY) for top in ("src", "tests")]
+    tops = [(base, base / top) for base in (ROOT, COPY) for top in ("src", "crates/nestlock-wire/src", "tests")]
     names = {path.relative_to(base) for base, top in tops for path in top.rglob("*.rs")}
     # no defect takes a file away: what the copy does not have is newer than the copy
     names = {name for name in names if (COPY / name).exists()}
@@ -129,10 +129,10 @@ def record():
 
 
 def build(way):
-    """The program that looks for defects this way."""
+    """The programs that look for defects this way."""
     test = ["test", "-p", "nestlock", "--all-features", "--no-run"]
     what = {
-        "models": [*test, "--lib"],
+        "models": [*test, "-p", "nestlock-wire", "--lib"],
         "it": [*test, "--test", "it"],
         "sim": ["build", "--release", "-p", "nestlock-sim"],
         "soak": ["build", "-p", "nestlock-soak"],
@@ -143,14 +143,14 @@ def build(way):
     done = subprocess.run(cargo, cwd=COPY, env=env, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         give_up(f"{way}: the copy does not compile")
-    built = [json.loads(line).get("executable") for line in done.stdout.splitlines()]
-    program = Path([path for path in built if path][-1])
+    built = [json.loads(line) for line in done.stdout.splitlines()]
+    programs = {one["target"]["name"]: Path(one["executable"]) for one in built if one.get("executable")}
     print(f"{way}: built in {time.monotonic() - began:.0f} s", flush=True)
     if what[0] == "test":
-        return program
+        return programs
     # out of the way: the tree's program has the same name
     (OUT / "bin").mkdir(exist_ok=True)
-    return program.replace(OUT / "bin" / program.name)
+    return {name: program.replace(OUT / "bin" / program.name) for name, program in programs.items()}
 
 
 # --- looking ---
@@ -232,23 +232,26 @@ def fails_alone(program, test, defect, log, **env):
         return run.hung or run.process.returncode != 0
 
 
-def look_with_models(program, defect, log, _):
+def look_with_models(programs, defect, log, _):
     # five times the orders that `make test` tries: what is found once in a thousand must not be left to luck
-    return first_failing_test(program, ["engine::", "store::"], defect.name, log, NESTLOCK_SHUTTLE="5")
+    if fell := first_failing_test(programs["nestlock"], ["engine::", "store::"], defect.name, log, NESTLOCK_SHUTTLE="5"):
+        return fell
+    fell = first_failing_test(programs["nestlock_wire"], [], defect.name, log)
+    return fell and f"wire::{fell}"
 
 
-def look_with_it(program, defect, log, _):
+def look_with_it(programs, defect, log, _):
     # the house's rules are about the sources
     args = ["--skip", "house::", *TESTS]
     threads = os.environ.get("RUST_TEST_THREADS", "10")
-    return first_failing_test(program, args, defect.name, log, NESTLOCK_TEST_SERVER="real", RUST_TEST_THREADS=threads)
+    return first_failing_test(programs["it"], args, defect.name, log, NESTLOCK_TEST_SERVER="real", RUST_TEST_THREADS=threads)
 
 
-def look_with_sim(program, defect, log, seeds):
+def look_with_sim(programs, defect, log, seeds):
     found = []
     for kind in defect.kinds:
         failed = []
-        with Run([program, f"kind={kind}", f"seeds={seeds}"], defect.name, log) as run:
+        with Run([programs["nestlock-sim"], f"kind={kind}", f"seeds={seeds}"], defect.name, log) as run:
             for line in run.lines():
                 if hit := re.search(r"FAILED: .* seed=(\d+)", line):
                     failed.append(int(hit[1]))
@@ -275,7 +278,8 @@ def soak(program, defect, log, seed):
     return words
 
 
-def look_with_soak(program, defect, log, _):
+def look_with_soak(programs, defect, log, _):
+    program = programs["nestlock-soak"]
     for seed in (1, 2):
         # and again: a machine that is too slow is no defect
         if (words := soak(program, defect, log, seed)) and (again := words & soak(program, defect, log, seed)):
@@ -294,11 +298,11 @@ def is_meant(way, defect):
     return bool({"sim": defect.kinds, "soak": defect.soak, "models": not edits_script}.get(way, True))
 
 
-def prove_sound(way, program, chosen, seeds):
+def prove_sound(way, programs, chosen, seeds):
     """Without any defect nobody may fall. What this program has proven is not proven again."""
     proven = OUT / "proven"
     known = proven.read_text().splitlines() if proven.exists() else []
-    digest = hashlib.sha256(Path(program).read_bytes()).hexdigest()
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in programs.values())).hexdigest()
     none = Defect("|".join(["", "", "", ""]))
     asked = {"sim": lambda d: d.kinds, "soak": lambda d: [d.soak]}.get(way, lambda _: [""])
     for setting in sorted({setting for defect in chosen for setting in asked(defect)}):
@@ -308,7 +312,7 @@ def prove_sound(way, program, chosen, seeds):
             continue
         none.kinds, none.soak = [setting], setting
         log = OUT / "log" / f"none.{way}"
-        if fell := LOOK[way](program, none, log, seeds):
+        if fell := LOOK[way](programs, none, log, seeds):
             give_up(f"{way} {setting}: falls without any defect: {fell}; see {log}")
         with proven.open("a") as file:
             file.write(line + "\n")
@@ -368,12 +372,12 @@ def main():
         meant = [defect for defect in chosen if is_meant(way, defect)]
         if not meant:
             continue
-        program = build(way)
-        prove_sound(way, program, meant, seeds)
+        programs = build(way)
+        prove_sound(way, programs, meant, seeds)
         for defect in meant:
             began, log = time.monotonic(), OUT / "log" / f"{defect.name}.{way}"
             log.unlink(missing_ok=True)
-            fell = LOOK[way](program, defect, log, seeds)
+            fell = LOOK[way](programs, defect, log, seeds)
             took = time.monotonic() - began
             print(f"{way}: {defect.name}: {fell or 'SURVIVED'} ({took:.0f} s)", flush=True)
             if few:

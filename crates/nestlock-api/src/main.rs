@@ -39,8 +39,15 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Returns one line for each item, sorted.
+/// The packages whose API is recorded.
+const PACKAGES: [&str; 2] = ["nestlock", "nestlock-wire"];
+
+/// Returns one line for each item, sorted, of one package after the other.
 fn public_api(root: &Path) -> Result<String, Box<dyn Error>> {
+    PACKAGES.iter().map(|package| of(package, root)).collect()
+}
+
+fn of(package: &str, root: &Path) -> Result<String, Box<dyn Error>> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     // its own target folder: `RUSTC_BOOTSTRAP` would otherwise make other builds start over
     let target = root.join("target/api");
@@ -51,7 +58,7 @@ fn public_api(root: &Path) -> Result<String, Box<dyn Error>> {
             "rustdoc",
             "--quiet",
             "--package",
-            "nestlock",
+            package,
             "--lib",
             "--all-features",
             "--target-dir",
@@ -62,10 +69,12 @@ fn public_api(root: &Path) -> Result<String, Box<dyn Error>> {
     if !status.success() {
         return Err("rustdoc failed".into());
     }
-    let api = public_api::Builder::from_rustdoc_json(target.join("doc/nestlock.json"))
-        .omit_blanket_impls(true)
-        .omit_auto_trait_impls(true)
-        .omit_auto_derived_impls(true)
-        .build()?;
+    let api = public_api::Builder::from_rustdoc_json(
+        target.join(format!("doc/{}.json", package.replace('-', "_"))),
+    )
+    .omit_blanket_impls(true)
+    .omit_auto_trait_impls(true)
+    .omit_auto_derived_impls(true)
+    .build()?;
     Ok(api.items().map(|item| item.to_string() + "\n").collect())
 }

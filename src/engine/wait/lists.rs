@@ -7,18 +7,17 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use nestlock_wire::{Epoch, clock::Instant, log};
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{
     queue::WaitQueue,
     subscriptions::{ChannelEvent, LINGER, LISTEN_AGAIN, remove_abandoned},
 };
+
 use crate::{
-    clock::Instant,
     engine::{core::Core, kind::Kind},
     error::{StoreError, StoreErrorKind},
-    log,
-    store::Epoch,
 };
 
 /// Timeout of a BLPOP. A connection that died silently is detected a little later.

@@ -11,18 +11,17 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use nestlock_wire::{Link, Push, clock::Instant, log};
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{
     queue::WaitQueue,
     subscriptions::{ChannelEvent, LINGER, LISTEN_AGAIN, Subscriptions, remove_abandoned},
 };
+
 use crate::{
-    clock::Instant,
     engine::{core::Core, turn::Granted},
     error::StoreErrorKind,
-    log,
-    store::{Link, Push},
 };
 
 /// Delivers a push to its wait queue.

@@ -7,9 +7,11 @@
 
 use std::sync::{Arc, PoisonError};
 
+use nestlock_wire::clock::Instant;
+
 use super::relay::Relay;
+
 use crate::{
-    clock::Instant,
     engine::{hand_off::HandOff, kind::Kind, turn::Granted},
     meter::Source,
     sync::{

@@ -3,8 +3,9 @@
 
 use std::sync::{Arc, PoisonError};
 
+use nestlock_wire::clock::Instant;
+
 use crate::{
-    clock::Instant,
     engine::{
         hand_off::{HAND_OFF_WINDOW, HandOff},
         jobs::UnsettledRequest,

@@ -2,11 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use nestlock_wire::clock::Instant;
 use tokio::sync::mpsc;
 
 use super::queue::WaitQueue;
+
 use crate::{
-    clock::Instant,
     engine::{hand_off::HandOff, kind::Kind},
     sync::{
         DashMap, Entry,

@@ -11,6 +11,7 @@ use std::{
     },
 };
 
+use nestlock_wire::{Push, clock::Instant};
 use shuttle::future::{JoinHandle, block_on, yield_now};
 use tokio::sync::mpsc;
 
@@ -20,8 +21,8 @@ use super::{
     subscriptions::{ChannelEvent, LINGER, Subscriptions, remove_abandoned},
     waiter::{Waiter, Woken},
 };
+
 use crate::{
-    clock::Instant,
     engine::{
         attempt::{Acquire, Entered},
         begin::Beginning,
@@ -39,7 +40,7 @@ use crate::{
     options::{AcquireOptions, Config, Wait},
     owner::{ClientId, OwnerId},
     store::{
-        Push, Store,
+        Store,
         tests::{Server, stopped},
     },
     sync::{

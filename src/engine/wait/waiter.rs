@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use nestlock_wire::clock::Instant;
 use tokio::{sync::OwnedSemaphorePermit, time::Sleep};
 
 use super::{
@@ -13,8 +14,8 @@ use super::{
     queue::{SideQueue, WaitQueue},
     subscriptions::{ChannelEvent, Subscriptions},
 };
+
 use crate::{
-    clock::Instant,
     engine::{
         core::Core,
         generation::Ticket,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{clock::Instant, wire::pace::jitter};
+use nestlock_wire::{clock::Instant, jitter};
 
 /// The interval while all is well.
 const CALM: Duration = Duration::from_secs(5);

@@ -1,9 +1,10 @@
 //! A node's reply to `CLUSTER SLOTS`: which node serves which slot.
 
+use nestlock_wire::{Server, Value};
+
 use crate::{
     error::{StoreError, StoreErrorKind},
     keys,
-    wire::{address::Server, resp::Value},
 };
 
 pub(super) const SLOTS: usize = keys::SLOTS as usize;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use nestlock_wire::{Call, Epoch, Link, Server};
 use tokio::time::sleep;
 
 use crate::{
@@ -14,7 +15,6 @@ use crate::{
         },
         next_hop::RedirectTo,
     },
-    wire::{address::Server, epoch::Epoch, link::Link, script::Call},
 };
 
 impl Cluster {

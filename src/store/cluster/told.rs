@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::clock::Instant;
+use nestlock_wire::clock::Instant;
 
 /// How long the nodes of a cluster take to learn of a new master, even on a busy machine.
 /// Distrusting the map for longer would be wrong: a client that was redirected to a master that

@@ -3,13 +3,12 @@
 use std::{fmt::Write as _, time::Duration};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use nestlock_wire::{CloseOnDrop, Dialer, NotConnected, Server, log};
 use tokio::time::{sleep, timeout};
 
 use crate::{
     error::{StoreError, StoreErrorKind},
-    log,
     store::master::role::{Role, limit, role, said, words},
-    wire::{address::Server, connection::CloseOnDrop, dialer::Dialer, failure::NotConnected},
 };
 
 /// How long to wait for the other servers once one says that it is the master: a second one must

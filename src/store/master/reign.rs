@@ -8,12 +8,8 @@ use std::{
     time::Instant,
 };
 
+use nestlock_wire::{Connection, Pace, Server, log};
 use tokio::sync::watch;
-
-use crate::{
-    log,
-    wire::{address::Server, connection::Connection, pace::Pace},
-};
 
 /// Which server is the master, as far as the client knows.
 pub(super) struct Reign {

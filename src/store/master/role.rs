@@ -2,14 +2,9 @@
 
 use std::{fmt, time::Duration};
 
-use crate::{
-    clock,
-    error::StoreError,
-    wire::{
-        address::Server, connection::Connection, dialer::Dialer, failure::Failure,
-        request::Request, resp::Value, until::Until,
-    },
-};
+use nestlock_wire::{Connection, Dialer, Failure, Request, Server, Until, Value, clock};
+
+use crate::error::StoreError;
 
 /// How long a sentinel or a listed server has to reply; at most half of the connect timeout.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);

@@ -10,6 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nestlock_wire::{
+    CloseOnDrop, Connection, Dialer, Failure, Login, NotConnected, Pace, Push, Request, Server,
+    Sink, Until, Value, clock, log,
+};
 use tokio::{
     sync::watch,
     task::AbortHandle,
@@ -17,9 +21,7 @@ use tokio::{
 };
 
 use crate::{
-    clock,
     error::{StoreError, StoreErrorKind},
-    log,
     store::{
         connect_options::ConnectOptions,
         endpoint::Sentinels,
@@ -28,18 +30,6 @@ use crate::{
             role::{limit, nonsense},
             vote::{self, SentinelReply, Verdict, Voter},
         },
-    },
-    wire::{
-        address::Server,
-        connection::{CloseOnDrop, Connection},
-        dialer::Dialer,
-        failure::{Failure, NotConnected},
-        pace::Pace,
-        push::{Push, Sink},
-        request::Request,
-        resp::Value,
-        settings::Login,
-        until::Until,
     },
 };
 

@@ -5,10 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nestlock_wire::Server;
+
 use crate::{
     error::{StoreError, StoreErrorKind},
     store::master::role::words,
-    wire::address::Server,
 };
 
 /// How long the last reply of a silent sentinel counts. Without it, a sentinel that has not heard

@@ -4,11 +4,9 @@
 use std::{cell::RefCell, collections::HashMap, sync::Arc, time::Duration};
 
 use nestlock_embedded::simulated::{Connection, Machine};
+use nestlock_wire::{Arg, Call, Value};
 
-use crate::{
-    store::{Acquired, Arg, Call, Released, Renewed, Value, reply},
-    wire::resp::value,
-};
+use crate::store::{Acquired, Released, Renewed, reply};
 
 /// The unit of TTLs, which are rounded up to a multiple of it: the server's clock keeps running
 /// while a script does.
@@ -115,5 +113,6 @@ fn ask(connection: &mut Connection, words: &[&str]) -> Value {
         .iter()
         .map(|word| format!("${}\r\n{word}\r\n", word.len()));
     connection.feed(format!("*{}\r\n{}", words.len(), words.collect::<String>()).as_bytes());
-    value(&connection.output())
+    let reply = connection.output();
+    Value::decode(&reply).unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(&reply)))
 }

@@ -33,7 +33,8 @@ fn read(name: &str) -> String {
 
 /// Returns the text that nestlock sends for a script.
 pub fn sent(script: &str) -> String {
-    read("parts/numbered").replace("--SCRIPT", &source(script))
+    const NUMBERED: &str = include_str!("../../../crates/nestlock-wire/lua/numbered.lua");
+    NUMBERED.replace("--SCRIPT", &source(script))
 }
 
 /// Returns the RESP reply of the sent script to the request with this number, where the script

@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Instant as RealTime};
 
+use nestlock_wire::Epoch;
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use self::{
@@ -10,7 +11,6 @@ use self::{
     world::{Budget, TICK, TICK_OF_SERVER, World, number},
 };
 use super::server::Verb;
-use crate::store::Epoch;
 
 mod answers;
 mod client;

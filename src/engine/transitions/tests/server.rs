@@ -5,6 +5,8 @@ use std::{
     time::Duration,
 };
 
+use nestlock_wire::{Call, Epoch};
+
 use crate::{
     engine::{
         kind::{AcquireTerms, Kind},
@@ -14,7 +16,7 @@ use crate::{
     lock::Reentrant,
     owner::OwnerId,
     store::{
-        Acquired, Call, Epoch, Released, Renewed,
+        Acquired, Released, Renewed,
         tests::scripts::{self, GRAIN, Record},
     },
 };

@@ -1,7 +1,8 @@
 //! How a client reacts to a reply, and to none.
 
+use nestlock_wire::clock::Instant;
+
 use crate::{
-    clock::Instant,
     engine::{generation::Grant, lease::RenewalReply, state::HoldState},
     error::StoreErrorKind,
     store::Renewed,

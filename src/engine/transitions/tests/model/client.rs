@@ -3,9 +3,11 @@
 
 use std::sync::{Arc, LazyLock};
 
+use nestlock_wire::{Epoch, clock::Instant};
+
 use super::super::server::{Answer, LOCK, OVERDUE, Sent, TTL, Verb};
+
 use crate::{
-    clock::Instant,
     engine::{
         generation::{Generation, GenerationEnd, Ticket},
         hand_off::{HandOff, TakerTerms},
@@ -19,7 +21,6 @@ use crate::{
     },
     error::LossReason,
     owner::OwnerId,
-    store::Epoch,
 };
 
 pub(super) static LEASE: LazyLock<Lease> = LazyLock::new(|| Lease::Watched {

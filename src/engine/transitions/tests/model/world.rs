@@ -7,12 +7,14 @@ use std::{
     time::Duration,
 };
 
+use nestlock_wire::clock::Instant;
+
 use super::{
     super::server::{OVERDUE, Server, TTL},
     client::{Client, Hold, Renewal, To, Turn, Wants},
 };
+
 use crate::{
-    clock::Instant,
     engine::{
         generation::{Generation, Hop},
         hand_off::HAND_OFF_WINDOW,

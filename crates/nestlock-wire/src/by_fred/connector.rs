@@ -1,0 +1,111 @@
+//! Connects fred's client: past addresses that swallow packets, and without a second attempt.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use fred::{
+    clients::Client,
+    interfaces::ClientLike,
+    types::{
+        Builder, RespVersion,
+        config::{Config as FredConfig, ConnectionConfig, PerformanceConfig, Server, ServerConfig},
+    },
+};
+
+use crate::{
+    address::bare, error::StoreError, failure::NotConnected, limits::MAX_IN_FLIGHT, reach,
+    settings::ConnectionSettings,
+};
+
+/// How many messages may wait for the receiver. Beyond this, fred drops the oldest and reports the
+/// loss. fred has nine channels of this capacity for each client and preallocates all of them: 2.4
+/// MB. With 1,024, a script that publishes 1,500 messages at once would wake every waiter.
+const MESSAGE_CAPACITY: usize = 4096;
+/// The same capacity for a connection without messages.
+const NEWS_CAPACITY: usize = 32;
+
+/// Returns the configuration with the address that accepts connections: fred would wait for a
+/// name's addresses one after the other.
+pub(super) async fn reachable(mut server: FredConfig) -> io::Result<FredConfig> {
+    if let ServerConfig::Centralized { server: at } = &mut server.server
+        && let Some(address) = which(bare(&at.host), at.port).await?
+    {
+        let known = Server::new(address.ip().to_string(), at.port);
+        #[cfg(feature = "rustls")]
+        let known = Server {
+            tls_server_name: at.tls_server_name.clone().or_else(|| Some(at.host.clone())),
+            ..known
+        };
+        *at = known;
+    }
+    Ok(server)
+}
+
+/// Returns the address that accepts, for a client that would try one after the other. Returns
+/// `None` if the host has only one.
+async fn which(host: &str, port: u16) -> io::Result<Option<SocketAddr>> {
+    let addresses = reach::addresses(host, port).await?;
+    if addresses.len() < 2 {
+        return Ok(None);
+    }
+    reach::first(addresses).await?.peer_addr().map(Some)
+}
+
+/// Builds a client that sends each command at most once, with limits on everything.
+pub(super) fn build(
+    settings: &ConnectionSettings,
+    mut server: FredConfig,
+) -> Result<Client, NotConnected> {
+    server.version = RespVersion::RESP3; // pushes and answers on one connection
+    server.fail_fast = true;
+    let mut builder = Builder::from_config(server);
+    // no reconnect policy: `Pace` has one, for all links
+    builder.with_connection_config(|connection| {
+        connection.max_command_attempts = 1; // a replayed release would free the next hold: never
+        connection.max_redirections = 0;
+        connection.connection_timeout = settings.connect_timeout;
+        connection.internal_command_timeout = settings.connect_timeout.min(Duration::from_secs(2));
+        connection.max_command_buffer_len = MAX_IN_FLIGHT;
+        connection.tcp.nodelay = Some(true);
+    });
+    builder.with_performance_config(|performance| {
+        performance.default_command_timeout = settings.command_timeout;
+        performance.broadcast_channel_capacity = if settings.sink.is_some() {
+            MESSAGE_CAPACITY
+        } else {
+            NEWS_CAPACITY
+        };
+    });
+    builder
+        .build()
+        .map_err(|error| NotConnected::from_fred(&error, false))
+}
+
+/// Connects a client for the caller's own queries, as nestlock's own are connected: to the address
+/// that accepts connections, and with no password in an error.
+///
+/// # Cancel safety
+///
+/// Cancel safe: if dropped midway, the connection is closed.
+pub async fn fred_client(
+    server: &FredConfig,
+    performance: PerformanceConfig,
+    connection: ConnectionConfig,
+) -> Result<Client, StoreError> {
+    let has_password = server.password.is_some() || server.credential_provider.is_some();
+    let connected = async {
+        let client = Client::new(
+            reachable(server.clone()).await?,
+            Some(performance),
+            Some(connection),
+            None,
+        );
+        client
+            .init()
+            .await
+            .map_err(|error| NotConnected::from_fred(&error, has_password))?;
+        Ok(client)
+    };
+    connected
+        .await
+        .map_err(|failed: NotConnected| failed.error.before_any_request())
+}

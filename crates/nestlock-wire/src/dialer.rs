@@ -1,0 +1,146 @@
+//! Connects, to a server that is known or to one that has to be found first.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use tokio::time::timeout;
+
+#[cfg(feature = "fred")]
+use crate::by_fred;
+use crate::{
+    address::Server,
+    connection::Connection,
+    epoch::Epochs,
+    error::{StoreError, StoreErrorKind},
+    failure::NotConnected,
+    own,
+    settings::ConnectionSettings,
+};
+
+/// The Redis client that carries requests and messages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wire {
+    /// nestlock's own: sends many requests with few system calls.
+    #[default]
+    Own,
+    /// The client of the `fred` crate. Slower; for TLS other than rustls, or to find out which
+    /// client has a bug.
+    #[cfg(feature = "fred")]
+    Fred,
+}
+
+impl Wire {
+    /// Returns whether it is another client than nestlock's own.
+    #[must_use]
+    pub fn is_fred(self) -> bool {
+        self != Self::Own
+    }
+}
+
+/// Finds the server to connect to, anew at each connect.
+#[async_trait]
+pub trait Locate: Send + Sync {
+    /// Connects to the server that is the right one now. The caller sets the time limit.
+    ///
+    /// # Cancel safety
+    ///
+    /// An implementation must be cancel safe: the connect that calls it may run out of time.
+    async fn connect(&self, dial: &Dialer) -> Result<Connection, NotConnected>;
+}
+
+/// How to connect.
+#[derive(Clone)]
+pub struct Dialer {
+    /// How to open a connection.
+    pub settings: ConnectionSettings,
+    /// The client that makes connections.
+    pub wire: Wire,
+    /// Like the settings' `connect_timeout`, for the first reconnect attempt.
+    pub first_limit: Duration,
+    /// Numbers the connections: one for all links of a client.
+    pub epochs: Arc<Epochs>,
+    /// Called after each reconnect, with the link's name in metrics.
+    pub reconnected: fn(&'static str),
+    /// Whether scripts publish with SPUBLISH.
+    pub sharded: bool,
+    /// Whether scripts may be bundled.
+    pub bundles: bool,
+    /// Finds the server. `None`: it is always the same one.
+    pub locate: Option<Arc<dyn Locate>>,
+}
+
+impl fmt::Debug for Dialer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dialer")
+            .field("settings", &self.settings)
+            .field("wire", &self.wire)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Dialer {
+    /// Returns how to connect to the server in `settings`, always the same.
+    #[must_use]
+    pub fn new(settings: ConnectionSettings) -> Self {
+        Self {
+            wire: Wire::default(),
+            first_limit: settings.connect_timeout,
+            epochs: Arc::default(),
+            reconnected: |_| {},
+            sharded: false,
+            bundles: true,
+            locate: None,
+            settings,
+        }
+    }
+
+    /// Returns the same dialer for this server, whichever server is the master.
+    #[must_use]
+    pub fn at(mut self, server: &Server) -> Self {
+        self.settings = self.settings.at(server);
+        self.locate = None;
+        self
+    }
+
+    /// Connects once, on the client's own runtime. The limit covers all steps: finding the master,
+    /// fetching the credentials, the name's addresses, TLS and the handshake.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: if dropped midway, the connection is closed.
+    pub async fn connect(&self, limit: Duration) -> Result<Connection, NotConnected> {
+        let attempt = async {
+            match &self.locate {
+                Some(locate) => locate.connect(self).await,
+                None => self.open().await,
+            }
+        };
+        let late = |_| {
+            let late = format!("no connection within {limit:?}");
+            let error = StoreError::new(StoreErrorKind::Timeout, false, late);
+            Err(NotConnected {
+                error,
+                nobody_listens: false,
+            })
+        };
+        timeout(limit, attempt).await.unwrap_or_else(late)
+    }
+
+    /// Connects to the server in `server`. The caller sets the time limit.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: if dropped midway, the connection is closed.
+    pub async fn open(&self) -> Result<Connection, NotConnected> {
+        match self.wire {
+            Wire::Own => own::greet::connect(&self.settings)
+                .await
+                .map(Connection::from),
+            #[cfg(feature = "fred")]
+            Wire::Fred => by_fred::connect(&self.settings)
+                .await
+                .map(|connection| Connection::foreign(connection)),
+        }
+    }
+}

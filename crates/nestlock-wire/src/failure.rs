@@ -1,0 +1,144 @@
+//! Why a request has no usable reply, and why there is no connection.
+
+use std::io;
+
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    refusal,
+    until::NOT_SENT,
+};
+
+/// Why a request has no usable reply.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    /// The server replied with an error.
+    Refused(String),
+    /// The same for a request in a bundle: none of the bundle was executed, and each request is
+    /// sent again alone.
+    RefusedTogether(String),
+    /// The connection ended before the request was sent.
+    Unsent,
+    /// The connection ended before the reply arrived.
+    Ended,
+    /// The request's time is over.
+    TimedOut,
+    /// The request's time is over, and it was never sent.
+    LateUnsent,
+    /// Too many requests are in flight.
+    TooMany,
+    /// What arrived is not a reply, or not the reply to this request.
+    Nonsense(String),
+    /// Anything else, and whether the request may have been executed.
+    Other(StoreErrorKind, bool, String),
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        use StoreErrorKind as K;
+        let (kind, may_have_executed, why) = match failure {
+            Failure::Refused(error) | Failure::RefusedTogether(error) => {
+                return refusal::error(error);
+            }
+            Failure::Unsent => (
+                K::Unavailable,
+                false,
+                "the connection ended before the request was sent".into(),
+            ),
+            Failure::Ended => (
+                K::Disconnected,
+                true,
+                "the connection ended before the answer came".into(),
+            ),
+            Failure::TimedOut => (
+                K::Timeout,
+                true,
+                "no answer within the command timeout".into(),
+            ),
+            Failure::LateUnsent => (K::Overloaded, false, NOT_SENT.into()),
+            Failure::TooMany => (
+                K::Overloaded,
+                false,
+                "too many requests are under way".into(),
+            ),
+            Failure::Nonsense(what) => (K::Protocol, true, what),
+            Failure::Other(kind, may_have_executed, why) => (kind, may_have_executed, why),
+        };
+        Self::new(kind, may_have_executed, why)
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub struct NotConnected {
+    /// What happened.
+    pub error: StoreError,
+    /// True if nothing listens there (a closed port, no such socket): the attempt cost the server
+    /// nothing.
+    pub nobody_listens: bool,
+}
+
+impl From<io::Error> for NotConnected {
+    fn from(error: io::Error) -> Self {
+        let nobody_listens = matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+        );
+        let error = StoreError::new(StoreErrorKind::Disconnected, false, error);
+        Self {
+            error: refusal::at_connect(error),
+            nobody_listens,
+        }
+    }
+}
+
+impl NotConnected {
+    /// Converts the failure of a handshake. If that contained a password, only known words of the
+    /// server's error are shown.
+    pub(crate) fn of_handshake(failure: Failure, has_password: bool) -> Self {
+        let error = match failure {
+            Failure::Refused(said) if has_password => refusal::login_error(&said),
+            failure => failure.into(),
+        };
+        Self {
+            error: refusal::at_connect(error),
+            nobody_listens: false,
+        }
+    }
+}
+
+/// Converts the failure of a query after the handshake.
+impl From<Failure> for NotConnected {
+    fn from(failure: Failure) -> Self {
+        Self::of_handshake(failure, false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A closed port and a missing socket are distinguished from servers that are there and do not
+    /// serve.
+    #[test]
+    fn an_error_separates_absent_servers_from_those_not_serving() {
+        use std::net::{TcpListener, TcpStream};
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        // errors as the system reports them
+        for connect in [
+            &|| std::os::unix::net::UnixStream::connect("/nobody/is/here").map(drop),
+            &|| TcpStream::connect(port).map(drop),
+        ] as [&dyn Fn() -> io::Result<()>; 2]
+        {
+            assert!(NotConnected::from(connect().unwrap_err()).nobody_listens);
+        }
+        // root may open everything, so this is built as the system would report it
+        let denied = NotConnected::from(io::Error::from_raw_os_error(13)).error;
+        assert_eq!(denied.kind(), StoreErrorKind::NoPermission, "{denied}");
+        assert!(denied.to_string().contains("unixsocketperm"), "{denied}");
+        let reset = io::Error::from(io::ErrorKind::ConnectionReset);
+        assert!(!NotConnected::from(reset).nobody_listens);
+    }
+}

@@ -1,0 +1,66 @@
+#![doc = include_str!("../README.md")]
+
+mod acks;
+mod address;
+mod bundle;
+#[cfg(feature = "fred")]
+mod by_fred;
+pub mod clock;
+mod connection;
+mod dialer;
+mod digest;
+mod epoch;
+mod error;
+mod failure;
+mod health;
+mod limits;
+mod link;
+#[doc(hidden)]
+pub mod log;
+mod numbered;
+mod own;
+mod pace;
+mod process;
+mod push;
+mod reach;
+mod refusal;
+mod request;
+mod resp;
+mod round_trip;
+mod script;
+mod settings;
+mod source;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod texts;
+mod until;
+mod wake;
+
+#[cfg(feature = "fred")]
+pub use crate::by_fred::connector::fred_client;
+#[doc(hidden)]
+pub use crate::error::advice::all_advice;
+#[cfg(feature = "rustls")]
+pub use crate::settings::TlsSettings;
+pub use crate::{
+    acks::{Acks, Copies, Receipt, send_wait},
+    address::{Address, Server},
+    bundle::Bundle,
+    connection::{CloseOnDrop, Connection},
+    dialer::{Dialer, Locate, Wire},
+    epoch::{Epoch, Epochs},
+    error::{StoreError, StoreErrorKind},
+    failure::{Failure, NotConnected},
+    link::{Link, LinkPurpose, commands::ServerInfo},
+    pace::{Pace, jitter},
+    process::Home,
+    push::{Push, Sink},
+    request::Request,
+    resp::Value,
+    script::{Arg, Call, Script},
+    settings::{ConnectionSettings, Credentials, Login, ServerSettings},
+    source::{Arity, ScriptSource},
+    stream::has_io_here,
+    until::Until,
+};

@@ -1,0 +1,604 @@
+//! A supervised connection. It reconnects by itself, reports which requests may have been executed,
+//! and never sends one of those again.
+
+pub(crate) mod commands;
+mod copies;
+mod down;
+mod supervisor;
+
+use std::{
+    fmt,
+    future::Future,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    acks::{Copies, Receipt, WaitRequests},
+    address::Address,
+    clock,
+    connection::Connection,
+    dialer::Dialer,
+    epoch::Epoch,
+    error::{StoreError, StoreErrorKind},
+    failure::Failure,
+    health::HealthWatch,
+    pace::Pace,
+    refusal,
+    request::Request,
+    resp::Value,
+    round_trip::RoundTrip,
+    script::Call,
+    until::{NOT_SENT, Until},
+    wake::catch_waker_panic,
+};
+
+/// A connection without a reply for this long gets a PING.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// How long a request waits for a reconnect: a broken connection is usually replaced within
+/// milliseconds.
+const RECONNECT_GRACE: Duration = Duration::from_millis(250);
+/// How often a request is retried that was never sent.
+const MAX_UNSENT: u32 = 20;
+/// How long [`Link::reset`] waits for the next connection.
+const RESET: Duration = Duration::from_secs(2);
+/// How long a server that the link leaves has to accept a new connection, if a request has been in
+/// flight for at least a heartbeat: after that it counts as hung. Any other server may only be
+/// slow, and has ten times as long.
+const HANGS: Duration = Duration::from_millis(100);
+/// How long closing a client waits for requests that were sent.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The state in which a request finds a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LinkState {
+    Up,
+    /// The connection was lost a moment ago, and nothing suggests that it cannot be replaced.
+    Reconnecting,
+    Down,
+}
+
+/// What a link carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkPurpose {
+    /// Short requests, whose replies arrive soon.
+    Requests,
+    /// Requests that may block for minutes, and hold up those behind them.
+    BlockingReads,
+}
+
+/// A link to a server: one connection after the other.
+pub struct Link {
+    dial: Dialer,
+    carries: LinkPurpose,
+    round_trip: RoundTrip,
+    pub(crate) wait_requests: WaitRequests,
+    pace: Arc<Pace>,
+    /// The connection that can be used, or could be until a moment ago, and its epoch.
+    connection: RwLock<Option<(Epoch, Connection)>>,
+    state: watch::Sender<LinkState>,
+    /// Why there is no connection.
+    refused: Mutex<Option<String>>,
+    /// How long a request waits for the next connection.
+    patience: Duration,
+    /// The epoch of the latest connection.
+    ready: watch::Sender<Epoch>,
+    /// The epoch of the last connection that was given up.
+    given_up: watch::Sender<Epoch>,
+    closed: AtomicBool,
+    /// See [`Link::leave`].
+    is_left: AtomicBool,
+    pub(crate) down: HealthWatch,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link")
+            .field("state", &*self.state.borrow())
+            .field("epoch", &self.epoch())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Link {
+    /// Ends the connection, so that a connect that is dropped midway leaves nothing behind on the
+    /// user's runtime.
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Link {
+    /// Connects, and stays connected until [`Link::close`]. Must run on the client's own runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: if dropped midway, the connection is closed.
+    pub async fn connect(dial: Dialer, pace: &Arc<Pace>) -> Result<Arc<Self>, StoreError> {
+        let link = Self::new(dial, pace, LinkPurpose::Requests);
+        let connection = link
+            .dial
+            .connect(link.dial.settings.connect_timeout)
+            .await
+            .map_err(|refused| refused.error)?;
+        link.set_up(&connection);
+        link.dial
+            .settings
+            .own
+            .spawn(Arc::clone(&link).supervise(Some(connection)));
+        link.dial.settings.own.spawn(Arc::clone(&link).beat());
+        Ok(link)
+    }
+
+    /// Returns a link that connects when it can. Requests in its first moments wait for that.
+    pub fn lazy(dial: Dialer, pace: &Arc<Pace>) -> Arc<Self> {
+        let link = Self::new(dial, pace, LinkPurpose::Requests);
+        link.set(LinkState::Reconnecting);
+        link.dial
+            .settings
+            .own
+            .spawn(Arc::clone(&link).supervise(None));
+        link.dial.settings.own.spawn(Arc::clone(&link).beat());
+        link
+    }
+
+    /// Returns a link for requests that block, without heartbeats. It connects when it can.
+    pub fn blocking(dial: Dialer, pace: &Arc<Pace>) -> Arc<Self> {
+        let link = Self::new(dial, pace, LinkPurpose::BlockingReads);
+        link.dial
+            .settings
+            .own
+            .spawn(Arc::clone(&link).supervise(None));
+        link
+    }
+
+    /// Returns a link that does not connect by itself.
+    pub fn new(dial: Dialer, pace: &Arc<Pace>, carries: LinkPurpose) -> Arc<Self> {
+        Arc::new(Self {
+            carries,
+            round_trip: RoundTrip::new(),
+            wait_requests: WaitRequests::default(),
+            pace: Arc::clone(pace),
+            connection: RwLock::new(None),
+            state: watch::Sender::new(LinkState::Down),
+            refused: Mutex::default(),
+            patience: RECONNECT_GRACE.min(dial.settings.command_timeout),
+            ready: watch::Sender::new(Epoch::NONE),
+            given_up: watch::Sender::new(Epoch::NONE),
+            closed: AtomicBool::new(false),
+            is_left: AtomicBool::new(false),
+            down: HealthWatch::new(),
+            dial,
+        })
+    }
+
+    /// Drops the connection, and waits a little for a new one.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn reset(&self) {
+        self.mark_reconnecting();
+        self.given_up.send_replace(self.epoch());
+        let _ = timeout(RESET, self.wait_up()).await;
+    }
+
+    fn set(&self, state: LinkState) {
+        catch_waker_panic(|| {
+            _ = self
+                .state
+                .send_if_modified(|was| std::mem::replace(was, state) != state);
+        });
+    }
+
+    fn numbered(&self) -> Option<(Epoch, Connection)> {
+        self.connection
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn current(&self) -> Option<Connection> {
+        self.numbered().map(|(_, connection)| connection)
+    }
+
+    /// Returns when the oldest request in flight was sent.
+    pub fn waits_since(&self) -> Option<clock::Instant> {
+        self.current()?.waits_since()
+    }
+
+    /// Returns the host that the link leads to.
+    pub fn host(&self) -> String {
+        match &self.dial.settings.server.address {
+            Address::Tcp(server) => server.host.to_string(),
+            Address::Unix(_) => String::new(),
+        }
+    }
+
+    /// Returns the server that the link leads to, unless sentinels or a list decide that.
+    pub fn address(&self) -> String {
+        self.dial.settings.server.address.to_string()
+    }
+
+    /// Returns the number of requests in flight.
+    pub fn in_flight(&self) -> usize {
+        self.current()
+            .map_or(0, |connection| connection.in_flight())
+    }
+
+    /// Returns a receiver of the latest connection's epoch.
+    pub fn connections(&self) -> watch::Receiver<Epoch> {
+        self.ready.subscribe()
+    }
+
+    /// Returns whether there is a connection that can be used.
+    pub fn is_up(&self) -> bool {
+        *self.state.borrow() == LinkState::Up
+    }
+
+    /// Returns whether the server is known to accept no connection.
+    pub fn is_down(&self) -> bool {
+        *self.state.borrow() == LinkState::Down
+    }
+
+    /// Returns the connection for a request. If there is none after a short wait, the request is
+    /// refused: later it may mean something else.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn up(&self) -> Result<(Epoch, Connection), StoreError> {
+        self.up_within(self.patience).await
+    }
+
+    /// Returns the same, within the time that the request has left.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn up_by(&self, until: Until) -> Result<(Epoch, Connection), StoreError> {
+        self.up_within(self.patience.min(until.patience(clock::Instant::now())))
+            .await
+    }
+
+    async fn up_within(&self, limit: Duration) -> Result<(Epoch, Connection), StoreError> {
+        // a fork has no supervisor that would reconnect
+        if !self.is_up() && self.dial.epochs.are_ours() {
+            self.wait_for_reconnect(limit).await?;
+        }
+        self.usable()
+    }
+
+    /// Returns the connection, unless it belongs to another process.
+    fn usable(&self) -> Result<(Epoch, Connection), StoreError> {
+        self.dial.epochs.check_ours()?;
+        self.numbered().ok_or_else(|| self.not_connected())
+    }
+
+    /// Returns the error that there is no connection, and why.
+    pub fn not_connected(&self) -> StoreError {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let why = refused
+            .as_ref()
+            .map_or_else(String::new, |why| format!(" to {}: {why}", self.address()));
+        StoreError::new(
+            StoreErrorKind::Unavailable,
+            false,
+            format!("not connected{why}"),
+        )
+    }
+
+    async fn wait_for_reconnect(&self, limit: Duration) -> Result<(), StoreError> {
+        let mut state = self.state.subscribe();
+        let over = self
+            .in_time(
+                limit,
+                state.wait_for(|state| *state != LinkState::Reconnecting),
+            )
+            .await;
+        match over {
+            Some(Ok(state)) if *state == LinkState::Up => Ok(()),
+            _ => Err(self.not_connected()),
+        }
+    }
+
+    /// Limits the time of a future, with a timer of the client's own runtime: the caller's may have
+    /// none. Returns `None` if the time is over first.
+    pub(crate) async fn in_time<F: Future>(&self, limit: Duration, future: F) -> Option<F::Output> {
+        let over = {
+            let _context = self.dial.settings.own.enter();
+            sleep(limit)
+        };
+        tokio::select! {
+            biased;
+            output = future => Some(output),
+            () = over => None,
+        }
+    }
+
+    /// Spawns a task on the client's own runtime.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.dial.settings.own.spawn(task);
+    }
+
+    /// Returns whether the link was closed for good.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Waits until the server can be reached.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn wait_up(&self) {
+        let _ = self
+            .state
+            .subscribe()
+            .wait_for(|state| *state == LinkState::Up)
+            .await;
+    }
+
+    /// Waits until the server is known to accept no connection.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn wait_down(&self) {
+        let _ = self
+            .state
+            .subscribe()
+            .wait_for(|state| *state == LinkState::Down)
+            .await;
+    }
+
+    /// Returns the epoch of the current connection.
+    pub fn epoch(&self) -> Epoch {
+        let connection = self
+            .connection
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        connection.as_ref().map_or(Epoch::NONE, |(epoch, _)| *epoch)
+    }
+
+    /// Runs a script, and returns its reply and the epoch of the connection that brought it. If the
+    /// server has forgotten the script, the request is sent again with the text; if its bundle was
+    /// refused, it is sent again alone. Any other retry is of a request that was not sent when the
+    /// connection ended.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped midway, the request may still execute. The first poll queues it, so
+    /// anything sent after the drop comes second. Nothing is sent once `until` is over: if a future
+    /// was not polled for that long, all callers may have given it up, and what it is about may
+    /// belong to another by now.
+    ///
+    /// `copies`: the copies that its write must have. [`Link::acknowledged`] waits for them by the
+    /// receipt.
+    pub async fn eval(
+        &self,
+        call: &Call,
+        mut until: Until,
+        asking: bool,
+        (copies, receipt): (Option<Copies>, &mut Option<Receipt>),
+    ) -> Result<(Value, Epoch), StoreError> {
+        let is_up = asking || self.is_up();
+        let (mut epoch, mut connection) = if is_up {
+            self.usable()?
+        } else {
+            self.up_by(until).await?
+        };
+        if !is_up {
+            until = until.again(clock::Instant::now());
+        }
+        let (mut digest, mut tries) = (true, MAX_UNSENT);
+        let mut together = self.dial.bundles && copies.is_none() && call.script.bundle.is_some();
+        loop {
+            let sharded = self.dial.sharded;
+            let request = match (asking, digest) {
+                // with its text: each ASKING is for one request, so NOSCRIPT could not be retried
+                (true, _) => Request::Asking(call, sharded),
+                (false, true) if together => Request::Together(call),
+                (false, true) => Request::Digest(call, sharded),
+                (false, false) => Request::Source(call, sharded),
+            };
+            let is_held_up = self.wait_requests.hold_up();
+            let answer = match copies {
+                None => connection.call(request, until).await,
+                Some(copies) => {
+                    let asked =
+                        Box::pin(self.call_and_wait((epoch, &connection), request, until, copies));
+                    let (answer, of_it) = asked.await;
+                    *receipt = Some(of_it);
+                    answer
+                }
+            };
+            match answer {
+                // it may have granted a lock that no other server knows of
+                Ok(_) if self.is_left() => return Err(self.failed(Failure::Ended)),
+                Ok(answer) => {
+                    self.round_trip.take(until.asked(), is_held_up);
+                    return Ok((answer, epoch));
+                }
+                Err(Failure::Refused(error)) if digest && error.starts_with("NOSCRIPT") => {
+                    digest = false;
+                }
+                Err(Failure::RefusedTogether(_)) if together => together = false,
+                // sent alone, its error names the line in the script
+                Err(Failure::Refused(error)) if together && refusal::is_unknown_command(&error) => {
+                    together = false;
+                }
+                // a request with ASKING is sent at once or not at all
+                Err(Failure::Unsent) if tries > 0 && !asking => {
+                    tries -= 1;
+                    (epoch, connection) = Box::pin(self.after(&connection, until)).await?;
+                }
+                Err(failure) => return Err(call.script.explained(self.failed(failure), sharded)),
+            }
+            until = until.again(clock::Instant::now());
+            if until.is_over() {
+                return Err(StoreError::new(StoreErrorKind::Overloaded, false, NOT_SENT));
+            }
+        }
+    }
+
+    /// Returns the connection that follows `ended`. It becomes known a moment later.
+    async fn after(
+        &self,
+        ended: &Connection,
+        until: Until,
+    ) -> Result<(Epoch, Connection), StoreError> {
+        let mut connections = self.connections();
+        let next = async {
+            loop {
+                let next = self.up_by(until).await?;
+                if !next.1.is(ended) {
+                    return Ok(next);
+                }
+                // the supervisor has not noticed the end yet
+                self.in_time(Duration::from_millis(1), connections.changed())
+                    .await;
+            }
+        };
+        let limit = self.patience.min(until.patience(clock::Instant::now()));
+        self.in_time(limit, next)
+            .await
+            .unwrap_or_else(|| Err(self.not_connected()))
+    }
+
+    /// Returns how long requests took lately, plus a quarter. The wait for a connection does not
+    /// count.
+    pub fn round_trip(&self) -> Duration {
+        self.round_trip.get()
+    }
+
+    /// Records how long the server took to redirect a request that was sent at `asked`. If it
+    /// redirects every request, no other reply shows how long one takes. The sample counts as
+    /// behind a WAIT, because whether it was is not known here.
+    pub fn sent_elsewhere(&self, asked: clock::Instant) {
+        self.round_trip.take(asked, true);
+    }
+
+    /// Returns the same without time spent behind a WAIT. Bounded waits use it: they must end in
+    /// time, even if other waits need replicas.
+    pub fn free_round_trip(&self) -> Duration {
+        self.round_trip.free()
+    }
+
+    /// Makes sure that replies are read soon, whatever the user's runtime does.
+    pub fn prioritize(&self) {
+        if let Some(connection) = self.current() {
+            connection.prioritize();
+        }
+    }
+
+    /// Converts a failure for the caller. If the server is a replica now, all links search for
+    /// another server.
+    pub fn failed(&self, failure: Failure) -> StoreError {
+        let error = StoreError::from(failure);
+        if error.kind() == StoreErrorKind::ReadOnly {
+            self.pace.search();
+        }
+        error
+    }
+
+    /// Returns how long a request may take.
+    pub fn limit(&self) -> Duration {
+        self.dial.settings.command_timeout
+    }
+
+    /// Returns the time limits of a request that is sent now.
+    pub fn until(&self, asked: clock::Instant) -> Until {
+        Until::new(asked, self.dial.settings.command_timeout)
+    }
+
+    /// Waits until everything sent before has been executed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it changes nothing.
+    pub async fn barrier(&self) -> Result<(), StoreError> {
+        self.up().await?;
+        self.echo().await
+    }
+
+    /// Sends a PING, and records how long it takes.
+    async fn echo(&self) -> Result<(), StoreError> {
+        let sent = clock::Instant::now();
+        let ((_, connection), is_held_up) = (self.usable()?, self.wait_requests.hold_up());
+        let answer = connection.echo(self.until(sent)).await;
+        // a server that is loading refuses PING as well: without this, no reply would show the
+        // round trip
+        if matches!(answer, Ok(()) | Err(Failure::Refused(_))) {
+            self.round_trip.take_ping(sent, is_held_up);
+        }
+        answer.map_err(|failure| self.failed(failure))
+    }
+
+    fn end(&self) {
+        if let Some(connection) = self.current() {
+            connection.end();
+        }
+    }
+
+    /// Leaves a server that is no longer responsible. Refusals of requests in flight are still
+    /// believed, since a server that has handed over refuses. Any other reply is not.
+    pub fn leave(self: &Arc<Self>) {
+        self.is_left.store(true, Ordering::Release);
+        self.closed.store(true, Ordering::Release);
+        self.set(LinkState::Down);
+        let link = Arc::clone(self);
+        self.dial.settings.own.spawn(async move {
+            let over = Instant::now() + link.limit();
+            let is_silent = link
+                .waits_since()
+                .is_some_and(|since| since.elapsed() >= HEARTBEAT);
+            let knock = link
+                .dial
+                .connect(if is_silent { HANGS } else { 10 * HANGS });
+            let (knock, ()) = tokio::join!(knock, sleep(HANGS));
+            if let Ok(connection) = knock {
+                connection.end();
+                while link.in_flight() > 0 && Instant::now() < over {
+                    sleep(HANGS / 10).await;
+                }
+            }
+            link.end();
+        });
+    }
+
+    /// Returns whether the server's replies are no longer believed, except refusals.
+    pub(crate) fn is_left(&self) -> bool {
+        self.is_left.load(Ordering::Acquire)
+    }
+
+    /// Ends the connection without waiting for anything.
+    pub fn abandon(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.end();
+        self.set(LinkState::Down);
+    }
+
+    /// Ends the connection after everything that was sent. Idempotent.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped midway, the connection stays open until the link is dropped.
+    pub async fn close(&self) {
+        if !self.is_closed() && self.is_up() {
+            let _ = self.in_time(DRAIN_TIMEOUT, self.echo()).await;
+        }
+        self.abandon();
+    }
+}
+
+#[cfg(test)]
+mod tests;

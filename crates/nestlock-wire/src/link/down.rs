@@ -1,0 +1,84 @@
+//! A cluster in which a slot has no master rejects every request, at each node. The client probes a
+//! node for the end of that once, on behalf of all requests, so that none has to find out by
+//! trying.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::sleep;
+
+use crate::{
+    clock::Instant,
+    error::{StoreError, StoreErrorKind},
+    health::Health,
+    link::Link,
+    pace::jitter,
+};
+
+/// How long to wait for a node's reply about its cluster.
+const REPLY_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// How often to probe whether a node serves again: the interval while a replica is expected to take
+/// over, how long that is, and the interval after that.
+const PROBE_INTERVALS: (Duration, Duration, Duration) = (
+    Duration::from_millis(50),
+    Duration::from_secs(60),
+    Duration::from_millis(500),
+);
+
+impl Link {
+    /// Notes that a node rejected a request because its cluster is down, and starts to probe it.
+    /// Ignores all other errors.
+    pub fn refused(self: &Arc<Self>, error: &StoreError) {
+        // "Hash slot not served" is about one slot; the others may be fine
+        if error.kind() != StoreErrorKind::ClusterDown || !error.said().contains("cluster is down")
+        {
+            return;
+        }
+        if self.down.note_down() {
+            self.spawn(Arc::clone(self).probe_until_serving());
+        }
+    }
+
+    /// Waits until a node that rejected everything serves again. Never returns for any other node.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn serving_again(&self) {
+        self.down.serving_again().await;
+    }
+
+    async fn probe_until_serving(self: Arc<Self>) {
+        let began = Instant::now();
+        let says = loop {
+            let (soon, at_first, later) = PROBE_INTERVALS;
+            sleep(jitter(
+                if began.elapsed() < at_first {
+                    soon
+                } else {
+                    later
+                },
+                0.2,
+            ))
+            .await;
+            if self.is_closed() {
+                break Health::Unknown;
+            }
+            match self.cluster_info(REPLY_TIMEOUT).await {
+                Ok(info)
+                    if info
+                        .as_str()
+                        .is_some_and(|info| info.contains("cluster_state:ok")) =>
+                {
+                    break Health::Nothing;
+                }
+                // the user may not run `CLUSTER INFO`
+                Err(error) if error.kind() == StoreErrorKind::NoPermission => {
+                    break Health::Unknown;
+                }
+                _ => {}
+            }
+        };
+        self.down.probed(says);
+    }
+}

@@ -1,0 +1,570 @@
+//! The send buffer of a connection, and the requests that wait for replies: encoding, bundling,
+//! matching, expiry.
+
+use std::{collections::VecDeque, mem, time::Duration};
+
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use crate::{
+    clock::Instant,
+    error::StoreErrorKind,
+    failure::Failure,
+    limits::REFUSED,
+    numbered, refusal,
+    request::BundlePart,
+    resp::{self, Frame, Value},
+    texts::Texts,
+    until::Until,
+};
+
+/// Most requests in one bundle. All of a bundle wait until the last is executed, so a larger one
+/// would delay the first.
+const MOST_TOGETHER: usize = 32;
+/// Why a connection ends if a reply does not match the request that is due.
+const ANOTHER: &str = "a reply to another request";
+
+/// The send buffer, and the requests that wait for replies.
+#[derive(Default)]
+pub(super) struct Out {
+    /// The bytes that no writer has given to the socket yet.
+    pub(super) buf: Vec<u8>,
+    /// An empty buffer that replaces `buf` while that is written.
+    pub(super) spare: Vec<u8>,
+    /// How many requests were encoded, PINGs included.
+    pub(super) sent: u64,
+    /// The offsets, in the stream of all request bytes, at which `buf` begins and ends.
+    pub(super) from: u64,
+    pub(super) end: u64,
+    /// The requests without a reply, in the order of their bytes.
+    pub(super) waiting: VecDeque<Waiting>,
+    /// Replies to the first of `waiting` that do not name their requests. They are delivered when a
+    /// later reply names its own.
+    held: VecDeque<ReplyResult>,
+    /// How many PINGs wait for a reply.
+    pings: usize,
+    /// When a refusal was last delivered, or last needed a PING to prove it.
+    refused: Option<Instant>,
+    /// The number before that of the first request. It differs between connections, so that no
+    /// reply of one names a request of another.
+    base: u64,
+    /// Whether a request may expire before one in front of it.
+    pub(super) is_mixed: bool,
+    /// When the keeper next checks for expired requests. `None` before its first check.
+    pub(super) alarm: Option<Instant>,
+    pub(super) writer: WriterState,
+    /// How many callers were last notified in one pass.
+    pub(super) last_batch: usize,
+    /// Whether the socket takes no more for now. The driver in charge continues the write.
+    pub(super) is_full: bool,
+    pub(super) is_ended: bool,
+    pub(super) texts: Texts,
+    bundles: Bundles,
+}
+
+/// The state of bundling: the merge of several requests into one.
+#[derive(Default)]
+struct Bundles {
+    /// Whether bundling is off, because the user lacks permission for a key or the keys are in
+    /// different slots. Each refused bundle would cost all of its requests a second round trip.
+    are_off: bool,
+    /// An empty buffer for the next merge.
+    spare: Vec<u8>,
+}
+
+/// Whether a writer is active.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum WriterState {
+    #[default]
+    Free,
+    Taken,
+    /// Another flush came in during the write, so the writer checks the buffer again.
+    TakenAgain,
+}
+
+/// A request that waits for its reply.
+pub(super) struct Waiting {
+    /// `None` if the request timed out and its reply is still to come, or if it is a PING that
+    /// proves earlier replies.
+    pub(super) reply_to: Option<oneshot::Sender<ReplyResult>>,
+    /// The number that its reply names.
+    pub(super) number: u64,
+    /// The offset of its end in the stream of request bytes, and its length in bytes.
+    pub(super) end: u64,
+    pub(super) length: usize,
+    pub(super) until: Until,
+    /// Until when it may be sent. In a bundle, this is the latest deadline of all its requests.
+    pub(super) last: Instant,
+    pub(super) reply: Reply,
+    /// `None` if the request cannot be bundled, or already is.
+    pub(super) part: Option<BundlePart>,
+}
+
+impl Waiting {
+    /// Returns a request whose place in the stream is still unknown.
+    pub(super) fn new(
+        tell: Option<oneshot::Sender<ReplyResult>>,
+        number: u64,
+        until: Until,
+        reply: Reply,
+    ) -> Self {
+        Self {
+            reply_to: tell,
+            number,
+            end: 0,
+            length: 0,
+            until,
+            last: until.over,
+            reply,
+            part: None,
+        }
+    }
+}
+
+/// What kind of reply a request gets.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// A script's reply, which names the request.
+    Script,
+    /// A script's reply, after the reply to ASKING, which is ignored.
+    Second,
+    /// The argument of a PING, which is the request's number.
+    Ping,
+    /// The argument of a PING behind a sharded subscription, or the error that came before it.
+    Echo(Option<String>),
+    /// A value that names no request.
+    Unnamed,
+    /// A value in the handshake that names no request. It is delivered even if the connection ends
+    /// unproven: a server that rejects the client replies, and then closes.
+    Greeting,
+    /// This many pushed confirmations, still to come. They name no request.
+    Pushes(usize),
+    /// The reply to a bundle of this many requests, of which this is the first.
+    Each(usize),
+    /// Part of an earlier request's `Each`.
+    OfEach,
+}
+
+impl Out {
+    pub(super) fn new(base: u64) -> Self {
+        Self {
+            base,
+            ..Self::default()
+        }
+    }
+
+    /// Counts a request. Returns its number.
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.sent += 1;
+        self.base + self.sent
+    }
+
+    /// Adds a request whose bytes begin at offset `before` of the buffer.
+    pub(super) fn push(&mut self, before: usize, waiting: Waiting) {
+        self.end += (self.buf.len() - before) as u64;
+        // A request that another connection left unsent, or a PING, may have less time than those
+        // in front of it.
+        self.is_mixed |= self
+            .waiting
+            .back()
+            .is_some_and(|last| waiting.until.over < last.until.over);
+        self.pings += usize::from(waiting.reply == Reply::Ping);
+        self.waiting.push_back(Waiting {
+            end: self.end,
+            length: self.buf.len() - before,
+            ..waiting
+        });
+    }
+
+    /// Appends a PING with its number. Its reply proves that the replies before it belong to their
+    /// requests.
+    pub(super) fn ping(&mut self, until: Until) {
+        let (number, before) = (self.next_number(), self.buf.len());
+        resp::write_ping(&mut self.buf, number);
+        self.push(before, Waiting::new(None, number, until, Reply::Ping));
+    }
+
+    /// Appends a PING to the bytes about to be written, if a request was refused less than
+    /// `REFUSED` ago. The next refusal is then proven within its own round trip.
+    pub(super) fn ping_if_refused(&mut self, now: Instant, limit: Duration) {
+        let is_refused = self
+            .refused
+            .is_some_and(|at| now.saturating_duration_since(at) < REFUSED);
+        if is_refused
+            && self
+                .waiting
+                .back()
+                .is_some_and(|last| last.reply != Reply::Ping)
+        {
+            self.ping(Until::new(now, limit));
+        }
+    }
+
+    /// Appends a PING if replies are held and no PING is pending, so that they are soon delivered
+    /// or found wrong. Returns `true` if there is a PING to write.
+    pub(super) fn prove(&mut self, now: Instant, limit: Duration) -> bool {
+        let proves = !self.held.is_empty() && self.pings == 0;
+        if proves {
+            self.refused = Some(now);
+            self.ping(Until::new(now, limit));
+        }
+        proves
+    }
+
+    /// Returns the stream offset up to which requests may have been sent. While a writer is active,
+    /// that includes the whole buffer.
+    fn written(&self) -> u64 {
+        if self.writer == WriterState::Free {
+            self.from
+        } else {
+            self.end
+        }
+    }
+
+    /// Matches a reply to its request. Returns an error if it belongs to another request, or to
+    /// none.
+    ///
+    /// The replies to scripts and PINGs name their requests. Any other reply may have been shifted
+    /// by one that was lost or doubled, so it is held until a later reply names its request.
+    pub(super) fn match_reply(
+        &mut self,
+        frame: Frame,
+        callers: &mut Vec<Caller>,
+    ) -> Result<(), String> {
+        let (at, written) = (self.held.len(), self.written());
+        let next = self.waiting.get(at + 1).map(|next| next.number);
+        let Some(waiting) = self
+            .waiting
+            .get_mut(at)
+            .filter(|waiting| waiting.end <= written)
+        else {
+            return Err("a reply to no request".into());
+        };
+        let number = waiting.number;
+        if let (Reply::Script | Reply::Each(_), Frame::Error(error)) = (&waiting.reply, &frame) {
+            self.texts.refused(error);
+        }
+        self.pings -= usize::from(waiting.reply == Reply::Ping);
+        let told = match (&mut waiting.reply, frame) {
+            (Reply::Second, Frame::Value(_) | Frame::Error(_)) => {
+                waiting.reply = Reply::Script;
+                return Ok(());
+            }
+            (Reply::Echo(refused @ None), Frame::Error(error)) => {
+                *refused = Some(error);
+                return Ok(());
+            }
+            // The PING behind the request was refused, too.
+            (Reply::Echo(refused), Frame::Error(error)) => {
+                Err(Failure::Refused(refused.take().unwrap_or(error)))
+            }
+            (Reply::Pushes(missing @ 2..), Frame::Push(_)) => {
+                *missing -= 1;
+                return Ok(());
+            }
+            (Reply::Each(many), Frame::Error(error)) => {
+                let many = *many;
+                let refused = self.refused_together(error);
+                self.held.extend((0..many).map(|_| Err(refused.clone())));
+                self.resolve_proven(callers);
+                return Ok(());
+            }
+            (Reply::Pushes(_), Frame::Push(_)) => Ok(Value::Null),
+            (Reply::Unnamed | Reply::Greeting, Frame::Value(value))
+                if !next.is_some_and(|next| numbered::is_pong(next, &value)) =>
+            {
+                Ok(value)
+            }
+            (
+                Reply::Script | Reply::Ping | Reply::Unnamed | Reply::Greeting | Reply::Pushes(_),
+                Frame::Error(error),
+            ) => Err(Failure::Refused(error)),
+            // The replies below name their requests.
+            (Reply::Each(many), Frame::Value(value)) => {
+                let many = *many;
+                let told = numbered::each(number, value, many).ok_or(ANOTHER)?;
+                self.resolve_held(callers);
+                for (waiting, told) in self.waiting.drain(..many).zip(told) {
+                    callers.extend(waiting.reply_to.map(|tell| (tell, told)));
+                }
+                return Ok(());
+            }
+            (Reply::Script, Frame::Value(value)) => {
+                let told = numbered::reply(number, value).ok_or(ANOTHER)?;
+                self.resolve_held(callers);
+                self.resolve_first(Ok(told), callers);
+                return Ok(());
+            }
+            (Reply::Ping | Reply::Echo(_), Frame::Value(value)) => {
+                let refused = if let Reply::Echo(refused) = &mut waiting.reply {
+                    refused.take()
+                } else {
+                    None
+                };
+                if !numbered::is_pong(number, &value) {
+                    return Err(ANOTHER.into());
+                }
+                self.resolve_held(callers);
+                self.resolve_first(
+                    refused.map_or(Ok(Value::Null), |error| Err(Failure::Refused(error))),
+                    callers,
+                );
+                return Ok(());
+            }
+            _ => return Err(ANOTHER.into()),
+        };
+        self.held.push_back(told);
+        self.resolve_proven(callers);
+        Ok(())
+    }
+
+    /// Takes the first request off the queue, with this result for its caller.
+    fn resolve_first(&mut self, told: ReplyResult, callers: &mut Vec<Caller>) {
+        callers.extend(
+            self.waiting
+                .pop_front()
+                .and_then(|first| first.reply_to)
+                .map(|tell| (tell, told)),
+        );
+    }
+
+    /// Resolves the requests of all held replies, which are now proven.
+    fn resolve_held(&mut self, callers: &mut Vec<Caller>) {
+        while let Some(told) = self.held.pop_front() {
+            // A server that does not know CLIENT SETINFO does not refuse the requests after it.
+            let is_greeting = self
+                .waiting
+                .front()
+                .is_some_and(|first| first.reply == Reply::Greeting);
+            if told.is_err() && !is_greeting {
+                self.refused = Some(Instant::now());
+            }
+            self.resolve_first(told, callers);
+        }
+    }
+
+    /// Resolves the held replies if they end with a refused PING, and there are as many replies as
+    /// requests that were sent: a loading server refuses PING, too. Then drops the first replies if
+    /// they have no caller.
+    fn resolve_proven(&mut self, callers: &mut Vec<Caller>) {
+        let last = self
+            .held
+            .len()
+            .checked_sub(1)
+            .and_then(|last| self.waiting.get(last));
+        if last.is_some_and(|last| last.reply == Reply::Ping && last.end == self.written()) {
+            self.resolve_held(callers);
+        }
+        while !self.held.is_empty()
+            && self
+                .waiting
+                .front()
+                .is_some_and(|first| first.reply_to.is_none())
+        {
+            self.held.pop_front();
+            self.waiting.pop_front();
+        }
+    }
+
+    /// Returns the failure for the requests of a bundle that was refused as a whole.
+    fn refused_together(&mut self, error: String) -> Failure {
+        use StoreErrorKind as K;
+        let kind = refusal::verdict(&error).0;
+        // A server in such a state would refuse each request alone, one round trip later.
+        let refuses_all = matches!(kind, K::Loading | K::Busy | K::MasterDown | K::ClusterDown);
+        if refuses_all || !refusal::is_known(&error) {
+            return Failure::Refused(error);
+        }
+        // Known errors come before execution, so each request may be sent again, alone.
+        self.bundles.are_off |= matches!(kind, K::NoPermission | K::CrossSlot);
+        Failure::RefusedTogether(error)
+    }
+
+    /// Merges adjacent requests in the buffer into bundles, where they allow it.
+    pub(super) fn bundle(&mut self) {
+        let first = self
+            .waiting
+            .partition_point(|waiting| waiting.end <= self.from);
+        let mut parts = self
+            .waiting
+            .range(first..)
+            .map(|waiting| waiting.part.is_some());
+        let mut before = false;
+        if self.bundles.are_off || !parts.any(|part| mem::replace(&mut before, part) && part) {
+            return;
+        }
+        let spare = mem::take(&mut self.bundles.spare);
+        let mut old = mem::replace(&mut self.buf, spare);
+        // Part of the first request may have been sent, so its bytes must not change.
+        let is_cut = self
+            .waiting
+            .get(first)
+            .is_some_and(|first| first.end - (first.length as u64) < self.from);
+        let (mut at, mut read) = (first, 0);
+        while at < self.waiting.len() {
+            let many = if is_cut && at == first {
+                1
+            } else {
+                self.together(&old[read..], at)
+            };
+            let end = (self.waiting[at + many - 1].end - self.from) as usize;
+            if many > 1 {
+                self.write_together(&old[read..end], at, many);
+            } else {
+                self.buf.extend_from_slice(&old[read..end]);
+            }
+            let new_end = self.from + self.buf.len() as u64;
+            let shift = |waiting: &mut Waiting| waiting.end = new_end;
+            self.waiting.range_mut(at..at + many).for_each(shift);
+            (at, read) = (at + many, end);
+        }
+        self.end = self.from + self.buf.len() as u64;
+        old.clear();
+        if old.capacity() <= MAX_KEPT_BUFFER {
+            self.bundles.spare = old;
+        }
+    }
+
+    /// Returns how many requests from this one on form a bundle; `bytes` begins with this one's. No
+    /// two may be about the same lock: a proxy may deliver a request twice, which is harmless for
+    /// each script, but not for an acquire that finds its lock busy and the release behind it.
+    fn together(&self, bytes: &[u8], at: usize) -> usize {
+        let (mut locks, mut from) = (SmallVec::<[&[u8]; MOST_TOGETHER]>::new(), 0);
+        for waiting in self.waiting.range(at..).take(MOST_TOGETHER) {
+            let Some(part) = &waiting.part else { break };
+            let lock = &bytes[from + part.key as usize..from + part.args as usize];
+            if locks.contains(&lock) {
+                break;
+            }
+            locks.push(lock);
+            from += waiting.length;
+        }
+        locks.len().max(1)
+    }
+
+    /// Encodes `many` requests, whose bytes these are, as one.
+    fn write_together(&mut self, bytes: &[u8], at: usize, many: usize) {
+        let Some(bundle) = self.waiting[at].part.as_ref().map(|part| part.bundle) else {
+            return;
+        };
+        let (verb, script) = self.texts.verb(bundle.text());
+        let begin = self.buf.len();
+        resp::write_head(&mut self.buf, 4 + many * 5);
+        resp::write_word(&mut self.buf, verb.as_bytes());
+        resp::write_word(&mut self.buf, script.as_bytes());
+        resp::write_integer(&mut self.buf, many as u64);
+        for is_key in [true, false] {
+            let mut from = 0;
+            for waiting in self.waiting.range(at..at + many) {
+                let Some(part) = &waiting.part else { return };
+                let [key, args, number] =
+                    [part.key, part.args, part.number].map(|at| from + at as usize);
+                from += waiting.length;
+                if is_key {
+                    self.buf.extend_from_slice(&bytes[key..args]);
+                } else {
+                    resp::write_word(&mut self.buf, &[part.digit]);
+                    self.buf.extend_from_slice(&bytes[args..number]);
+                }
+            }
+        }
+        resp::write_integer(&mut self.buf, self.waiting[at].number);
+        // The first request has all of the bundle's bytes, and the others have none.
+        let length = self.buf.len() - begin;
+        let last = self
+            .waiting
+            .range(at..at + many)
+            .map(|waiting| waiting.last)
+            .max();
+        for (n, waiting) in self.waiting.range_mut(at..at + many).enumerate() {
+            (waiting.reply, waiting.length) = if n == 0 {
+                (Reply::Each(many), length)
+            } else {
+                (Reply::OfEach, 0)
+            };
+            waiting.last = last.unwrap_or(waiting.last);
+            waiting.part = None;
+        }
+    }
+
+    /// Removes the requests in the buffer whose time is over. Returns their callers, and `true` if
+    /// nothing was removed because such a request was already sent in part.
+    pub(super) fn drop_expired(&mut self, now: Instant) -> (Vec<Caller>, bool) {
+        let first = self
+            .waiting
+            .partition_point(|waiting| waiting.end <= self.from);
+        let is_late = |waiting: &Waiting| waiting.last <= now;
+        if !self.waiting.range(first..).any(is_late) {
+            return (Vec::new(), false);
+        }
+        if self
+            .waiting
+            .get(first)
+            .is_some_and(|first| is_late(first) && first.end - (first.length as u64) < self.from)
+        {
+            return (Vec::new(), true);
+        }
+        // A removed request may have carried a script's text.
+        self.texts.forget();
+        // Close the gaps: the requests that stay move up, in the buffer and in the stream.
+        let (mut told, mut read, mut kept) = (Vec::new(), 0, 0);
+        for mut waiting in self.waiting.split_off(first) {
+            // Not `length`: part of the first request may have been sent.
+            let (from, to) = (read, (waiting.end - self.from) as usize);
+            read = to;
+            if is_late(&waiting) {
+                self.pings -= usize::from(waiting.reply == Reply::Ping);
+                told.extend(
+                    waiting
+                        .reply_to
+                        .map(|tell| (tell, Err(Failure::LateUnsent))),
+                );
+                continue;
+            }
+            self.buf.copy_within(from..to, kept);
+            kept += to - from;
+            waiting.end = self.from + kept as u64;
+            self.waiting.push_back(waiting);
+        }
+        self.buf.truncate(kept);
+        self.end = self.from + kept as u64;
+        (told, false)
+    }
+
+    /// Puts the bytes that the socket did not take back in front of the buffer.
+    pub(super) fn put_back(&mut self, mut chunk: Vec<u8>, written: usize) {
+        self.from -= (chunk.len() - written) as u64;
+        chunk.drain(..written);
+        let later = mem::replace(&mut self.buf, chunk);
+        self.buf.extend_from_slice(&later);
+        self.is_full = true;
+    }
+
+    /// Fails all requests, because the connection has ended. Returns their callers. Bytes from the
+    /// offset `written` on were not sent.
+    pub(super) fn give_up(&mut self, written: u64) -> Vec<Caller> {
+        let mut held = mem::take(&mut self.held).into_iter();
+        let waiting = self.waiting.drain(..);
+        let tell = |waiting: Waiting| {
+            let why = if waiting.end <= written {
+                Failure::Ended
+            } else {
+                Failure::Unsent
+            };
+            let told = held
+                .next()
+                .filter(|_| waiting.reply == Reply::Greeting)
+                .unwrap_or(Err(why));
+            waiting.reply_to.map(|tell| (tell, told))
+        };
+        waiting.filter_map(tell).collect()
+    }
+}
+
+/// Largest capacity, in bytes, of an empty buffer that is kept for reuse.
+pub(crate) const MAX_KEPT_BUFFER: usize = 256 << 10;
+
+/// The outcome of a request, as its caller gets it.
+pub(crate) type ReplyResult = Result<Value, Failure>;
+
+pub(crate) type Caller = (oneshot::Sender<ReplyResult>, ReplyResult);

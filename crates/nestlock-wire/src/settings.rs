@@ -1,0 +1,182 @@
+//! How to open a connection.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+#[cfg(feature = "fred")]
+use fred::types::config::Config as FredConfig;
+use tokio::runtime::Handle;
+
+use crate::{
+    address::{Address, Server},
+    failure::NotConnected,
+    push::Sink,
+};
+
+/// A user and a password.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Login {
+    /// The user. `None`: `default`.
+    pub user: Option<String>,
+    /// The password. `None`: no login.
+    pub password: Option<String>,
+}
+
+impl fmt::Debug for Login {
+    /// Omits user and password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Login(..)")
+    }
+}
+
+/// Returns the login of each connect, for credentials that expire.
+#[async_trait]
+pub trait Credentials: Send + Sync {
+    /// Returns the login for a server. The caller sets the time limit.
+    ///
+    /// # Cancel safety
+    ///
+    /// An implementation must be cancel safe: the connect that calls it may run out of time.
+    async fn fetch(&self, address: &Address) -> Result<Login, NotConnected>;
+}
+
+/// How to speak TLS.
+#[cfg(feature = "rustls")]
+#[derive(Clone)]
+pub struct TlsSettings {
+    /// Which authorities are trusted, and the client's certificate.
+    pub connector: tokio_rustls::TlsConnector,
+    /// The name that each server's certificate must have. `None`: the host.
+    pub server_name: Option<Arc<str>>,
+}
+
+#[cfg(feature = "rustls")]
+impl fmt::Debug for TlsSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsSettings")
+            .field("server_name", &self.server_name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where a server is, and how to log in.
+#[derive(Clone)]
+pub struct ServerSettings {
+    /// Where the server listens.
+    pub address: Address,
+    /// Who logs in.
+    pub login: Login,
+    /// Replaces `login`.
+    pub credentials: Option<Arc<dyn Credentials>>,
+    /// The number of the database. `None`: 0.
+    pub database: Option<u8>,
+    /// How to speak TLS. `None`: plain text.
+    #[cfg(feature = "rustls")]
+    pub tls: Option<TlsSettings>,
+    /// The configuration that these were made of. The second wire takes from it what has no place
+    /// here: another library's TLS, tracing.
+    #[cfg(feature = "fred")]
+    pub fred: Option<Arc<FredConfig>>,
+}
+
+impl fmt::Debug for ServerSettings {
+    /// Omits user and password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerSettings")
+            .field("address", &self.address)
+            .field("database", &self.database)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ServerSettings {
+    /// Returns the settings of a server that needs no login.
+    #[must_use]
+    pub fn new(address: Address) -> Self {
+        Self {
+            address,
+            login: Login::default(),
+            credentials: None,
+            database: None,
+            #[cfg(feature = "rustls")]
+            tls: None,
+            #[cfg(feature = "fred")]
+            fred: None,
+        }
+    }
+
+    /// Returns whether connections are by TLS.
+    #[must_use]
+    pub fn is_by_tls(&self) -> bool {
+        #[cfg(feature = "rustls")]
+        if self.tls.is_some() {
+            return true;
+        }
+        #[cfg(feature = "fred")]
+        if self.is_by_freds_tls() {
+            return true;
+        }
+        false
+    }
+
+    /// Returns whether only fred's client can speak the TLS that fred's configuration asks for.
+    #[cfg(feature = "fred")]
+    pub(crate) fn is_by_freds_tls(&self) -> bool {
+        #[cfg(feature = "rustls")]
+        if self.tls.is_some() {
+            return false;
+        }
+        self.fred.as_ref().is_some_and(|fred| fred.uses_tls())
+    }
+}
+
+/// How to open one connection to one server.
+#[derive(Clone)]
+pub struct ConnectionSettings {
+    /// The server.
+    pub server: ServerSettings,
+    /// How long a connect may take, TLS and login included.
+    pub connect_timeout: Duration,
+    /// How long a request may take.
+    pub command_timeout: Duration,
+    /// The connection's name in CLIENT LIST.
+    pub name: Arc<str>,
+    /// The client's own runtime.
+    pub own: Handle,
+    /// The runtime that reads replies, while it runs.
+    pub driver: Option<Handle>,
+    /// Takes messages. It must not block.
+    pub sink: Option<Sink>,
+}
+
+impl fmt::Debug for ConnectionSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectionSettings")
+            .field("server", &self.server)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ConnectionSettings {
+    /// Returns the settings of connections without messages: 5 s to connect, 3 s
+    /// for a request. `own` is the runtime that makes the connections and keeps them.
+    #[must_use]
+    pub fn new(server: ServerSettings, own: Handle) -> Self {
+        Self {
+            server,
+            connect_timeout: Duration::from_secs(5),
+            command_timeout: Duration::from_secs(3),
+            name: "nestlock-wire".into(),
+            own,
+            driver: None,
+            sink: None,
+        }
+    }
+
+    /// Returns the same settings for this server.
+    pub(crate) fn at(mut self, server: &Server) -> Self {
+        self.server.address = Address::Tcp(server.clone());
+        self
+    }
+}

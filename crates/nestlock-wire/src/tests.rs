@@ -1,0 +1,69 @@
+//! What the unit tests of several files use.
+
+use std::net::SocketAddr;
+
+use tokio::runtime::Handle;
+
+use crate::{
+    address::{Address, Server},
+    bundle::Bundle,
+    dialer::Dialer,
+    script::{Arg, Call, Script},
+    settings::{ConnectionSettings, ServerSettings},
+    source::{Arity, ScriptSource},
+};
+
+static NOTHING: Script = script("nothing", "return 0", 1);
+static ONE: Script = part("one", "return redis.call('set', KEYS[1], ARGV[1])");
+static OTHER: Script = part("other", "return redis.call('del', KEYS[1])");
+static BOTH: Bundle = Bundle::of(&[&ONE.source, &OTHER.source]);
+
+const fn script(name: &'static str, lua: &'static str, args: usize) -> Script {
+    Script::new(source(name, lua, args), as_it_is, None)
+}
+
+const fn part(name: &'static str, lua: &'static str) -> Script {
+    Script::new(source(name, lua, 3), as_it_is, Some(&BOTH))
+}
+
+const fn source(name: &'static str, lua: &'static str, args: usize) -> ScriptSource {
+    ScriptSource {
+        name,
+        lua,
+        keys: Arity {
+            fixed: 1,
+            per_lock: 0,
+        },
+        args: Arity {
+            fixed: args,
+            per_lock: 0,
+        },
+        names_keys: false,
+    }
+}
+
+fn as_it_is(name: &str) -> [&str; 5] {
+    [name, "", "", "", ""]
+}
+
+/// Returns a request that changes nothing.
+pub(crate) fn call(key: &str) -> Call {
+    Call::new(&NOTHING, [key.into()], [Arg::Text("nobody".into())])
+}
+
+/// Returns a request that may be bundled with others.
+pub(crate) fn one_of_two(key: &str, is_other: bool) -> Call {
+    let args = ["owner", "2", ""].map(|arg| Arg::Text(arg.into()));
+    Call::new(if is_other { &OTHER } else { &ONE }, [key.into()], args)
+}
+
+/// Returns how to connect to a port of a host, with the limits of a client that sets none.
+pub(crate) fn dialer(host: &str, port: u16, own: Handle) -> Dialer {
+    let address = Address::Tcp(Server::new(host, port));
+    Dialer::new(ConnectionSettings::new(ServerSettings::new(address), own))
+}
+
+/// Returns how to connect to an address.
+pub(crate) fn dialer_to(address: SocketAddr, own: Handle) -> Dialer {
+    dialer(&address.ip().to_string(), address.port(), own)
+}
