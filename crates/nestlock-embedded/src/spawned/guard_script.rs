@@ -8,7 +8,7 @@
 ///   server.
 /// - It ignores SIGPIPE: a reply that is no longer read must not end it.
 /// - `kill 0` also kills the processes that the server has forked: the process group is the guard's
-///   own.
+///   own. Until then they may write to the folder, which makes `rm` fail: it is repeated.
 pub(super) const GUARD: &str = r#"
 folder=$1 make=$2 gone=
 shift 2
@@ -19,7 +19,8 @@ kill_server() {
 end() {
     trap '' HUP INT TERM
     kill_server
-    rm -rf "$folder"
+    n=0
+    until rm -rf "$folder" || [ $n = 10 ]; do n=$((n + 1)); sleep 1; done
     kill -KILL 0
 }
 trap '' PIPE
@@ -187,6 +188,30 @@ mod tests {
             .output()
             .unwrap();
         assert!(state.stdout.is_empty() || state.stdout.starts_with(b"Z"));
+    }
+
+    /// As a server that was killed while processes that it had forked saved its data.
+    #[test]
+    fn the_folder_goes_though_forks_still_write_to_it() {
+        const WRITES: &str = "for of in a b c d; do \
+             (n=0; while [ $n -lt 3000 ]; do n=$((n + 1)); : >\"$0/$of$n\" || exit; done) & \
+             done; wait";
+        for _ in 0..6 {
+            let folder = new_folder().unwrap();
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", GUARD, "sh"]).arg(&folder).arg("yes");
+            command.args(["/bin/sh", "-c", WRITES]).arg(&folder);
+            command
+                .process_group(0)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            let (mut guard, _ended) = Guard::spawn(command).unwrap();
+            assert!(guard.answer().unwrap().starts_with("pid "));
+            read_soon(&folder.join("a9"));
+            drop(guard);
+            assert!(!folder.exists(), "{}", folder.display());
+        }
     }
 
     fn read_soon(path: &Path) -> String {
