@@ -205,6 +205,8 @@ mod tests {
             (sentinel.server.database, sentinel.wire),
             (Some(5), Some(Wire::Own))
         );
+        #[cfg(feature = "fred")]
+        assert_eq!(at("redis://a?wire=fred").wire, Some(Wire::Fred));
         let Deployment::Sentinel(sentinels) = &sentinel.place else {
             panic!("{sentinel:?}")
         };

@@ -8,8 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-#[cfg(feature = "rustls")]
-use nestlock::Tls;
 use nestlock::{
     Endpoint, Error, LockClient, StoreErrorKind,
     fred::{
@@ -18,6 +16,15 @@ use nestlock::{
             Config as FredConfig, CredentialProvider, Server as FredServer, ServerConfig,
         },
     },
+};
+#[cfg(feature = "rustls")]
+use nestlock::{Tls, fred::types::config::TlsConnector};
+
+#[cfg(feature = "rustls")]
+use tokio_rustls::rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring::default_provider,
+    pki_types::{CertificateDer, pem::PemObject},
 };
 
 #[cfg(feature = "rustls")]
@@ -195,4 +202,37 @@ async fn a_configuration_of_freds_with_tls_is_not_overruled() {
             .await
             .is_ok()
     );
+}
+
+/// Returns a configuration with a connector of one's own, which trusts these authorities.
+#[cfg(feature = "rustls")]
+fn trusting(server: &tls::TlsServer, authority: Option<&str>) -> FredConfig {
+    let mut roots = RootCertStore::empty();
+    if let Some(pem) = authority {
+        roots
+            .add(CertificateDer::from_pem_slice(pem.as_bytes()).unwrap())
+            .unwrap();
+    }
+    let connector = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let mut config = FredConfig::from_url(&server.url().replace("rediss", "redis")).unwrap();
+    config.tls = Some(TlsConnector::from(connector).into());
+    config
+}
+
+#[cfg(feature = "rustls")]
+#[tokio::test]
+async fn a_connector_of_ones_own_says_whom_to_trust() {
+    let server = tls::start();
+    for &wire in WIRES {
+        let connect = async |config| LockClient::builder().wire(wire).connect_to(config).await;
+        let refused = connect(trusting(&server, None)).await;
+        assert!(matches!(refused, Err(Error::Connect { .. })), "{refused:?}");
+        let trusted = connect(trusting(&server, Some(&server.authority))).await;
+        let lock = trusted.unwrap().reentrant_lock("l").unwrap();
+        lock.lock().await.unwrap().unlock().await.unwrap();
+    }
 }

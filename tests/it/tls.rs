@@ -27,7 +27,7 @@ pub struct TlsServer {
     _server: Server,
     port: u16,
     /// In PEM.
-    authority: String,
+    pub authority: String,
     _folder: tempfile::TempDir,
 }
 

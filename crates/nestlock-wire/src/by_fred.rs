@@ -356,7 +356,7 @@ impl FredConnection {
 #[async_trait]
 impl ForeignConnection for FredConnection {
     async fn call(self: Arc<Self>, request: Request<'_>, until: Until) -> Result<Value, Failure> {
-        self.request(request, time_left(until)).await
+        self.request(request, until.remaining(until.asked())).await
     }
 
     async fn channels(
@@ -368,7 +368,7 @@ impl ForeignConnection for FredConnection {
         let asked = self.subscribe_or_not(verb, channels.to_vec()).await;
         // the PING behind it proves that it arrived
         let proven = if asked.is_ok() {
-            self.ping(time_left(until)).await
+            self.ping(until.remaining(until.asked())).await
         } else {
             asked
         };
@@ -387,7 +387,7 @@ impl ForeignConnection for FredConnection {
     }
 
     async fn echo(&self, until: Until) -> Result<(), Failure> {
-        self.ping(time_left(until)).await
+        self.ping(until.remaining(until.asked())).await
     }
 
     fn had_reply(&self) -> bool {
@@ -406,10 +406,6 @@ impl ForeignConnection for FredConnection {
     async fn ended(&self) {
         let _ = self.is_ended.subscribe().wait_for(|ended| *ended).await;
     }
-}
-
-fn time_left(until: Until) -> Duration {
-    until.over.saturating_duration_since(until.sent_at)
 }
 
 type Sent = dyn Future<Output = Result<FredValue, FredError>> + Send;

@@ -116,23 +116,14 @@ impl From<Failure> for NotConnected {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::absent_servers;
 
     /// A closed port and a missing socket are distinguished from servers that are there and do not
     /// serve.
     #[test]
     fn an_error_separates_absent_servers_from_those_not_serving() {
-        use std::net::{TcpListener, TcpStream};
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
-        // errors as the system reports them
-        for connect in [
-            &|| std::os::unix::net::UnixStream::connect("/nobody/is/here").map(drop),
-            &|| TcpStream::connect(port).map(drop),
-        ] as [&dyn Fn() -> io::Result<()>; 2]
-        {
-            assert!(NotConnected::from(connect().unwrap_err()).nobody_listens);
+        for error in absent_servers() {
+            assert!(NotConnected::from(error).nobody_listens);
         }
         // root may open everything, so this is built as the system would report it
         let denied = NotConnected::from(io::Error::from_raw_os_error(13)).error;

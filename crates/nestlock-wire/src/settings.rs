@@ -119,6 +119,17 @@ impl ServerSettings {
         false
     }
 
+    /// Returns the name that the certificate of this server must have, if it is not the host.
+    #[cfg(feature = "rustls")]
+    pub(crate) fn tls_name(&self, at: &Server) -> Option<Arc<str>> {
+        let name = self.tls.as_ref().and_then(|tls| tls.server_name.clone());
+        #[cfg(feature = "fred")]
+        let name = name.or_else(|| self.name_of_freds(at));
+        #[cfg(not(feature = "fred"))]
+        let _ = at;
+        name
+    }
+
     /// Returns whether only fred's client can speak the TLS that fred's configuration asks for.
     #[cfg(feature = "fred")]
     pub(crate) fn is_by_freds_tls(&self) -> bool {

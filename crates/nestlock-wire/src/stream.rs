@@ -25,7 +25,9 @@ pub(crate) async fn open(server: &ServerSettings) -> io::Result<(ReadHalf, Write
             let stream = tcp(at.bare_host(), at.port).await?;
             #[cfg(feature = "rustls")]
             if let Some(tls) = &server.tls {
-                let half = tls::Half::of(tls::connect(tls, at, stream).await?);
+                let half = tls::Half::of(
+                    tls::connect(&tls.connector, server.tls_name(at), at, stream).await?,
+                );
                 return Ok((ReadHalf::Tls(half.clone()), WriteHalf::Tls(half)));
             }
             let (reader, writer) = stream.into_split();
@@ -188,12 +190,9 @@ pub(crate) mod tls {
         io::{AsyncRead, AsyncWrite, ReadBuf},
         net::TcpStream,
     };
-    use tokio_rustls::{client::TlsStream, rustls::pki_types::ServerName};
+    use tokio_rustls::{TlsConnector, client::TlsStream, rustls::pki_types::ServerName};
 
-    use crate::{
-        address::{Server, bare},
-        settings::TlsSettings,
-    };
+    use crate::address::{Server, bare};
 
     /// A stream shared by reader and writer, because TLS may have to write in order to read, and
     /// vice versa.
@@ -255,13 +254,14 @@ pub(crate) mod tls {
 
     /// Performs the TLS handshake with a server.
     pub(crate) async fn connect(
-        tls: &TlsSettings,
+        connector: &TlsConnector,
+        name: Option<Arc<str>>,
         server: &Server,
         stream: TcpStream,
     ) -> io::Result<TlsStream<Movable>> {
-        let name = tls.server_name.as_deref().unwrap_or(&server.host);
+        let name = name.as_deref().unwrap_or(&server.host);
         let name = ServerName::try_from(bare(name).to_owned()).map_err(io::Error::other)?;
-        tls.connector.connect(name, Movable(Some(stream))).await
+        connector.connect(name, Movable(Some(stream))).await
     }
 
     /// A socket inside a TLS stream. It cannot be taken out of the stream, so a move replaces it

@@ -1,6 +1,10 @@
 //! What the unit tests of several files use.
 
-use std::net::SocketAddr;
+use std::{
+    io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::net::UnixStream,
+};
 
 use tokio::runtime::Handle;
 
@@ -66,4 +70,15 @@ pub(crate) fn dialer(host: &str, port: u16, own: Handle) -> Dialer {
 /// Returns how to connect to an address.
 pub(crate) fn dialer_to(address: SocketAddr, own: Handle) -> Dialer {
     dialer(&address.ip().to_string(), address.port(), own)
+}
+
+/// Returns the system's errors of a socket that is not there and of a closed port.
+pub(crate) fn absent_servers() -> [io::Error; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap();
+    drop(listener);
+    [
+        UnixStream::connect("/nobody/is/here").unwrap_err(),
+        TcpStream::connect(port).unwrap_err(),
+    ]
 }

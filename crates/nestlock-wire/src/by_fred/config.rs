@@ -23,25 +23,38 @@ impl From<&FredServer> for Server {
     }
 }
 
+/// Returns this server as the configuration has it, with the name that its certificate must have,
+/// if it is one of the configuration's.
+fn as_configured(servers: &[FredServer], at: &Server) -> FredServer {
+    servers
+        .iter()
+        .find(|server| *server.host == *at.host && server.port == at.port)
+        .cloned()
+        .unwrap_or_else(|| FredServer::new(&*at.host, at.port))
+}
+
 /// Credentials that a provider of fred's fetches.
-struct FromProvider(Arc<dyn CredentialProvider>);
+struct FromProvider {
+    provider: Arc<dyn CredentialProvider>,
+    servers: Vec<FredServer>,
+}
 
 #[async_trait]
 impl Credentials for FromProvider {
     async fn fetch(&self, address: &Address) -> Result<Login, NotConnected> {
         let server = match address {
-            Address::Tcp(server) => Some(FredServer::new(&*server.host, server.port)),
-            Address::Unix(_) => None,
+            Address::Tcp(at) => as_configured(&self.servers, at),
+            // as fred itself tells it
+            Address::Unix(path) => FredServer::new(path.display().to_string(), 0),
         };
-        let fetched = self.0.fetch(server.as_ref()).await;
+        let fetched = self.provider.fetch(Some(&server)).await;
         let (user, password) = fetched.map_err(|error| NotConnected::from_fred(&error, false))?;
         Ok(Login { user, password })
     }
 }
 
 impl From<FredConfig> for ServerSettings {
-    /// Takes the first address. A name for the servers' certificates counts if all addresses have
-    /// it.
+    /// Takes the first address.
     fn from(config: FredConfig) -> Self {
         let hosts = config.server.hosts();
         let address = match (&config.server, hosts.first()) {
@@ -58,13 +71,9 @@ impl From<FredConfig> for ServerSettings {
             let TlsConnector::Rustls(connector) = &tls.connector else {
                 return None;
             };
-            let first = hosts.first().and_then(|host| host.tls_server_name.as_ref());
-            let is_shared = hosts
-                .iter()
-                .all(|host| host.tls_server_name.as_ref() == first);
             Some(TlsSettings {
                 connector: connector.clone(),
-                server_name: first.filter(|_| is_shared).map(|name| (&**name).into()),
+                server_name: None,
             })
         });
         let credentials = config.credential_provider.clone();
@@ -74,13 +83,26 @@ impl From<FredConfig> for ServerSettings {
                 user: config.username.clone(),
                 password: config.password.clone(),
             },
-            credentials: credentials
-                .map(|provider| Arc::new(FromProvider(provider)) as Arc<dyn Credentials>),
+            credentials: credentials.map(|provider| {
+                let servers = config.server.hosts();
+                Arc::new(FromProvider { provider, servers }) as Arc<dyn Credentials>
+            }),
             database: config.database,
             #[cfg(feature = "rustls")]
             tls,
             fred: Some(Arc::new(config)),
         }
+    }
+}
+
+#[cfg(feature = "rustls")]
+impl ServerSettings {
+    /// Returns the name that fred's configuration gives for the certificate of this server.
+    pub(crate) fn name_of_freds(&self, at: &Server) -> Option<Arc<str>> {
+        let servers = self.fred.as_ref()?.server.hosts();
+        as_configured(&servers, at)
+            .tls_server_name
+            .map(|name| (&*name).into())
     }
 }
 
@@ -90,13 +112,14 @@ impl From<&ServerSettings> for FredConfig {
         config.server = match &settings.address {
             Address::Unix(path) => ServerConfig::Unix { path: path.clone() },
             Address::Tcp(at) => {
-                let server = FredServer::new(&*at.host, at.port);
+                let server = as_configured(&config.server.hosts(), at);
                 #[cfg(feature = "rustls")]
                 let server = FredServer {
                     tls_server_name: settings
                         .tls
                         .as_ref()
-                        .and_then(|tls| Some((&**tls.server_name.as_ref()?).into())),
+                        .and_then(|tls| Some((&**tls.server_name.as_ref()?).into()))
+                        .or(server.tls_server_name),
                     ..server
                 };
                 ServerConfig::Centralized { server }
@@ -152,5 +175,71 @@ mod tests {
         assert!(settings.is_by_tls());
         let error = crate::stream::open(&settings).await.unwrap_err();
         assert!(error.to_string().contains("wire=fred"), "{error}");
+    }
+
+    /// A name that fred's configuration gives for one server says nothing of the others, which a
+    /// cluster or sentinels name later.
+    #[cfg(feature = "rustls")]
+    #[test]
+    fn a_certificates_name_counts_for_its_own_server() {
+        let named = |port, name: &str| FredServer {
+            tls_server_name: Some(name.into()),
+            ..FredServer::new("localhost", port)
+        };
+        let mut config = FredConfig {
+            server: ServerConfig::new_clustered(vec![("localhost", 1)]),
+            tls: Some(TlsConnector::default_rustls().unwrap().into()),
+            ..FredConfig::default()
+        };
+        if let ServerConfig::Clustered { hosts, .. } = &mut config.server {
+            *hosts = vec![named(1, "one"), named(2, "two")];
+        }
+        let by_rustls = ServerSettings::from(config);
+        let by_freds = ServerSettings {
+            tls: None,
+            ..by_rustls.clone()
+        };
+        for (port, name) in [(1, Some("one")), (2, Some("two")), (3, None)] {
+            let at = Server::new("localhost", port);
+            assert_eq!(by_rustls.tls_name(&at).as_deref(), name);
+            for settings in [&by_rustls, &by_freds] {
+                let address = Address::Tcp(at.clone());
+                let settings = ServerSettings {
+                    address,
+                    ..settings.clone()
+                };
+                let hosts = FredConfig::from(&settings).server.hosts();
+                assert_eq!(hosts[0].tls_server_name.as_deref(), name);
+            }
+        }
+    }
+
+    /// Gives the server that it is asked for as the user.
+    #[derive(Debug)]
+    struct Echo;
+
+    #[async_trait]
+    impl CredentialProvider for Echo {
+        async fn fetch(
+            &self,
+            server: Option<&FredServer>,
+        ) -> Result<(Option<String>, Option<String>), fred::error::Error> {
+            Ok((server.map(|at| format!("{}:{}", at.host, at.port)), None))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_provider_is_told_what_fred_tells_it() {
+        for (url, told) in [
+            ("redis://localhost:7", "localhost:7"),
+            ("redis+unix:///run/a.sock", "/run/a.sock:0"),
+        ] {
+            let mut config = FredConfig::from_url(url).unwrap();
+            config.credential_provider = Some(Arc::new(Echo));
+            let settings = ServerSettings::from(config);
+            let credentials = settings.credentials.unwrap();
+            let login = credentials.fetch(&settings.address).await.unwrap();
+            assert_eq!(login.user.as_deref(), Some(told), "{url}");
+        }
     }
 }

@@ -77,6 +77,7 @@ mod tests {
     use std::io;
 
     use super::*;
+    use crate::tests::absent_servers;
 
     #[test]
     fn a_router_that_was_ended_is_a_connection_that_ended() {
@@ -98,18 +99,8 @@ mod tests {
     /// serve.
     #[test]
     fn freds_error_separates_absent_servers_from_those_not_serving() {
-        use std::net::{TcpListener, TcpStream};
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
-        // errors as the system reports them
-        for connect in [
-            &|| std::os::unix::net::UnixStream::connect("/nobody/is/here").map(drop),
-            &|| TcpStream::connect(port).map(drop),
-        ] as [&dyn Fn() -> io::Result<()>; 2]
-        {
-            let error = FredError::from(connect().unwrap_err());
+        for error in absent_servers() {
+            let error = FredError::from(error);
             assert!(NotConnected::from_fred(&error, true).nobody_listens);
         }
         // root may open everything, so this is built as the system would report it
