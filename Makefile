@@ -88,7 +88,7 @@ package:
 # sixteen at a time, since they mostly wait: the simulator, which needs processors alone, has what they leave. What has real
 # servers always, or none, was tested by the first line. What fell runs once more, alone: STRICT=1 counts it as fallen
 ALONE    := target/passed-only-alone
-AGAIN    := tests/again.py $(ALONE) $(CARGO) test $(ALL) $(FEATURES)
+AGAIN    = tests/again.py $(ALONE) $(CARGO) test $(ALL) $(FEATURES)
 test: export RUST_TEST_THREADS := 16
 test: setup
 	@mkdir -p target; rm -f $(ALONE); $(SPARE) $(MAKE) sim >target/sim.log 2>&1 & sim=$$!; trap 'kill $$sim 2>/dev/null || true' EXIT; set -ex; \
@@ -158,8 +158,9 @@ interop-setup: setup
 	./tests/interop/setup.sh
 
 # four at a time, since they mostly wait
+interop: ALONE := -
 interop: interop-setup
-	$(CARGO) test $(ALL) $(FEATURES) --test interop -- --show-output --test-threads=4
+	$(AGAIN) --test interop -- --show-output --test-threads=4
 
 demo:
 	$(BUILD)

@@ -3,8 +3,8 @@
 
 usage: again.py LIST cargo test .. [-- ..]
 
-What passes then was the machine's load: its name goes into LIST, and the run is well. Each such name is a defect of its
-test all the same. With STRICT=1 the run is not well.
+What passes then was the machine's load: its name is printed last and appended to the file LIST ("-": to none), and the
+run is well. Each such name is a defect of its test all the same. With STRICT=1 the run is not well.
 """
 
 import os
@@ -47,8 +47,11 @@ def main():
     if again != 0:
         print(f"\nfell twice: {', '.join(still) or 'a whole program'}", flush=True)
         return again
-    with open(listed, "a", encoding="utf-8") as file:
-        file.writelines(f"passed only alone: {name}\n" for name in fell)
+    names = "".join(f"passed only alone: {name}\n" for name in fell)
+    print(f"\n{names}", end="", flush=True)
+    if listed != "-":
+        with open(listed, "a", encoding="utf-8") as file:
+            file.write(names)
     return 1 if os.environ.get("STRICT") == "1" else 0
 
 

@@ -39,10 +39,11 @@ for name; do
     }
     began=$(date +%s)
     # shellcheck disable=SC2086 # several words
-    NESTLOCK_SERVER_BIN=$program ${CARGO:-cargo} test --quiet --workspace --exclude nestlock-peers --all-features --test it -- \
-        $TESTS $without >"$log" 2>&1 && word=ok || { word=FAILED outcome=1; }
-    counts=$(grep -o '[0-9]* passed; [0-9]* failed' "$log" | tail -n 1)
+    NESTLOCK_SERVER_BIN=$program tests/again.py - ${CARGO:-cargo} test --workspace --exclude nestlock-peers --all-features \
+        --test it -- $TESTS $without >"$log" 2>&1 && word=ok || { word=FAILED outcome=1; }
+    counts=$(grep -o '[0-9]* passed; [0-9]* failed' "$log" | head -n 1)
     echo "$name: $word: ${counts:-see $log}$and, $(($(date +%s) - began)) s"
+    grep '^passed only alone' "$log"
     [ $word = ok ] || grep -A 9999 '^failures:$' "$log" | tail -n 60
 done
 exit $outcome

@@ -14,6 +14,7 @@ import org.redisson.api.RBucket;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
+import org.redisson.client.RedisNodeNotFoundException;
 import org.redisson.client.codec.StringCodec;
 import org.redisson.config.Config;
 import org.redisson.config.ReadMode;
@@ -26,6 +27,8 @@ public final class Worker {
     private static final TimeUnit MS = TimeUnit.MILLISECONDS;
     /** For Redisson: until released. */
     private static final long WATCHDOG = -1;
+    /** How long Redisson may know no master of a slot, in ns. */
+    private static final long DISCOVERY = TimeUnit.SECONDS.toNanos(10);
 
     private static RedissonClient redisson;
     private static final Map<String, Task> tasks = new ConcurrentHashMap<>();
@@ -101,9 +104,27 @@ public final class Worker {
         public void run() {
             for (;;) {
                 try {
-                    answer(requests.take().split(" "));
+                    answer(requests.take().split(" "), System.nanoTime() + DISCOVERY);
                 } catch (Exception error) {
                     tell("error " + error);
+                }
+            }
+        }
+
+        /**
+         * When Redisson learns that a slot has moved, it takes it from the old master and then gives it to the new one.
+         * A request in between is refused before anything is sent, so that it can be made again.
+         */
+        private void answer(String[] words, long until) throws InterruptedException {
+            for (;;) {
+                try {
+                    answer(words);
+                    return;
+                } catch (RedisNodeNotFoundException error) {
+                    if (System.nanoTime() > until) {
+                        throw error;
+                    }
+                    TimeUnit.MILLISECONDS.sleep(10);
                 }
             }
         }
