@@ -209,7 +209,9 @@ async fn a07_an_outage_within_the_patience_costs_no_queue_place() {
     let proxy = Proxy::start(&server);
     let configure = || {
         LockClient::builder()
-            .command_timeout(ms(300))
+            // a future that is not polled for longer than this loses its place
+            .command_timeout(ms(2000))
+            .outage_patience(Duration::from_secs(30))
             .fair_patience(Duration::from_secs(30))
     };
     let first = configure().connect(proxy.url()).await.unwrap();
@@ -223,8 +225,11 @@ async fn a07_an_outage_within_the_patience_costs_no_queue_place() {
     for (name, client) in [("first", &first), ("second", &second)] {
         let (lock, sender) = (client.fair_lock("l").unwrap(), sender.clone());
         tasks.push(tokio::spawn(async move {
-            let guard = lock.lock().await.unwrap();
-            sender.send(name).unwrap();
+            let got = lock.lock().await;
+            sender
+                .send(got.as_ref().map(|_| name).map_err(ToString::to_string))
+                .unwrap();
+            let guard = got.unwrap();
             tokio::time::sleep(ms(50)).await;
             guard.unlock().await.unwrap();
         }));
@@ -238,14 +243,14 @@ async fn a07_an_outage_within_the_patience_costs_no_queue_place() {
     tokio::time::sleep(ms(100)).await;
     // A poll is in flight when the link breaks.
     proxy.black_hole(Way::ToClient);
-    tokio::time::sleep(ms(1500)).await;
+    tokio::time::sleep(ms(3000)).await;
     proxy.refuse();
     proxy.cut();
     tokio::time::sleep(ms(3500)).await;
     proxy.heal();
     tokio::time::sleep(ms(3000)).await;
     held.unlock().await.unwrap();
-    assert_eq!(order.recv().await, Some("first"));
+    assert_eq!(order.recv().await, Some(Ok("first")));
     for task in tasks {
         task.await.unwrap();
     }
