@@ -26,7 +26,7 @@ pub struct ClientStats {
     pub channels: usize,
     /// Number of acquires that wait for a release.
     pub waiters: usize,
-    /// Number of requests in flight; 0 on [`Wire::Fred`](crate::Wire::Fred).
+    /// Number of requests in flight; 0 on `Wire::Fred`.
     pub requests: usize,
     /// Number of releases and cancellations that the background thread still has to settle with the
     /// server.

@@ -39,6 +39,7 @@ macro_rules! script {
                 ),
                 keys: $crate::store::script!(@arity $keys $($keys_each)?),
                 args: $crate::store::script!(@arity $args $($args_each)?),
+                is_atomic: true,
                 names_keys: $crate::store::script!(@names_keys $($names_keys)?),
             },
             $crate::keys::channel_parts,

@@ -7,10 +7,13 @@ use std::{fmt::Write, sync::OnceLock};
 
 use crate::{digest::sha1, source::ScriptSource};
 
-/// How many keys and arguments each script of a bundle has.
-const ONE: (usize, usize) = (1, 3);
+/// How many keys and arguments each call in a bundle has: its text takes no others.
+pub(crate) const ONE: (usize, usize) = (1, 3);
+/// How many scripts a bundle has at most: a digit names each.
+const MOST: usize = 9;
 
-/// Scripts of which any may be sent together.
+/// Scripts of which any may be sent together: up to nine, with one key and three arguments each. A
+/// call with other numbers of keys or arguments is sent alone, and so is a script beyond the ninth.
 #[derive(Debug)]
 pub struct Bundle {
     scripts: &'static [&'static ScriptSource],
@@ -32,13 +35,8 @@ impl Bundle {
         let at = self
             .scripts
             .iter()
+            .take(MOST)
             .position(|of_it| std::ptr::eq(*of_it, script))?;
-        debug_assert_eq!(
-            (script.keys.fixed, script.args.fixed),
-            ONE,
-            "{}",
-            script.name
-        );
         Some(b'1' + at as u8)
     }
 

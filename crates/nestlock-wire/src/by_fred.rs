@@ -190,7 +190,17 @@ impl FredConnection {
             }
             // the reply is checked even if the caller has dropped its future: it may prove that
             // another reply is not to be trusted
-            own.spawn(call).await.unwrap_or(Err(Failure::Ended))
+            let answer = own.spawn(call);
+            // fred limits no script by itself
+            let over = {
+                let _context = own.enter();
+                tokio::time::sleep(limit)
+            };
+            tokio::select! {
+                biased;
+                answer = answer => answer.unwrap_or(Err(Failure::Ended)),
+                () = over => Err(Failure::TimedOut),
+            }
         }
     }
 
@@ -285,7 +295,8 @@ impl FredConnection {
         let words: Vec<FredValue> = words.map(FredValue::from).collect();
         // fred applies these options to custom commands, but not to scripts
         let client = self.client.with_options(&Options {
-            timeout: Some(limit),
+            // zero would be no limit
+            timeout: Some(limit.max(Duration::from_millis(1))),
             ..Options::default()
         });
         let command = CustomCommand::new(name, ClusterHash::FirstKey, false);

@@ -118,6 +118,10 @@ impl Connection {
     ///
     /// If the future is dropped after its first poll, the request may still be executed.
     pub async fn call(&self, request: Request<'_>, until: Until) -> Result<Value, Failure> {
+        // the first poll may come long after the limits were set
+        if until.remaining(Instant::now()).is_zero() {
+            return Err(Failure::LateUnsent);
+        }
         match &self.0 {
             Client::Own(own) => {
                 let encode = |out: &mut Vec<u8>, number, texts: &mut Texts| {

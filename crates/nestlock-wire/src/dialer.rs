@@ -1,8 +1,9 @@
 //! Connects, to a server that is known or to one that has to be found first.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use futures_util::FutureExt;
 use tokio::time::timeout;
 
 #[cfg(feature = "fred")]
@@ -116,15 +117,24 @@ impl Dialer {
                 None => self.open().await,
             }
         };
-        let late = |_| {
-            let late = format!("no connection within {limit:?}");
-            let error = StoreError::new(StoreErrorKind::Timeout, false, late);
+        let failed = |kind, why| {
             Err(NotConnected {
-                error,
+                error: StoreError::new(kind, false, why),
                 nobody_listens: false,
             })
         };
-        timeout(limit, attempt).await.unwrap_or_else(late)
+        // a provider of the program's that panics must not end the supervisor with it
+        match timeout(limit, AssertUnwindSafe(attempt).catch_unwind()).await {
+            Ok(Ok(connected)) => connected,
+            Ok(Err(_)) => failed(
+                StoreErrorKind::Unavailable,
+                "the connect panicked; was it the credential provider?".to_owned(),
+            ),
+            Err(_) => failed(
+                StoreErrorKind::Timeout,
+                format!("no connection within {limit:?}"),
+            ),
+        }
     }
 
     /// Connects to the server in `server`. The caller sets the time limit.

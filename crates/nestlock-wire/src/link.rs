@@ -16,10 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::{sync::watch, time::sleep};
 
 use crate::{
     acks::{Copies, Receipt, WaitRequests},
@@ -31,6 +28,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     failure::Failure,
     health::HealthWatch,
+    link::supervisor::Supervised,
     pace::Pace,
     refusal,
     request::Request,
@@ -117,7 +115,8 @@ impl Drop for Link {
 }
 
 impl Link {
-    /// Connects, and stays connected until [`Link::close`]. Must run on the client's own runtime.
+    /// Connects, and stays connected until the link is closed or dropped. Must run on the client's
+    /// own runtime.
     ///
     /// # Cancel safety
     ///
@@ -133,8 +132,11 @@ impl Link {
         link.dial
             .settings
             .own
-            .spawn(Arc::clone(&link).supervise(Some(connection)));
-        link.dial.settings.own.spawn(Arc::clone(&link).beat());
+            .spawn(Self::supervise(Supervised::new(&link), Some(connection)));
+        link.dial
+            .settings
+            .own
+            .spawn(Self::beat(Arc::downgrade(&link)));
         Ok(link)
     }
 
@@ -145,8 +147,11 @@ impl Link {
         link.dial
             .settings
             .own
-            .spawn(Arc::clone(&link).supervise(None));
-        link.dial.settings.own.spawn(Arc::clone(&link).beat());
+            .spawn(Self::supervise(Supervised::new(&link), None));
+        link.dial
+            .settings
+            .own
+            .spawn(Self::beat(Arc::downgrade(&link)));
         link
     }
 
@@ -156,11 +161,11 @@ impl Link {
         link.dial
             .settings
             .own
-            .spawn(Arc::clone(&link).supervise(None));
+            .spawn(Self::supervise(Supervised::new(&link), None));
         link
     }
 
-    /// Returns a link that does not connect by itself.
+    /// Returns a link that never connects.
     pub fn new(dial: Dialer, pace: &Arc<Pace>, carries: LinkPurpose) -> Arc<Self> {
         Arc::new(Self {
             carries,
@@ -188,7 +193,7 @@ impl Link {
     pub async fn reset(&self) {
         self.mark_reconnecting();
         self.given_up.send_replace(self.epoch());
-        let _ = timeout(RESET, self.wait_up()).await;
+        self.in_time(RESET, self.wait_up()).await;
     }
 
     fn set(&self, state: LinkState) {
@@ -334,7 +339,7 @@ impl Link {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Waits until the server can be reached.
+    /// Waits until the server can be reached: for ever, if the link is closed.
     ///
     /// # Cancel safety
     ///
@@ -433,7 +438,11 @@ impl Link {
                 }
                 Err(Failure::RefusedTogether(_)) if together => together = false,
                 // sent alone, its error names the line in the script
-                Err(Failure::Refused(error)) if together && refusal::is_unknown_command(&error) => {
+                Err(Failure::Refused(error))
+                    if together
+                        && call.script.source.is_atomic
+                        && refusal::is_unknown_command(&error) =>
+                {
                     together = false;
                 }
                 // a request with ASKING is sent at once or not at all
@@ -591,7 +600,7 @@ impl Link {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped midway, the connection stays open until the link is dropped.
+    /// If the future is dropped midway, the connection stays open. [`Link::abandon`] ends it.
     pub async fn close(&self) {
         if !self.is_closed() && self.is_up() {
             let _ = self.in_time(DRAIN_TIMEOUT, self.echo()).await;

@@ -170,6 +170,18 @@ pub(crate) fn verdict(error: &str) -> (StoreErrorKind, bool) {
     known(error).map_or((StoreErrorKind::Other, true), |kind| (kind, false))
 }
 
+/// Returns whether the error is that of a command inside a script, which may have written before.
+pub(crate) fn is_in_a_script(error: &str) -> bool {
+    [
+        "script: ",
+        "@user_script",
+        "running script (",
+        "called from",
+    ]
+    .into_iter()
+    .any(|mark| error.contains(mark))
+}
+
 /// Returns whether this is a known server error, which is sent before anything has changed.
 pub(crate) fn is_known(error: &str) -> bool {
     known(error).is_some()

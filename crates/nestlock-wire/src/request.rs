@@ -1,7 +1,7 @@
 //! Requests, and how they are encoded.
 
 use crate::{
-    bundle::Bundle,
+    bundle::{Bundle, ONE},
     resp,
     script::{Arg, Call},
     texts::Texts,
@@ -93,6 +93,10 @@ impl Call {
         let end = out.len();
         resp::write_integer(out, number);
         let bundle = self.script.bundle?;
+        // the bundle would read another number of words as the beginning of the next request
+        if (self.keys.len(), self.args.len()) != ONE {
+            return None;
+        }
         let digit = bundle.digit(&self.script.source)?;
         let [key, args, number] = [key, args, end].map(|at| (at - begin) as u32);
         Some(BundlePart {

@@ -32,7 +32,7 @@ pub enum Value {
     Array(Vec<Value>),
     /// An error inside an array.
     Refused(String),
-    /// A double, a boolean or a big number: no script returns one.
+    /// A double, a boolean or a big number, whose value is not kept: no script returns one.
     Other,
 }
 

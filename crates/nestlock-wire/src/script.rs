@@ -19,7 +19,8 @@ pub struct Script {
     /// The text that is sent and its digest, for plain and for sharded messages: see
     /// [`Script::text`].
     pub(crate) texts: [OnceLock<(String, String)>; 2],
-    /// How an [`Arg::Derived`] is written: in parts, so that nothing is allocated.
+    /// How an [`Arg::Derived`] is written: in parts, so that nothing is allocated. It must not
+    /// panic.
     pub derive: fn(&str) -> [&str; 5],
     /// The scripts that it may be bundled with.
     pub(crate) bundle: Option<&'static Bundle>,
@@ -75,6 +76,11 @@ impl Script {
     /// Returns the error with the commands that it may be about, if the server names none.
     pub(crate) fn explained(&'static self, error: StoreError, sharded: bool) -> StoreError {
         let said = error.said();
+        let error = if self.source.is_atomic {
+            error
+        } else {
+            error.in_doubt_if_in_a_script()
+        };
         let is_about_one = match error.kind() {
             StoreErrorKind::UnknownCommand => true,
             // Redis 7.0 and later use these words
@@ -239,6 +245,7 @@ mod tests {
                 fixed: 3,
                 per_lock: 0,
             },
+            is_atomic: true,
             names_keys: false,
         },
         |name| [name, "", "", "", ""],

@@ -154,7 +154,7 @@ pub struct ConnectionSettings {
     pub name: Arc<str>,
     /// The client's own runtime.
     pub own: Handle,
-    /// The runtime that reads replies, while it runs.
+    /// The runtime that reads replies, while it runs. It needs I/O and time enabled.
     pub driver: Option<Handle>,
     /// Takes messages. It must not block.
     pub sink: Option<Sink>,

@@ -7,11 +7,20 @@ pub struct ScriptSource {
     pub name: &'static str,
     /// The text. It is sent inside `lua/numbered.lua`, which takes one more argument, the number of
     /// the request.
+    ///
+    /// It may return `nil`, an integer from -8 to 6, a list, or an error that a command replied
+    /// with. Any other reply does not fit beside the number: it ends the connection, or arrives as
+    /// another value. An error of its own must not begin with a code of the server, such as
+    /// `LOADING`.
     pub lua: &'static str,
     /// How many keys it takes.
     pub keys: Arity,
     /// How many arguments it takes.
     pub args: Arity,
+    /// Whether it writes nothing if one of its commands is refused, whichever that is: it checks
+    /// first. Then such an error means that nothing was changed. Without this, the error of a
+    /// command inside the script says that the script may have been executed.
+    pub is_atomic: bool,
     /// Whether it builds names of keys itself, which a cluster does not see among its keys.
     pub names_keys: bool,
 }

@@ -42,6 +42,7 @@ const fn source(name: &'static str, lua: &'static str, args: usize) -> ScriptSou
             fixed: args,
             per_lock: 0,
         },
+        is_atomic: true,
         names_keys: false,
     }
 }

@@ -81,7 +81,7 @@ impl Link {
     }
 
     /// Waits up to `limit` for an element in any of the lists, removes it, and returns its list.
-    /// Nothing else may be sent over this link.
+    /// Nothing else may be sent over this link. The wait lasts for at least a millisecond.
     ///
     /// # Cancel safety
     ///
@@ -91,6 +91,8 @@ impl Link {
         lists: &[Arc<str>],
         limit: Duration,
     ) -> Result<Option<Arc<str>>, StoreError> {
+        // zero would block for ever, and so would what an old server rounds down to zero
+        let limit = limit.max(Duration::from_millis(1));
         let seconds = limit.as_secs_f64().to_string();
         let words: Vec<&str> = ["BLPOP"]
             .into_iter()
@@ -99,7 +101,10 @@ impl Link {
             .collect();
         // the server's timeout must come first: otherwise the element could be lost
         let answer = self
-            .command(&words, limit + self.dial.settings.command_timeout)
+            .command(
+                &words,
+                limit.saturating_add(self.dial.settings.command_timeout),
+            )
             .await?;
         Ok(match &answer {
             Value::Array(parts) => parts.first().and_then(Value::as_str).map(Into::into),
@@ -183,20 +188,30 @@ impl Link {
         })
     }
 
-    /// Sends a command and its arguments, at most once, and returns the reply.
+    /// Sends a command and its arguments, at most once, and returns the reply. `limit` counts from
+    /// the first poll, and includes a wait for a connection.
+    ///
+    /// A command that blocks, such as BLPOP, needs a link of [`Link::blocking`]: on any other, two
+    /// heartbeats without a reply end the connection for all its requests. So does a command
+    /// without a single reply of its own, such as SUBSCRIBE, MULTI or MONITOR, and a reply nested
+    /// more than 8 deep or of more than 2^20 elements.
     ///
     /// # Errors
     ///
     /// An error of the server or of the connection. It says whether the server may have executed the
-    /// command ([`StoreError::may_have_executed`]).
+    /// command ([`StoreError::may_have_executed`]). [`StoreErrorKind::Other`] if there are no words.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped after its first poll, the command may still be executed.
     pub async fn command(&self, words: &[&str], limit: Duration) -> Result<Value, StoreError> {
-        let (_, connection) = self.up().await?;
+        if words.is_empty() {
+            let why = "a command needs a name";
+            return Err(StoreError::new(StoreErrorKind::Other, false, why));
+        }
         let until = Until::new(clock::Instant::now(), limit);
+        let (_, connection) = self.up_by(until).await?;
         let answer = connection.call(Request::Words(words), until).await;
-        answer.map_err(|failure| self.failed(failure))
+        answer.map_err(|failure| self.failed(failure).in_doubt_if_in_a_script())
     }
 }

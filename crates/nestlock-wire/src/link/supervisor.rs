@@ -1,7 +1,7 @@
 //! Keeps a link connected.
 
 use std::{
-    sync::{Arc, PoisonError},
+    sync::{Arc, PoisonError, Weak, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -21,76 +21,112 @@ const MISSED_HEARTBEATS: u32 = 2;
 /// How long to drain in-flight replies when replacing a healthy connection.
 const DRAIN: Duration = Duration::from_secs(1);
 
+/// A link as its supervisor has it. Closes the link when the supervisor ends, even before its first
+/// poll: the link was closed or dropped, or the runtime of its connections has ended. No request may
+/// wait for a connection then: a timer of that runtime would panic.
+pub(super) struct Supervised(Weak<Link>);
+
+impl Supervised {
+    pub(super) fn new(link: &Arc<Link>) -> Self {
+        Self(Arc::downgrade(link))
+    }
+}
+
+impl Drop for Supervised {
+    fn drop(&mut self) {
+        if let Some(link) = self.0.upgrade() {
+            if !link.closed.swap(true, Ordering::AcqRel) {
+                link.refuse("the runtime of its connections has ended".into());
+            }
+            link.set(LinkState::Down);
+        }
+    }
+}
+
 impl Link {
-    /// Connects whenever there is no connection.
-    pub(crate) async fn supervise(self: Arc<Self>, mut first: Option<Connection>) {
-        let (mut searches, mut given_up) = (self.pace.searches(), self.given_up.subscribe());
+    /// Connects whenever there is no connection, until the link is closed or dropped.
+    pub(super) async fn supervise(supervised: Supervised, mut first: Option<Connection>) {
+        let link = &supervised.0;
+        let Some((mut searches, mut given_up)) = link
+            .upgrade()
+            .map(|link| (link.pace.searches(), link.given_up.subscribe()))
+        else {
+            return;
+        };
         let mut connected = None;
         loop {
             let connection = match first.take() {
                 Some(connection) => connection,
-                None => match self.reconnect(connected).await {
-                    Some(connection) => {
-                        self.set_up(&connection);
-                        if connected.is_some() {
-                            (self.dial.reconnected)(self.name());
-                        }
-                        connection
-                    }
+                None => match Self::reconnect(link, connected).await {
+                    Some(connection) => connection,
                     None => return,
                 },
             };
             connected = Some(Instant::now());
             searches.mark_unchanged();
-            let epoch = self.epoch();
+            let Some(epoch) = link.upgrade().map(|link| link.epoch()) else {
+                return;
+            };
             log::later!(DEBUG, epoch = epoch; "connected");
+            // a link that is dropped ends its connection
             let works = tokio::select! {
                 () = connection.ended() => false,
                 _ = given_up.wait_for(|given_up| *given_up >= epoch) => false,
                 _ = searches.changed() => true,
             };
-            self.mark_reconnecting();
-            if works {
-                self.drain().await;
+            if let Some(link) = link.upgrade() {
+                link.mark_reconnecting();
+                if works {
+                    link.drain().await;
+                }
             }
             connection.end();
         }
     }
 
-    /// Connects as soon as the server accepts. Returns `None` if the link was closed.
-    async fn reconnect(&self, before: Option<Instant>) -> Option<Connection> {
+    /// Connects as soon as the server accepts. Returns `None` if the link was closed or dropped.
+    async fn reconnect(link: &Weak<Self>, before: Option<Instant>) -> Option<Connection> {
         let lost = Instant::now();
-        let mut limit = self.dial.first_limit;
+        let mut limit = link.upgrade()?.dial.first_limit;
         loop {
-            if self.is_closed() {
-                self.set(LinkState::Down);
+            let link = link.upgrade()?;
+            if link.is_closed() {
                 return None;
             }
-            match self
+            match link
                 .pace
-                .attempt_connect(before, self.dial.connect(limit))
+                .attempt_connect(before, link.dial.connect(limit))
                 .await
             {
-                Ok(connection) if self.is_closed() => connection.end(),
-                Ok(connection) => return Some(connection),
+                Ok(connection) if link.is_closed() => connection.end(),
+                Ok(connection) => {
+                    link.set_up(&connection);
+                    if before.is_some() {
+                        (link.dial.reconnected)(link.name());
+                    }
+                    return Some(connection);
+                }
                 Err(NotConnected {
                     error,
                     nobody_listens,
                 }) => {
                     if error.kind() == StoreErrorKind::Timeout {
                         // the server may be slow, not hung
-                        limit = (2 * limit).min(self.dial.settings.connect_timeout);
+                        limit = (2 * limit).min(link.dial.settings.connect_timeout);
                     }
-                    *self.refused.lock().unwrap_or_else(PoisonError::into_inner) =
-                        Some(error.said());
+                    link.refuse(error.said());
                     // otherwise the new connection may just have broken again
-                    if nobody_listens || lost.elapsed() > self.patience {
-                        self.set(LinkState::Down);
+                    if nobody_listens || lost.elapsed() > link.patience {
+                        link.set(LinkState::Down);
                     }
                     log::later!(DEBUG, error = error; "cannot connect");
                 }
             }
         }
+    }
+
+    fn refuse(&self, why: String) {
+        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
     }
 
     /// Waits up to [`DRAIN`] for the replies in flight, except to blocking reads.
@@ -108,19 +144,22 @@ impl Link {
     }
 
     /// Sends a PING over a silent connection, and gives the connection up if replies stay away.
-    pub(crate) async fn beat(self: Arc<Self>) {
+    pub(crate) async fn beat(link: Weak<Self>) {
         let mut missed = 0;
-        while !self.is_closed() {
+        loop {
             sleep(HEARTBEAT).await;
-            if self
+            let Some(link) = link.upgrade().filter(|link| !link.is_closed()) else {
+                return;
+            };
+            if link
                 .current()
                 .is_none_or(|connection| connection.had_reply())
-                || !self.is_up()
+                || !link.is_up()
             {
                 missed = 0;
                 continue;
             }
-            match self.barrier().await {
+            match link.barrier().await {
                 Ok(()) => missed = 0,
                 Err(error) if error.kind() == StoreErrorKind::Timeout => missed += 1,
                 Err(_) => {}
@@ -128,7 +167,7 @@ impl Link {
             if missed >= MISSED_HEARTBEATS {
                 missed = 0;
                 log::later!(WARN, missed = MISSED_HEARTBEATS; "no answer to heartbeats; reconnecting");
-                self.reset().await;
+                link.reset().await;
             }
         }
     }

@@ -1,0 +1,359 @@
+//! What the documentation promises, by the public API alone, on real servers.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use futures::{executor, future::join_all};
+use nestlock_embedded::SpawnedServer;
+use nestlock_wire::{
+    Address, Arg, Arity, Bundle, Call, ConnectionSettings, Credentials, Dialer, Link, Login,
+    NotConnected, Pace, Request, Script, ScriptSource, Server, ServerSettings, StoreError,
+    StoreErrorKind, Until, Value, clock,
+};
+use tokio::{
+    runtime::{Builder, Handle, Runtime},
+    time::{sleep, timeout},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+const fn always(fixed: usize) -> Arity {
+    Arity { fixed, per_lock: 0 }
+}
+
+const fn source(lua: &'static str, args: usize) -> ScriptSource {
+    ScriptSource {
+        name: "test",
+        lua,
+        keys: always(1),
+        args: always(args),
+        is_atomic: false,
+        names_keys: false,
+    }
+}
+
+const fn script(lua: &'static str, args: usize, bundle: Option<&'static Bundle>) -> Script {
+    Script::new(source(lua, args), |name| [name, "", "", "", ""], bundle)
+}
+
+fn settings(server: &SpawnedServer, own: Handle) -> ConnectionSettings {
+    let at = Server::new("127.0.0.1", server.addr().port());
+    ConnectionSettings::new(ServerSettings::new(Address::Tcp(at)), own)
+}
+
+async fn linked(settings: ConnectionSettings) -> Arc<Link> {
+    let pace = Arc::new(Pace::new());
+    Link::connect(Dialer::new(settings), &pace).await.unwrap()
+}
+
+async fn link(server: &SpawnedServer) -> Arc<Link> {
+    linked(settings(server, Handle::current())).await
+}
+
+fn runtime() -> Runtime {
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(1).enable_all().build().unwrap()
+}
+
+async fn run(
+    link: &Link,
+    script: &'static Script,
+    key: &str,
+    args: &[Arg],
+) -> Result<Value, StoreError> {
+    let call = Call::new(script, [key.into()], args.iter().cloned());
+    let until = link.until(clock::Instant::now());
+    let answer = link.eval(&call, until, false, (None, &mut None)).await;
+    answer.map(|(value, _)| value)
+}
+
+async fn get(link: &Link, key: &str) -> Value {
+    link.command(&["GET", key], SECOND).await.unwrap()
+}
+
+/// Neither of its tasks keeps it, nor its connection.
+#[tokio::test]
+async fn a_link_that_is_dropped_is_closed() {
+    let server = SpawnedServer::start().unwrap();
+    let (dropped, watches) = (link(&server).await, link(&server).await);
+    dropped.command(&["PING"], SECOND).await.unwrap();
+    drop(dropped);
+    let over = Instant::now() + 10 * SECOND;
+    loop {
+        let list = watches.command(&["CLIENT", "LIST"], SECOND).await.unwrap();
+        if list.as_str().unwrap().lines().count() == 1 {
+            break;
+        }
+        assert!(Instant::now() < over, "{list:?}");
+        sleep(ms(10)).await;
+    }
+    watches.close().await;
+}
+
+/// A command inside a script may be refused when others have written already.
+#[tokio::test]
+async fn an_error_inside_a_script_says_that_it_may_have_run() {
+    static WRONG: Script = script(
+        "redis.call('incr', KEYS[1]) redis.call('lpush', KEYS[1], 'x')",
+        0,
+        None,
+    );
+    static UNKNOWN: Script = script(
+        "redis.call('incr', KEYS[1]) redis.call('nosuch', KEYS[1])",
+        0,
+        None,
+    );
+    let server = SpawnedServer::start().unwrap();
+    let link = link(&server).await;
+    for (key, script) in [("wrong", &WRONG), ("unknown", &UNKNOWN)] {
+        let error = run(&link, script, key, &[]).await.unwrap_err();
+        assert!(error.may_have_executed(), "{error}");
+        let words = ["EVAL", script.source.lua, "1", key];
+        // the second time, as the counter is a number still
+        let error = link.command(&words, SECOND).await.unwrap_err();
+        assert!(error.may_have_executed(), "{error}");
+        assert_eq!(get(&link, key).await.as_str(), Some("2"));
+    }
+    // refused before it ran
+    let error = link.command(&["LPUSH", "wrong", "x"], SECOND).await;
+    assert!(!error.unwrap_err().may_have_executed());
+    link.close().await;
+}
+
+/// A bundle takes one key and three arguments of each call. Others are sent alone: too many would
+/// be read as commands, too few would take those of the next call.
+#[test]
+fn a_call_that_fits_no_bundle_is_sent_alone() {
+    static BOTH: Bundle = Bundle::of(&[&TWO.source, &FOUR.source]);
+    static TWO: Script = script(
+        "redis.call('set', KEYS[1], ARGV[1] .. ARGV[2]) return 1",
+        2,
+        Some(&BOTH),
+    );
+    static FOUR: Script = script(
+        "redis.call('set', KEYS[1], ARGV[1] .. ARGV[4]) return 1",
+        4,
+        Some(&BOTH),
+    );
+    let server = SpawnedServer::start().unwrap();
+    let one = Builder::new_current_thread().enable_all().build().unwrap();
+    one.block_on(async {
+        let link = link(&server).await;
+        let all = ["1", "a", "1", "SET injected 1"].map(|arg| Arg::Text(arg.into()));
+        for (script, args) in [(&TWO, 2), (&FOUR, 4)] {
+            let args = &all[..args];
+            // the first one has the text; from then on, they could go together
+            run(&link, script, "first", args).await.unwrap();
+            let keys: Vec<String> = (0..8).map(|n| format!("{n}")).collect();
+            let runs = keys.iter().map(|key| run(&link, script, key, args));
+            for answer in join_all(runs).await {
+                assert_eq!(answer.unwrap(), Value::Integer(1));
+            }
+            let wanted = if args.len() == 2 {
+                "1a"
+            } else {
+                "1SET injected 1"
+            };
+            for key in &keys {
+                assert_eq!(get(&link, key).await.as_str(), Some(wanted));
+            }
+        }
+        assert_eq!(get(&link, "injected").await, Value::Null);
+        link.close().await;
+    });
+}
+
+/// The future was first polled after its time: its caller may count on it being over.
+#[tokio::test]
+async fn what_is_first_polled_too_late_is_not_sent() {
+    static INCR: Script = script("redis.call('incr', KEYS[1]) return 1", 0, None);
+    let server = SpawnedServer::start().unwrap();
+    let link = link(&server).await;
+    let call = Call::new(&INCR, ["late".into()], []);
+    let (until, mut receipt) = (Until::new(clock::Instant::now(), ms(50)), None);
+    let script = link.eval(&call, until, false, (None, &mut receipt));
+    sleep(ms(60)).await;
+    let error = script.await.unwrap_err();
+    assert_eq!(
+        (error.kind(), error.may_have_executed()),
+        (StoreErrorKind::Overloaded, false)
+    );
+    let (_, connection) = link.up().await.unwrap();
+    let command = connection.call(Request::Words(&["INCR", "late"]), until);
+    assert!(!StoreError::from(command.await.unwrap_err()).may_have_executed());
+    assert_eq!(get(&link, "late").await, Value::Null);
+    link.close().await;
+}
+
+/// BLPOP takes zero as "for ever". An element that it takes after its caller has gone is lost.
+#[tokio::test]
+async fn a_pop_of_no_time_or_of_all_time_ends_as_it_should() {
+    let server = SpawnedServer::start().unwrap();
+    let pushes = link(&server).await;
+    let dialer = Dialer::new(settings(&server, Handle::current()));
+    let pops = Link::blocking(dialer, &Arc::new(Pace::new()));
+    pops.wait_up().await;
+    let list = [Arc::from("list")];
+    let none = timeout(10 * SECOND, pops.pop(&list, Duration::ZERO)).await;
+    assert_eq!(none.unwrap().unwrap(), None);
+    pushes
+        .command(&["RPUSH", "list", "x"], SECOND)
+        .await
+        .unwrap();
+    let length = pushes.command(&["LLEN", "list"], SECOND).await.unwrap();
+    assert_eq!(length, Value::Integer(1));
+    // beyond the times that a server takes
+    let forever = timeout(10 * SECOND, pops.pop(&list, Duration::MAX)).await;
+    assert!(forever.unwrap().is_err());
+    pops.close().await;
+    pushes.close().await;
+}
+
+#[tokio::test]
+async fn a_command_without_words_is_refused() {
+    let server = SpawnedServer::start().unwrap();
+    let link = link(&server).await;
+    let epoch = link.epoch();
+    let error = link.command(&[], SECOND).await.unwrap_err();
+    assert!(!error.may_have_executed());
+    link.command(&["PING"], SECOND).await.unwrap();
+    assert_eq!(link.epoch(), epoch);
+    link.close().await;
+}
+
+/// There is no timer any more by which a request could wait for a connection.
+#[test]
+fn a_link_whose_runtime_has_ended_fails_each_call() {
+    static ONE: Script = script("return 1", 0, None);
+    let (server, caller) = (SpawnedServer::start().unwrap(), runtime());
+    for is_connected in [true, false] {
+        let own = runtime();
+        let link = own.block_on(async {
+            if is_connected {
+                return link(&server).await;
+            }
+            let closed = ServerSettings::new(Address::Tcp(Server::new("127.0.0.1", 1)));
+            let settings = ConnectionSettings::new(closed, own.handle().clone());
+            Link::lazy(Dialer::new(settings), &Arc::new(Pace::new()))
+        });
+        drop(own);
+        caller.block_on(async {
+            let channel = ["channel".to_owned()];
+            let all = async {
+                let errors = [
+                    link.command(&["PING"], SECOND).await.unwrap_err(),
+                    run(&link, &ONE, "key", &[]).await.unwrap_err(),
+                    link.subscribe(&channel).await.unwrap_err(),
+                    link.unsubscribe(&channel).await.unwrap_err(),
+                    link.barrier().await.unwrap_err(),
+                ];
+                link.close().await;
+                errors
+            };
+            let errors = timeout(10 * SECOND, all).await.unwrap();
+            for error in errors {
+                assert!(!error.may_have_executed(), "{is_connected}: {error}");
+            }
+        });
+    }
+}
+
+/// The caller may be on another executor, which has no timers of tokio's.
+#[test]
+fn a_reset_needs_no_runtime_of_the_caller() {
+    let (server, own) = (SpawnedServer::start().unwrap(), runtime());
+    let link = own.block_on(link(&server));
+    let epoch = link.epoch();
+    executor::block_on(async {
+        link.reset().await;
+        link.wait_up().await;
+        link.command(&["PING"], SECOND).await.unwrap();
+    });
+    assert!(link.epoch() != epoch);
+    executor::block_on(link.close());
+}
+
+/// The first login is well, the second one panics.
+struct PanicsOnce(AtomicU32);
+
+#[async_trait::async_trait]
+impl Credentials for PanicsOnce {
+    async fn fetch(&self, _: &Address) -> Result<Login, NotConnected> {
+        assert_ne!(
+            self.0.fetch_add(1, Ordering::AcqRel),
+            1,
+            "a defect of the program's"
+        );
+        Ok(Login::default())
+    }
+}
+
+#[tokio::test]
+async fn a_credential_provider_that_panics_is_asked_again() {
+    let server = SpawnedServer::start().unwrap();
+    let mut settings = settings(&server, Handle::current());
+    let provider = Arc::new(PanicsOnce(AtomicU32::new(0)));
+    settings.server.credentials = Some(provider.clone());
+    let link = linked(settings).await;
+    link.reset().await;
+    timeout(20 * SECOND, link.wait_up()).await.unwrap();
+    link.command(&["PING"], SECOND).await.unwrap();
+    assert_eq!(provider.0.load(Ordering::Acquire), 3);
+    link.close().await;
+}
+
+/// The limit of a command counts from its first poll, while it waits for a connection, too.
+#[tokio::test]
+async fn the_wait_for_a_connection_is_within_the_limit() {
+    // nothing answers there, and nothing refuses
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = Server::new("127.0.0.1", listener.local_addr().unwrap().port());
+    let mut settings =
+        ConnectionSettings::new(ServerSettings::new(Address::Tcp(at)), Handle::current());
+    settings.command_timeout = 20 * SECOND;
+    let link = Link::lazy(Dialer::new(settings), &Arc::new(Pace::new()));
+    tokio::select! {
+        biased;
+        done = link.command(&["PING"], ms(1)) => assert!(!done.unwrap_err().may_have_executed()),
+        // less than the patience of a command that sets no limit
+        () = sleep(ms(150)) => panic!("it waits on"),
+    }
+    link.abandon();
+}
+
+/// fred's client takes zero as "without a limit", and knows none for one script.
+#[cfg(feature = "fred")]
+#[tokio::test]
+async fn limits_hold_over_freds_client() {
+    static ONE: Script = script("return 1", 0, None);
+    let server = SpawnedServer::start().unwrap();
+    let mut settings = settings(&server, Handle::current());
+    // beyond the patience of this test
+    settings.command_timeout = 60 * SECOND;
+    let mut dialer = Dialer::new(settings);
+    dialer.wire = nestlock_wire::Wire::Fred;
+    let link = Link::connect(dialer, &Arc::new(Pace::new())).await.unwrap();
+    run(&link, &ONE, "key", &[]).await.unwrap();
+    server.stop().unwrap();
+    let call = Call::new(&ONE, ["key".into()], []);
+    let until = Until::new(clock::Instant::now(), ms(100));
+    let script = timeout(
+        20 * SECOND,
+        link.eval(&call, until, false, (None, &mut None)),
+    )
+    .await;
+    assert_eq!(script.unwrap().unwrap_err().kind(), StoreErrorKind::Timeout);
+    let command = link.command(&["PING"], Duration::ZERO);
+    assert!(timeout(20 * SECOND, command).await.unwrap().is_err());
+    server.cont().unwrap();
+    link.abandon();
+}
