@@ -334,7 +334,7 @@ const LONG: [(&str, usize); 9] = [
     ("src/lock/red.rs", 436),
     ("src/store/cluster.rs", 660),
     ("src/store/mod.rs", 533),
-    ("crates/nestlock-wire/src/link.rs", 425),
+    ("crates/nestlock-wire/src/link.rs", 415),
     ("crates/nestlock-wire/src/own/out.rs", 448),
 ];
 

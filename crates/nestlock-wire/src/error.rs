@@ -4,8 +4,6 @@ pub(crate) mod advice;
 
 use std::fmt;
 
-use crate::refusal;
-
 /// An error of the server, or of the connection to it.
 #[derive(Debug)]
 pub struct StoreError {
@@ -45,16 +43,6 @@ impl StoreError {
             self.kind = StoreErrorKind::Unavailable;
         }
         self
-    }
-
-    /// Returns the same error, in doubt if it is that of a command inside a script: the commands
-    /// before it may have written.
-    pub(crate) fn in_doubt_if_in_a_script(self) -> Self {
-        if refusal::is_in_a_script(&self.said()) {
-            self.that_may_have_executed()
-        } else {
-            self
-        }
     }
 
     /// Returns the same error, for a query about a request that may have been executed.

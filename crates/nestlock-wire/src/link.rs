@@ -28,7 +28,6 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     failure::Failure,
     health::HealthWatch,
-    link::supervisor::Supervised,
     pace::Pace,
     refusal,
     request::Request,
@@ -129,14 +128,7 @@ impl Link {
             .await
             .map_err(|refused| refused.error)?;
         link.set_up(&connection);
-        link.dial
-            .settings
-            .own
-            .spawn(Self::supervise(Supervised::new(&link), Some(connection)));
-        link.dial
-            .settings
-            .own
-            .spawn(Self::beat(Arc::downgrade(&link)));
+        link.keep_connected(Some(connection));
         Ok(link)
     }
 
@@ -144,24 +136,14 @@ impl Link {
     pub fn lazy(dial: Dialer, pace: &Arc<Pace>) -> Arc<Self> {
         let link = Self::new(dial, pace, LinkPurpose::Requests);
         link.set(LinkState::Reconnecting);
-        link.dial
-            .settings
-            .own
-            .spawn(Self::supervise(Supervised::new(&link), None));
-        link.dial
-            .settings
-            .own
-            .spawn(Self::beat(Arc::downgrade(&link)));
+        link.keep_connected(None);
         link
     }
 
     /// Returns a link for requests that block, without heartbeats. It connects when it can.
     pub fn blocking(dial: Dialer, pace: &Arc<Pace>) -> Arc<Self> {
         let link = Self::new(dial, pace, LinkPurpose::BlockingReads);
-        link.dial
-            .settings
-            .own
-            .spawn(Self::supervise(Supervised::new(&link), None));
+        link.keep_connected(None);
         link
     }
 

@@ -170,16 +170,21 @@ pub(crate) fn verdict(error: &str) -> (StoreErrorKind, bool) {
     known(error).map_or((StoreErrorKind::Other, true), |kind| (kind, false))
 }
 
-/// Returns whether the error is that of a command inside a script, which may have written before.
-pub(crate) fn is_in_a_script(error: &str) -> bool {
-    [
+/// Returns the error, in doubt if it is that of a command inside a script: the commands before it
+/// may have written.
+pub(crate) fn in_doubt_if_in_a_script(error: StoreError) -> StoreError {
+    let said = error.said();
+    let marks = [
         "script: ",
         "@user_script",
         "running script (",
         "called from",
-    ]
-    .into_iter()
-    .any(|mark| error.contains(mark))
+    ];
+    if marks.into_iter().any(|mark| said.contains(mark)) {
+        error.that_may_have_executed()
+    } else {
+        error
+    }
 }
 
 /// Returns whether this is a known server error, which is sent before anything has changed.

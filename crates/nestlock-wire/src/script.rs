@@ -8,6 +8,7 @@ use crate::{
     bundle::Bundle,
     digest::sha1,
     error::{StoreError, StoreErrorKind},
+    refusal,
     source::{Arity, ScriptSource},
 };
 
@@ -79,7 +80,7 @@ impl Script {
         let error = if self.source.is_atomic {
             error
         } else {
-            error.in_doubt_if_in_a_script()
+            refusal::in_doubt_if_in_a_script(error)
         };
         let is_about_one = match error.kind() {
             StoreErrorKind::UnknownCommand => true,

@@ -1,5 +1,7 @@
 //! What the documentation promises, by the public API alone, on real servers.
 
+#![allow(clippy::unwrap_used)]
+
 use std::{
     sync::{
         Arc,

@@ -339,19 +339,22 @@ fn fork_beside(client: &LockClient, rounds: u64) -> String {
                 .filter(|why| why != "Forked")
                 .collect();
             write!(child, "{}", heard.join("/") + "end").unwrap();
-            std::process::exit(0);
+            drop(child);
+            // an exit would wait for a mutex of the standard library's that a thread held at the fork
+            loop {
+                std::thread::park();
+            }
         }
         drop(child);
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || tell.send(std::io::read_to_string(&mut alive)));
-        match told.recv_timeout(Duration::from_secs(20)) {
+        let heard = told.recv_timeout(Duration::from_secs(20));
+        signal(pid, libc::SIGKILL);
+        match heard {
             // every call failed with `Forked`, and the child reached its end
             Ok(Ok(heard)) if heard == "end" => {}
             Ok(heard) => return format!("{heard:?}").replace(' ', ""),
-            Err(_) => {
-                signal(pid, libc::SIGKILL);
-                return format!("hangs/{round}");
-            }
+            Err(_) => return format!("hangs/{round}"),
         }
     }
     // the guards of this process are unaffected

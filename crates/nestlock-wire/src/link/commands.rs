@@ -7,6 +7,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     failure::Failure,
     link::Link,
+    refusal,
     request::{Channels, Request},
     resp::Value,
     until::Until,
@@ -212,6 +213,6 @@ impl Link {
         let until = Until::new(clock::Instant::now(), limit);
         let (_, connection) = self.up_by(until).await?;
         let answer = connection.call(Request::Words(words), until).await;
-        answer.map_err(|failure| self.failed(failure).in_doubt_if_in_a_script())
+        answer.map_err(|failure| refusal::in_doubt_if_in_a_script(self.failed(failure)))
     }
 }

@@ -24,13 +24,7 @@ const DRAIN: Duration = Duration::from_secs(1);
 /// A link as its supervisor has it. Closes the link when the supervisor ends, even before its first
 /// poll: the link was closed or dropped, or the runtime of its connections has ended. No request may
 /// wait for a connection then: a timer of that runtime would panic.
-pub(super) struct Supervised(Weak<Link>);
-
-impl Supervised {
-    pub(super) fn new(link: &Arc<Link>) -> Self {
-        Self(Arc::downgrade(link))
-    }
-}
+struct Supervised(Weak<Link>);
 
 impl Drop for Supervised {
     fn drop(&mut self) {
@@ -44,8 +38,19 @@ impl Drop for Supervised {
 }
 
 impl Link {
+    /// Spawns the tasks that keep the link connected, and find out when its peer is gone. They do not
+    /// keep the link itself.
+    pub(super) fn keep_connected(self: &Arc<Self>, first: Option<Connection>) {
+        let own = &self.dial.settings.own;
+        let supervised = Supervised(Arc::downgrade(self));
+        own.spawn(Self::supervise(supervised, first));
+        if self.carries != LinkPurpose::BlockingReads {
+            own.spawn(Self::beat(Arc::downgrade(self)));
+        }
+    }
+
     /// Connects whenever there is no connection, until the link is closed or dropped.
-    pub(super) async fn supervise(supervised: Supervised, mut first: Option<Connection>) {
+    async fn supervise(supervised: Supervised, mut first: Option<Connection>) {
         let link = &supervised.0;
         let Some((mut searches, mut given_up)) = link
             .upgrade()
@@ -144,7 +149,7 @@ impl Link {
     }
 
     /// Sends a PING over a silent connection, and gives the connection up if replies stay away.
-    pub(crate) async fn beat(link: Weak<Self>) {
+    async fn beat(link: Weak<Self>) {
         let mut missed = 0;
         loop {
             sleep(HEARTBEAT).await;
