@@ -73,7 +73,7 @@ pub(crate) async fn first(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::{
         collections::HashMap,
         net::{TcpListener, TcpStream as StdStream},
@@ -93,7 +93,7 @@ mod tests {
         NAMES.lock().unwrap().get(host).cloned()
     }
 
-    fn name(host: &str, addresses: &[SocketAddr]) {
+    pub(crate) fn name(host: &str, addresses: &[SocketAddr]) {
         NAMES
             .lock()
             .unwrap()

@@ -25,7 +25,14 @@ const NEWS_CAPACITY: usize = 32;
 
 /// Returns the configuration with the address that accepts connections: fred would wait for a
 /// name's addresses one after the other.
+///
+/// The certificate must still have the name. The field for it is known to be in fred's `Server` only
+/// with the feature `rustls`: without it, another crate may have enabled it, together with its TLS,
+/// which no `cfg` here can see. The host then stays as it is, and fred tries its addresses.
 pub(super) async fn reachable(mut server: FredConfig) -> io::Result<FredConfig> {
+    if cfg!(not(feature = "rustls")) && server.uses_tls() {
+        return Ok(server);
+    }
     if let ServerConfig::Centralized { server: at } = &mut server.server
         && let Some(address) = which(bare(&at.host), at.port).await?
     {
@@ -108,4 +115,33 @@ pub async fn fred_client(
     connected
         .await
         .map_err(|failed: NotConnected| failed.error.before_any_request())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Also where another crate asks fred for its TLS, and this crate's feature `rustls` is off:
+    /// with `--no-default-features --features fred/enable-rustls-ring`.
+    #[tokio::test]
+    async fn a_host_of_several_addresses_is_verified_by_name() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        reach::tests::name("several.for.tls", &[at, ([127, 0, 0, 2], at.port()).into()]);
+        let url = format!("rediss://several.for.tls:{}", at.port());
+        // without any TLS, fred refuses the URL, or ignores its scheme
+        let Some(config) = FredConfig::from_url(&url).ok().filter(FredConfig::uses_tls) else {
+            return;
+        };
+        let found = reachable(config).await.unwrap().server.hosts().remove(0);
+        #[cfg(feature = "rustls")]
+        assert_eq!(
+            (&*found.host, found.tls_server_name.as_deref()),
+            ("127.0.0.1", Some("several.for.tls"))
+        );
+        #[cfg(not(feature = "rustls"))]
+        assert_eq!(&*found.host, "several.for.tls");
+    }
 }
