@@ -1,6 +1,8 @@
 //! TLS: certificates are checked, and the client never falls back to plain text.
 
 pub mod certificates;
+#[cfg(feature = "fred")]
+mod names;
 mod refused;
 
 use std::{collections::HashSet, fs, net::SocketAddr, sync::Arc, time::Duration};

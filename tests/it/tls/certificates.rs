@@ -50,7 +50,7 @@ pub(super) struct Guarded {
     folder: tempfile::TempDir,
 }
 
-fn dead_port() -> u16 {
+pub(super) fn dead_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()

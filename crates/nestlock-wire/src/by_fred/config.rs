@@ -134,7 +134,10 @@ impl From<&ServerSettings> for FredConfig {
         #[cfg(feature = "rustls")]
         if let Some(tls) = &settings.tls {
             let connector = TlsConnector::Rustls(tls.connector.clone());
-            config.tls.get_or_insert_with(|| connector.into());
+            match &mut config.tls {
+                Some(known) => known.connector = connector,
+                none => *none = Some(connector.into()),
+            }
         }
         config
     }
