@@ -124,7 +124,9 @@ impl ServerSettings {
     pub(crate) fn tls_name(&self, at: &Server) -> Option<Arc<str>> {
         let name = self.tls.as_ref().and_then(|tls| tls.server_name.clone());
         #[cfg(feature = "fred")]
-        let name = name.or_else(|| self.name_of_freds(at));
+        let name = name
+            .or_else(|| self.name_of_freds(at))
+            .or_else(|| self.name_mapped_by_freds(at));
         #[cfg(not(feature = "fred"))]
         let _ = at;
         name

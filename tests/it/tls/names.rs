@@ -1,10 +1,14 @@
 //! Configurations of fred's: which name a server's certificate must have, and whom to trust.
 
-use std::{fs, sync::Arc};
+use std::{fs, net::IpAddr, sync::Arc, time::Duration};
 
+use futures::future::join_all;
 use nestlock::{
-    StoreErrorKind,
-    fred::types::config::{Config as FredConfig, TlsConnector as FredConnector},
+    Error, LockClient, StoreErrorKind,
+    fred::types::config::{
+        ClusterDiscoveryPolicy, Config as FredConfig, HostMapping, Server as FredServer,
+        ServerConfig, TlsConfig, TlsConnector as FredConnector, TlsHostMapping,
+    },
 };
 use nestlock_wire::{ConnectionSettings, Dialer, Link, Pace, ServerSettings};
 use tokio::runtime::Handle;
@@ -18,11 +22,11 @@ use tokio_rustls::{
 };
 
 use super::certificates::{Authority, authority, dead_port, signed};
-use crate::support::{Server, WIRES};
+use crate::support::{Server, WIRES, eventually};
 
 /// A server by TLS.
 struct Serving {
-    _server: Server,
+    server: Server,
     port: u16,
     _folder: tempfile::TempDir,
 }
@@ -52,10 +56,37 @@ fn serving(by: &Authority, names: &[&str], args: &[&str]) -> Serving {
     ];
     words.extend(args);
     Serving {
-        _server: Server::start_with(&words),
+        server: Server::start_with(&words),
         port,
         _folder: folder,
     }
+}
+
+/// Starts a cluster of one node, which gives its address as 127.0.0.1.
+async fn cluster(by: &Authority, names: &[&str], args: &[&str]) -> Serving {
+    let bus = dead_port().to_string();
+    let mut words = vec![
+        "--cluster-enabled",
+        "yes",
+        "--tls-cluster",
+        "yes",
+        "--cluster-port",
+        &bus,
+        "--cluster-announce-ip",
+        "127.0.0.1",
+    ];
+    words.extend(args);
+    let node = serving(by, names, &words);
+    let mut admin = node.server.wire();
+    admin
+        .call(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"])
+        .unwrap();
+    eventually("it serves", || async {
+        let info = node.server.wire().call(&["CLUSTER", "INFO"]).unwrap();
+        info.text().contains("cluster_state:ok")
+    })
+    .await;
+    node
 }
 
 /// Returns a connector that trusts this authority, or none.
@@ -97,4 +128,90 @@ async fn a_replaced_connector_counts_on_either_wire() {
             assert_eq!(refused, expected, "{wire:?}");
         }
     }
+}
+
+/// Names each address the same.
+#[derive(Debug)]
+struct Named(&'static str);
+
+impl HostMapping for Named {
+    fn map(&self, _: &IpAddr, _: &str) -> Option<String> {
+        Some(self.0.into())
+    }
+}
+
+/// Connects to a cluster whose seed is `host`, with `name` for its certificate. It is to be refused
+/// with this error, or not at all.
+async fn connects(
+    by: &Authority,
+    node: &Serving,
+    (host, name): (&str, Option<&str>),
+    hostnames: TlsHostMapping,
+    refusal: Option<StoreErrorKind>,
+) {
+    let said = format!("{host} {name:?} {hostnames:?}");
+    let seed = FredServer {
+        tls_server_name: name.map(Into::into),
+        ..FredServer::new(host, node.port)
+    };
+    let config = FredConfig {
+        server: ServerConfig::Clustered {
+            hosts: vec![seed],
+            policy: ClusterDiscoveryPolicy::default(),
+        },
+        tls: Some(TlsConfig {
+            connector: FredConnector::Rustls(connector(Some(by))),
+            hostnames,
+        }),
+        ..FredConfig::default()
+    };
+    let builder = LockClient::builder().connect_timeout(Duration::from_secs(3));
+    let found = match builder.connect_to(config).await {
+        Ok(client) => {
+            let guard = client.mutex("l").unwrap().lock().await.unwrap();
+            guard.unlock().await.unwrap();
+            None
+        }
+        Err(Error::Connect { source, .. }) => Some(source.kind()),
+        Err(other) => panic!("{said}: {other:?}"),
+    };
+    assert_eq!(found, refusal, "{said}");
+}
+
+/// A refusal at the seed is of TLS; one at the address that the cluster names says so in its text.
+#[tokio::test]
+async fn a_clusters_addresses_have_the_names_of_a_mapping() {
+    use TlsHostMapping as M;
+    let by = authority("servers");
+    let custom = |name| M::Custom(Arc::new(Named(name)));
+    let (at_the_seed, later) = (Some(StoreErrorKind::Tls), Some(StoreErrorKind::Unavailable));
+    let local = &cluster(&by, &["localhost"], &[]).await;
+    let both = &cluster(&by, &["localhost", "127.0.0.1"], &[]).await;
+    let internal = &cluster(&by, &["redis.internal"], &[]).await;
+    let (seed, named) = (("localhost", None), Some("redis.internal"));
+    let cases = [
+        (local, seed, M::None, later),
+        (local, seed, M::DefaultHost, None),
+        (local, seed, custom("localhost"), None),
+        (local, seed, custom("redis.internal"), later),
+        (both, seed, M::None, None),
+        (both, seed, custom("redis.internal"), later),
+        (internal, ("localhost", named), M::None, later),
+        (
+            internal,
+            ("localhost", named),
+            custom("redis.internal"),
+            None,
+        ),
+        // a server's own name comes first
+        (internal, ("127.0.0.1", named), custom("other"), None),
+        (
+            internal,
+            ("127.0.0.1", Some("other")),
+            custom("redis.internal"),
+            at_the_seed,
+        ),
+    ];
+    let each = |(node, seed, names, refusal)| connects(&by, node, seed, names, refusal);
+    join_all(cases.into_iter().map(each)).await;
 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-#[cfg(feature = "rustls")]
-use fred::types::config::TlsConnector;
 use fred::types::config::{
     Config as FredConfig, CredentialProvider, Server as FredServer, ServerConfig,
 };
+#[cfg(feature = "rustls")]
+use fred::types::config::{TlsConnector, TlsHostMapping};
 
 #[cfg(feature = "rustls")]
 use crate::settings::TlsSettings;
@@ -104,6 +104,24 @@ impl ServerSettings {
             .tls_server_name
             .map(|name| (&*name).into())
     }
+
+    /// Returns the name that fred's configuration maps this IP address of a cluster's node to.
+    ///
+    /// fred maps the addresses in the reply to `CLUSTER SLOTS`, and the host that was asked is the
+    /// default one. Here this is the first configured host, whichever was asked: of several, none
+    /// may be more right than another. A seed's address is mapped, too: it is its node's.
+    pub(crate) fn name_mapped_by_freds(&self, at: &Server) -> Option<Arc<str>> {
+        let fred = self.fred.as_ref()?;
+        let ServerConfig::Clustered { hosts, .. } = &fred.server else {
+            return None;
+        };
+        let (ip, default) = (at.bare_host().parse().ok()?, &*hosts.first()?.host);
+        match &fred.tls.as_ref()?.hostnames {
+            TlsHostMapping::None => None,
+            TlsHostMapping::DefaultHost => Some(default.into()),
+            TlsHostMapping::Custom(names) => names.map(&ip, default).map(Arc::from),
+        }
+    }
 }
 
 impl From<&ServerSettings> for FredConfig {
@@ -115,11 +133,7 @@ impl From<&ServerSettings> for FredConfig {
                 let server = as_configured(&config.server.hosts(), at);
                 #[cfg(feature = "rustls")]
                 let server = FredServer {
-                    tls_server_name: settings
-                        .tls
-                        .as_ref()
-                        .and_then(|tls| Some((&**tls.server_name.as_ref()?).into()))
-                        .or(server.tls_server_name),
+                    tls_server_name: settings.tls_name(at).map(|name| (&*name).into()),
                     ..server
                 };
                 ServerConfig::Centralized { server }
@@ -145,6 +159,12 @@ impl From<&ServerSettings> for FredConfig {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(feature = "rustls")]
+    use std::net::IpAddr;
+
+    #[cfg(feature = "rustls")]
+    use fred::types::config::{HostMapping, TlsConfig};
+
     use super::*;
 
     #[test]
@@ -214,6 +234,60 @@ mod tests {
                 let hosts = FredConfig::from(&settings).server.hosts();
                 assert_eq!(hosts[0].tls_server_name.as_deref(), name);
             }
+        }
+    }
+
+    /// The last octet of the address, before the default host.
+    #[cfg(feature = "rustls")]
+    #[derive(Debug)]
+    struct Octet;
+
+    #[cfg(feature = "rustls")]
+    impl HostMapping for Octet {
+        fn map(&self, ip: &IpAddr, default: &str) -> Option<String> {
+            let ip = ip.to_string();
+            let (_, octet) = ip.rsplit_once('.')?;
+            Some(format!("{octet}.{default}"))
+        }
+    }
+
+    /// Of a cluster; what sentinels name has the names that sentinels give.
+    #[cfg(feature = "rustls")]
+    #[test]
+    fn a_mapping_names_the_addresses_of_a_cluster() {
+        use TlsHostMapping as M;
+        let hosts = vec![("a.example", 1), ("10.0.0.2", 2)];
+        let cluster = ServerConfig::new_clustered(hosts.clone());
+        let sentinels = ServerConfig::new_sentinel(hosts, "m");
+        for (server, hostnames, names) in [
+            (&cluster, M::None, [None; 4]),
+            (
+                &cluster,
+                M::DefaultHost,
+                [
+                    None,
+                    Some("a.example"),
+                    Some("a.example"),
+                    Some("a.example"),
+                ],
+            ),
+            (
+                &cluster,
+                M::Custom(Arc::new(Octet)),
+                [None, Some("2.a.example"), Some("7.a.example"), None],
+            ),
+            (&sentinels, M::DefaultHost, [None; 4]),
+        ] {
+            let mut tls: TlsConfig = TlsConnector::default_rustls().unwrap().into();
+            tls.hostnames = hostnames;
+            let settings = ServerSettings::from(FredConfig {
+                server: server.clone(),
+                tls: Some(tls),
+                ..FredConfig::default()
+            });
+            let hosts = ["b.example", "10.0.0.2", "10.0.0.7", "[::1]"];
+            let found = hosts.map(|host| settings.tls_name(&Server::new(host, 9)));
+            assert_eq!(found.each_ref().map(Option::as_deref), names);
         }
     }
 
