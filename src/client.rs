@@ -999,9 +999,10 @@ impl LockClientBuilder {
     /// for TLS with a custom CA, credential providers and the like. nestlock sets retries, timeouts
     /// and the protocol version itself.
     ///
-    /// The name that a certificate must have is a server's own `tls_server_name`. In a cluster, IP
-    /// addresses have the names of `TlsConfig::hostnames`, whose default host is the first
-    /// configured one. Otherwise it is the host.
+    /// The name that a certificate must have is a server's own `tls_server_name`. In a cluster, an
+    /// IP address has the host name that its node announces beside it, or else the one of
+    /// `TlsConfig::hostnames`, whose default host is the first configured one. Otherwise it is the
+    /// host.
     ///
     /// # Errors
     ///

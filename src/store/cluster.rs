@@ -455,6 +455,10 @@ impl Cluster {
     /// slot keeps its master if the maps are tied, or if its previous master redirected it here a
     /// moment ago and the new one is not known to be down.
     fn learn(&self, views: &[NodeMap]) {
+        // before any link is made; what a redirect names before the map does is verified by its
+        // address until then
+        let announced = &self.connect_options.endpoint.server.announced;
+        announced.replace(map::names(views));
         let (mut changed, mut is_older) = (false, false);
         let is_down = |node: &Node| node.scripts.as_ref().is_some_and(|link| link.is_down());
         let known: Vec<_> = self
@@ -489,9 +493,7 @@ impl Cluster {
                 node.has_replicas = of_it.any(|master| master.has_replicas);
             }
         }
-        let mut replicas: Vec<Server> = views.iter().flat_map(NodeMap::replicas).cloned().collect();
-        replicas.sort_unstable();
-        replicas.dedup();
+        let replicas = map::replicas(views);
         if !replicas.is_empty() {
             *self.replicas.lock().unwrap_or_else(PoisonError::into_inner) = replicas;
         }

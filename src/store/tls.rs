@@ -92,7 +92,8 @@ impl Tls {
 
     /// Sets the name that each server's certificate must have, whatever its address. Default: the
     /// host in the URL, or the host by which the cluster or the Sentinels name the server. If that
-    /// is an IP address, the certificate must have that IP address.
+    /// is an IP address, the certificate must have the host name that a cluster's node announces
+    /// beside it (`cluster-announce-hostname`), or else that IP address.
     pub fn server_name(mut self, name: impl Into<String>) -> Self {
         self.server_name = Some(name.into());
         self

@@ -59,7 +59,7 @@ pub use crate::{
     request::Request,
     resp::Value,
     script::{Arg, Call, Script},
-    settings::{ConnectionSettings, Credentials, Login, ServerSettings},
+    settings::{AnnouncedNames, ConnectionSettings, Credentials, Login, ServerSettings},
     source::{Arity, ScriptSource},
     stream::has_io_here,
     until::Until,

@@ -1,6 +1,11 @@
 //! How to open a connection.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 #[cfg(feature = "fred")]
@@ -40,13 +45,35 @@ pub trait Credentials: Send + Sync {
     async fn fetch(&self, address: &Address) -> Result<Login, NotConnected>;
 }
 
+/// The host names that servers announce beside their IP addresses.
+///
+/// The nodes of a cluster do so. Clones share the names: one that is learned later counts for the
+/// connects from then on.
+#[derive(Debug, Clone, Default)]
+pub struct AnnouncedNames(Arc<Mutex<HashMap<Server, Arc<str>>>>);
+
+impl AnnouncedNames {
+    /// Replaces all names.
+    pub fn replace(&self, names: HashMap<Server, Arc<str>>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = names;
+    }
+
+    /// Returns the name that this server announces.
+    #[must_use]
+    pub fn of(&self, server: &Server) -> Option<Arc<str>> {
+        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        names.get(server).cloned()
+    }
+}
+
 /// How to speak TLS.
 #[cfg(feature = "rustls")]
 #[derive(Clone)]
 pub struct TlsSettings {
     /// Which authorities are trusted, and the client's certificate.
     pub connector: tokio_rustls::TlsConnector,
-    /// The name that each server's certificate must have. `None`: the host.
+    /// The name that each server's certificate must have. `None`: the one that the server
+    /// announces, or the host.
     pub server_name: Option<Arc<str>>,
 }
 
@@ -73,6 +100,8 @@ pub struct ServerSettings {
     /// How to speak TLS. `None`: plain text.
     #[cfg(feature = "rustls")]
     pub tls: Option<TlsSettings>,
+    /// The names that the servers' certificates must have, if these settings give none.
+    pub announced: AnnouncedNames,
     /// The configuration that these were made of. The second wire takes from it what has no place
     /// here: another library's TLS, tracing.
     #[cfg(feature = "fred")]
@@ -100,6 +129,7 @@ impl ServerSettings {
             database: None,
             #[cfg(feature = "rustls")]
             tls: None,
+            announced: AnnouncedNames::default(),
             #[cfg(feature = "fred")]
             fred: None,
         }
@@ -124,11 +154,10 @@ impl ServerSettings {
     pub(crate) fn tls_name(&self, at: &Server) -> Option<Arc<str>> {
         let name = self.tls.as_ref().and_then(|tls| tls.server_name.clone());
         #[cfg(feature = "fred")]
-        let name = name
-            .or_else(|| self.name_of_freds(at))
-            .or_else(|| self.name_mapped_by_freds(at));
-        #[cfg(not(feature = "fred"))]
-        let _ = at;
+        let name = name.or_else(|| self.name_of_freds(at));
+        let name = name.or_else(|| self.announced.of(at));
+        #[cfg(feature = "fred")]
+        let name = name.or_else(|| self.name_mapped_by_freds(at));
         name
     }
 

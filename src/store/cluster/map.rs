@@ -1,5 +1,11 @@
 //! A node's reply to `CLUSTER SLOTS`: which node serves which slot.
 
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::IpAddr,
+    sync::Arc,
+};
+
 use nestlock_wire::{Server, Value};
 
 use crate::{
@@ -28,6 +34,8 @@ pub(super) struct NodeMap {
     ranges: Vec<(u16, u16, usize)>,
     /// Nodes that may become masters.
     replicas: Vec<Server>,
+    /// The host names that nodes announce beside their IP addresses.
+    names: Vec<(Server, Arc<str>)>,
 }
 
 impl NodeMap {
@@ -48,6 +56,7 @@ impl NodeMap {
             masters: Vec::new(),
             ranges: Vec::new(),
             replicas: Vec::new(),
+            names: Vec::new(),
         };
         for range in ranges {
             let Value::Array(parts) = range else {
@@ -82,6 +91,8 @@ impl NodeMap {
                 view.replicas
                     .extend(replica.filter(|replica| !view.replicas.contains(replica)));
             }
+            view.names
+                .extend(parts[2..].iter().filter_map(announced_name));
             view.ranges.push((from, to, at));
         }
         if view.ranges.is_empty() {
@@ -95,11 +106,6 @@ impl NodeMap {
         }
         view.ranges.sort_unstable();
         Ok(view)
-    }
-
-    /// Returns the nodes that may become masters.
-    pub(super) fn replicas(&self) -> &[Server] {
-        &self.replicas
     }
 
     pub(super) fn masters(&self) -> &[MappedMaster] {
@@ -139,6 +145,23 @@ fn node<'a>(said: &'a Value, asked: &str) -> Option<(Option<Server>, &'a str)> {
     ))
 }
 
+/// Returns the IP address of a node and the host name that it announces beside it
+/// (`cluster-announce-hostname`), from the node's metadata.
+fn announced_name(said: &Value) -> Option<(Server, Arc<str>)> {
+    let Value::Array(said) = said else {
+        return None;
+    };
+    let [host, port, _, Value::Array(metadata), ..] = said.as_slice() else {
+        return None;
+    };
+    let host = host.as_str()?;
+    host.parse::<IpAddr>().ok()?;
+    let port = u16::try_from(port.as_number()?).ok()?;
+    let mut pairs = metadata.chunks_exact(2);
+    let name = pairs.find(|pair| pair[0].as_str() == Some("hostname"))?[1].as_str()?;
+    (!name.is_empty()).then(|| (Server::new(host, port), name.into()))
+}
+
 /// Returns the host of a node. If the reply has null or an empty string, this is the host that was
 /// queried, as the protocol says (nodes behind one balancer, or a node that does not know its own
 /// host). Returns `None` for `?`: a node without a host name in a cluster that prefers host names;
@@ -149,6 +172,18 @@ pub(super) fn host_of<'a>(said: Option<&'a str>, asked: &'a str) -> Option<&'a s
         Some("?") => None,
         host => host,
     }
+}
+
+/// Returns the nodes that may become masters, in order.
+pub(super) fn replicas(views: &[NodeMap]) -> Vec<Server> {
+    let replicas: BTreeSet<_> = views.iter().flat_map(|view| &view.replicas).collect();
+    replicas.into_iter().cloned().collect()
+}
+
+/// Returns the host names that nodes announce beside their IP addresses.
+pub(super) fn names(views: &[NodeMap]) -> HashMap<Server, Arc<str>> {
+    let names = views.iter().flat_map(|view| &view.names);
+    names.cloned().collect()
 }
 
 /// Returns the master that most maps name for a slot. Returns `None` if no map names one, or if
@@ -262,7 +297,7 @@ mod tests {
             assert_eq!(view.owner(slot).map(|server| &*server.host), host, "{slot}");
         }
         assert_eq!(view.masters().len(), 3);
-        assert!(view.replicas().is_empty() && view.masters()[0].has_replicas);
+        assert!(view.replicas.is_empty() && view.masters()[0].has_replicas);
         let unknown = NodeMap::read(
             &Value::Array(vec![range(0, 16_383, Value::text("?"), "b")]),
             "asked",
@@ -272,6 +307,36 @@ mod tests {
             unknown.to_string().contains("cluster-announce-hostname"),
             "{unknown}"
         );
+    }
+
+    #[test]
+    fn a_node_may_announce_a_name_beside_its_ip_address() {
+        let node = |host: Value, metadata: &[&str]| {
+            let metadata = metadata.iter().map(|word| Value::text(word)).collect();
+            let (port, id) = (Value::Integer(7), Value::text("id"));
+            Value::Array(vec![host, port, id, Value::Array(metadata)])
+        };
+        let of_6_2 = Value::Array(vec![
+            Value::text("10.0.0.4"),
+            Value::Integer(7),
+            Value::text("id"),
+        ]);
+        let slots = Value::Array(vec![Value::Array(vec![
+            Value::Integer(0),
+            Value::Integer(16_383),
+            node(Value::text("10.0.0.1"), &["hostname", "a.example"]),
+            node(Value::text("::1"), &["ip", "x", "hostname", "b.example"]),
+            node(Value::text("10.0.0.2"), &["hostname", ""]),
+            node(Value::text("10.0.0.3"), &["hostname"]),
+            of_6_2,
+            node(Value::text("c.example"), &["ip", "10.0.0.5"]),
+            node(Value::text("c.example"), &["hostname", "d.example"]),
+            node(Value::Null, &["hostname", "e.example"]),
+        ])]);
+        let view = NodeMap::read(&slots, "10.0.0.6").unwrap();
+        let names = [("10.0.0.1", "a.example"), ("::1", "b.example")]
+            .map(|(host, name)| (Server::new(host, 7), Arc::from(name)));
+        assert_eq!(super::names(&[view]), HashMap::from(names));
     }
 
     #[test]
@@ -299,6 +364,7 @@ mod tests {
                     masters: view.masters.clone(),
                     ranges: view.ranges.clone(),
                     replicas: Vec::new(),
+                    names: Vec::new(),
                 })
                 .collect();
             most(&views, 7, Some(&Server::new(now, 1))).map(|server| server.host.to_string())

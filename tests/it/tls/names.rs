@@ -215,3 +215,32 @@ async fn a_clusters_addresses_have_the_names_of_a_mapping() {
     let each = |(node, seed, names, refusal)| connects(&by, node, seed, names, refusal);
     join_all(cases.into_iter().map(each)).await;
 }
+
+/// A node that announces a host name beside its address has a certificate for that name.
+#[tokio::test]
+async fn an_announced_host_name_is_that_of_the_certificate() {
+    use TlsHostMapping as M;
+    let by = authority("servers");
+    let announcing = async |names: &[&str], name| {
+        cluster(&by, names, &["--cluster-announce-hostname", name]).await
+    };
+    let right = &announcing(&["localhost"], "localhost").await;
+    let wrong = &announcing(&["localhost", "127.0.0.1"], "redis.internal").await;
+    let internal = &announcing(&["redis.internal"], "localhost").await;
+    let other = M::Custom(Arc::new(Named("other")));
+    let (seed, later) = (("localhost", None), Some(StoreErrorKind::Unavailable));
+    let cases = [
+        (right, seed, M::None, None),
+        (right, seed, other, None),
+        (wrong, seed, M::None, later),
+        // a server's own name comes first
+        (
+            internal,
+            ("127.0.0.1", Some("redis.internal")),
+            M::None,
+            None,
+        ),
+    ];
+    let each = |(node, seed, names, refusal)| connects(&by, node, seed, names, refusal);
+    join_all(cases.into_iter().map(each)).await;
+}

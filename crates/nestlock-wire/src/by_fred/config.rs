@@ -14,7 +14,7 @@ use crate::settings::TlsSettings;
 use crate::{
     address::{Address, Server},
     failure::NotConnected,
-    settings::{Credentials, Login, ServerSettings},
+    settings::{AnnouncedNames, Credentials, Login, ServerSettings},
 };
 
 impl From<&FredServer> for Server {
@@ -90,6 +90,7 @@ impl From<FredConfig> for ServerSettings {
             database: config.database,
             #[cfg(feature = "rustls")]
             tls,
+            announced: AnnouncedNames::default(),
             fred: Some(Arc::new(config)),
         }
     }
