@@ -845,46 +845,54 @@ fn a_stop_after_the_command_has_ended_leaves_no_lock_behind() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_command_that_was_stopped_by_hand_keeps_its_lock() {
-    for signal in [
-        Signal::SIGSTOP,
-        Signal::SIGTSTP,
-        Signal::SIGTTIN,
-        Signal::SIGTTOU,
-    ] {
-        let world = World::new();
-        // it forks nothing: a shell that waits for what it forks to begin cannot be stopped
-        let line = "echo $$ > pid; exec sleep 1000";
-        let running = Running::of(
-            world.nestlock_without_terminal(&["exec", "l", "--lease", "1s", "-c", line]),
-        );
-        let pid = world.pid("pid");
-        let to = if signal == Signal::SIGSTOP {
-            pid
-        } else {
-            running.pid()
-        };
-        let send = |signal| kill(Pid::from_raw(to), signal).unwrap();
-        send(signal);
-        let is_stopped = || {
-            std::fs::read_to_string(format!("/proc/{pid}/stat"))
-                .unwrap()
-                .contains(") T ")
-        };
-        eventually("it is stopped", is_stopped);
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(2) {
-            assert_eq!(
-                world.code(&["who", "l"]),
-                0,
-                "{signal}: lost after {:?}",
-                start.elapsed()
-            );
+    // a lease longer than a busy machine stalls, and all at once, as each lasts longer than a lease
+    std::thread::scope(|scope| {
+        for signal in [
+            Signal::SIGSTOP,
+            Signal::SIGTSTP,
+            Signal::SIGTTIN,
+            Signal::SIGTTOU,
+        ] {
+            scope.spawn(move || keeps_its_lock_while_stopped_by(signal));
         }
-        send(Signal::SIGCONT);
-        eventually("it goes on", || !is_stopped());
-        running.send(Signal::SIGTERM);
-        assert_eq!(running.code(), Some(143), "{signal}");
+    });
+}
+
+#[cfg(target_os = "linux")]
+fn keeps_its_lock_while_stopped_by(signal: Signal) {
+    let world = World::new();
+    // it forks nothing: a shell that waits for what it forks to begin cannot be stopped
+    let line = "echo $$ > pid; exec sleep 1000";
+    let running =
+        Running::of(world.nestlock_without_terminal(&["exec", "l", "--lease", "4s", "-c", line]));
+    let pid = world.pid("pid");
+    let to = if signal == Signal::SIGSTOP {
+        pid
+    } else {
+        running.pid()
+    };
+    let send = |signal| kill(Pid::from_raw(to), signal).unwrap();
+    send(signal);
+    let is_stopped = || {
+        std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .unwrap()
+            .contains(") T ")
+    };
+    eventually("it is stopped", is_stopped);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(6) {
+        assert_eq!(
+            world.code(&["who", "l"]),
+            0,
+            "{signal}: lost after {:?}",
+            start.elapsed()
+        );
+        std::thread::sleep(Duration::from_millis(100));
     }
+    send(Signal::SIGCONT);
+    eventually("it goes on", || !is_stopped());
+    running.send(Signal::SIGTERM);
+    assert_eq!(running.code(), Some(143), "{signal}");
 }
 
 /// It waits for hours, and a new version is installed meanwhile.
