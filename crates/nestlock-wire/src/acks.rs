@@ -228,7 +228,7 @@ pub async fn send_wait(
     let words = ["WAITAOF", "1", &replicas, &patience];
     let plain = ["WAIT", &replicas, &patience];
     let words = if copies.fsync { &words[..] } else { &plain[..] };
-    let until = Until::new(Instant::now(), copies.timeout + limit);
+    let until = Until::new(Instant::now(), copies.timeout.saturating_add(limit));
     let number = |value: &Value| {
         value
             .as_number()

@@ -14,6 +14,12 @@ const MOST: usize = 9;
 
 /// Scripts of which any may be sent together: up to nine, with one key and three arguments each. A
 /// call with other numbers of keys or arguments is sent alone, and so is a script beyond the ninth.
+///
+/// The texts become functions of one text, so they must be written for it: no long comments; none
+/// changes `KEYS`, `ARGV` or the protocol; an error is a text or what a command replied. A local
+/// function begins with `local function` and ends with `end` at the beginning of a line, uses
+/// nothing from outside of it, neither `KEYS` nor `ARGV`, and has the same text in each script that
+/// has one of its name.
 #[derive(Debug)]
 pub struct Bundle {
     scripts: &'static [&'static ScriptSource],

@@ -367,7 +367,7 @@ impl FredConnection {
 #[async_trait]
 impl ForeignConnection for FredConnection {
     async fn call(self: Arc<Self>, request: Request<'_>, until: Until) -> Result<Value, Failure> {
-        self.request(request, until.remaining(until.asked())).await
+        self.request(request, until.remaining(Instant::now())).await
     }
 
     async fn channels(
@@ -379,7 +379,7 @@ impl ForeignConnection for FredConnection {
         let asked = self.subscribe_or_not(verb, channels.to_vec()).await;
         // the PING behind it proves that it arrived
         let proven = if asked.is_ok() {
-            self.ping(until.remaining(until.asked())).await
+            self.ping(until.remaining(Instant::now())).await
         } else {
             asked
         };
@@ -398,7 +398,7 @@ impl ForeignConnection for FredConnection {
     }
 
     async fn echo(&self, until: Until) -> Result<(), Failure> {
-        self.ping(until.remaining(until.asked())).await
+        self.ping(until.remaining(Instant::now())).await
     }
 
     fn had_reply(&self) -> bool {

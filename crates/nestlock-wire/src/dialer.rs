@@ -123,16 +123,18 @@ impl Dialer {
                 nobody_listens: false,
             })
         };
-        // a provider of the program's that panics must not end the supervisor with it
-        match timeout(limit, AssertUnwindSafe(attempt).catch_unwind()).await {
+        // a provider of the program's that panics, be it when it is dropped, must not end the
+        // supervisor with it
+        let in_time = async { timeout(limit, attempt).await };
+        match AssertUnwindSafe(in_time).catch_unwind().await {
             Ok(Ok(connected)) => connected,
             Ok(Err(_)) => failed(
-                StoreErrorKind::Unavailable,
-                "the connect panicked; was it the credential provider?".to_owned(),
-            ),
-            Err(_) => failed(
                 StoreErrorKind::Timeout,
                 format!("no connection within {limit:?}"),
+            ),
+            Err(_) => failed(
+                StoreErrorKind::Unavailable,
+                "the connect panicked; was it the credential provider?".to_owned(),
             ),
         }
     }

@@ -173,9 +173,13 @@ impl Link {
     ///
     /// Cancel safe.
     pub async fn reset(&self) {
+        self.give_up();
+        self.in_time(RESET, self.wait_up()).await;
+    }
+
+    fn give_up(&self) {
         self.mark_reconnecting();
         self.given_up.send_replace(self.epoch());
-        self.in_time(RESET, self.wait_up()).await;
     }
 
     fn set(&self, state: LinkState) {
@@ -184,6 +188,14 @@ impl Link {
                 .state
                 .send_if_modified(|was| std::mem::replace(was, state) != state);
         });
+    }
+
+    /// Closes the link for good, and wakes what waits for a connection. Returns whether it was closed
+    /// already.
+    pub(crate) fn mark_closed(&self) -> bool {
+        let was_closed = self.closed.swap(true, Ordering::AcqRel);
+        catch_waker_panic(|| _ = self.state.send_replace(LinkState::Down));
+        was_closed
     }
 
     fn numbered(&self) -> Option<(Epoch, Connection)> {
@@ -304,9 +316,13 @@ impl Link {
             let _context = self.dial.settings.own.enter();
             sleep(limit)
         };
+        let mut state = self.state.subscribe();
+        let closed = state.wait_for(|_| self.is_closed());
         tokio::select! {
             biased;
             output = future => Some(output),
+            // before the timer: its runtime may have ended, which closes the link, and then it panics
+            _ = closed => None,
             () = over => None,
         }
     }
@@ -526,6 +542,15 @@ impl Link {
         let sent = clock::Instant::now();
         let ((_, connection), is_held_up) = (self.usable()?, self.wait_requests.hold_up());
         let answer = connection.echo(self.until(sent)).await;
+        self.echoed(answer, sent, is_held_up)
+    }
+
+    fn echoed(
+        &self,
+        answer: Result<(), Failure>,
+        sent: clock::Instant,
+        is_held_up: bool,
+    ) -> Result<(), StoreError> {
         // a server that is loading refuses PING as well: without this, no reply would show the
         // round trip
         if matches!(answer, Ok(()) | Err(Failure::Refused(_))) {
@@ -544,8 +569,7 @@ impl Link {
     /// believed, since a server that has handed over refuses. Any other reply is not.
     pub fn leave(self: &Arc<Self>) {
         self.is_left.store(true, Ordering::Release);
-        self.closed.store(true, Ordering::Release);
-        self.set(LinkState::Down);
+        self.mark_closed();
         let link = Arc::clone(self);
         self.dial.settings.own.spawn(async move {
             let over = Instant::now() + link.limit();
@@ -573,9 +597,8 @@ impl Link {
 
     /// Ends the connection without waiting for anything.
     pub fn abandon(&self) {
-        self.closed.store(true, Ordering::Release);
+        self.mark_closed();
         self.end();
-        self.set(LinkState::Down);
     }
 
     /// Ends the connection after everything that was sent. Idempotent.

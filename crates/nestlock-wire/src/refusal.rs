@@ -170,21 +170,40 @@ pub(crate) fn verdict(error: &str) -> (StoreErrorKind, bool) {
     known(error).map_or((StoreErrorKind::Other, true), |kind| (kind, false))
 }
 
-/// Returns the error, in doubt if it is that of a command inside a script: the commands before it
-/// may have written.
-pub(crate) fn in_doubt_if_in_a_script(error: StoreError) -> StoreError {
-    let said = error.said();
-    let marks = [
-        "script: ",
-        "@user_script",
-        "running script (",
-        "called from",
-    ];
-    if marks.into_iter().any(|mark| said.contains(mark)) {
+/// Returns the error of a script, in doubt if a command inside it may have caused it: the commands
+/// before that may have written. A script may catch such an error and return it, in any words.
+pub(crate) fn of_a_script(error: StoreError) -> StoreError {
+    use StoreErrorKind as K;
+    let may_be_inside = matches!(
+        error.kind(),
+        K::ReadOnly
+            | K::OutOfMemory
+            | K::Misconfigured
+            | K::NoReplicas
+            | K::WrongType
+            | K::NoPermission
+            | K::UnknownCommand
+            | K::Other
+    );
+    if may_be_inside {
         error.that_may_have_executed()
     } else {
         error
     }
+}
+
+/// Returns whether the command runs a script.
+pub(crate) fn is_script(command: &str) -> bool {
+    [
+        "EVAL",
+        "EVALSHA",
+        "EVAL_RO",
+        "EVALSHA_RO",
+        "FCALL",
+        "FCALL_RO",
+    ]
+    .into_iter()
+    .any(|script| script.eq_ignore_ascii_case(command))
 }
 
 /// Returns whether this is a known server error, which is sent before anything has changed.

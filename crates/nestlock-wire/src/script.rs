@@ -80,7 +80,7 @@ impl Script {
         let error = if self.source.is_atomic {
             error
         } else {
-            refusal::in_doubt_if_in_a_script(error)
+            refusal::of_a_script(error)
         };
         let is_about_one = match error.kind() {
             StoreErrorKind::UnknownCommand => true,

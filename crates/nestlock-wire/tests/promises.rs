@@ -114,9 +114,18 @@ async fn an_error_inside_a_script_says_that_it_may_have_run() {
         0,
         None,
     );
+    static CAUGHT: Script = script(
+        "redis.call('incr', KEYS[1]) return redis.pcall('lpush', KEYS[1], 'x')",
+        0,
+        None,
+    );
     let server = SpawnedServer::start().unwrap();
     let link = link(&server).await;
-    for (key, script) in [("wrong", &WRONG), ("unknown", &UNKNOWN)] {
+    for (key, script) in [
+        ("wrong", &WRONG),
+        ("unknown", &UNKNOWN),
+        ("caught", &CAUGHT),
+    ] {
         let error = run(&link, script, key, &[]).await.unwrap_err();
         assert!(error.may_have_executed(), "{error}");
         let words = ["EVAL", script.source.lua, "1", key];
@@ -129,6 +138,32 @@ async fn an_error_inside_a_script_says_that_it_may_have_run() {
     let error = link.command(&["LPUSH", "wrong", "x"], SECOND).await;
     assert!(!error.unwrap_err().may_have_executed());
     link.close().await;
+}
+
+/// In a bundle, the error of a command is that command's, in its own words.
+#[test]
+fn an_error_in_a_bundle_says_that_its_script_may_have_run() {
+    static ALONE: Bundle = Bundle::of(&[&WRONG.source]);
+    static WRONG: Script = script(
+        "redis.call('incr', KEYS[1]) redis.call('lpush', KEYS[1], 'x')",
+        3,
+        Some(&ALONE),
+    );
+    let server = SpawnedServer::start().unwrap();
+    let one = Builder::new_current_thread().enable_all().build().unwrap();
+    one.block_on(async {
+        let link = link(&server).await;
+        let args = ["a", "b", "c"].map(|arg| Arg::Text(arg.into()));
+        // the first one has the text; from then on, they go together
+        run(&link, &WRONG, "first", &args).await.unwrap_err();
+        let keys: Vec<String> = (0..8).map(|n| format!("{n}")).collect();
+        let runs = keys.iter().map(|key| run(&link, &WRONG, key, &args));
+        for answer in join_all(runs).await {
+            let error = answer.unwrap_err();
+            assert!(error.may_have_executed(), "{error}");
+        }
+        link.close().await;
+    });
 }
 
 /// A bundle takes one key and three arguments of each call. Others are sent alone: too many would
@@ -258,6 +293,7 @@ fn a_link_whose_runtime_has_ended_fails_each_call() {
                     link.unsubscribe(&channel).await.unwrap_err(),
                     link.barrier().await.unwrap_err(),
                 ];
+                link.reset().await;
                 link.close().await;
                 errors
             };
@@ -266,6 +302,41 @@ fn a_link_whose_runtime_has_ended_fails_each_call() {
                 assert!(!error.may_have_executed(), "{is_connected}: {error}");
             }
         });
+    }
+}
+
+/// What is in flight then may still be executed. Whatever comes at that moment panics no more than
+/// what comes later.
+#[test]
+fn a_runtime_that_ends_under_calls_fails_each_of_them() {
+    static ONE: Script = script("return 1", 0, None);
+    let (server, caller) = (SpawnedServer::start().unwrap(), runtime());
+    for _ in 0..20 {
+        let own = runtime();
+        let link = own.block_on(link(&server));
+        // longer than a socket takes at once, so that the next ones wait unsent
+        let long = "x".repeat(8 << 20);
+        server.stop().unwrap();
+        let calls: Vec<_> = (0..4)
+            .map(|n| {
+                let (link, long) = (Arc::clone(&link), long.clone());
+                caller.spawn(async move {
+                    match n {
+                        0 => drop(link.command(&["SET", "key", &long], SECOND).await),
+                        1 => drop(run(&link, &ONE, &long, &[]).await),
+                        2 => drop(link.subscribe(&["channel".into()]).await),
+                        _ => link.reset().await,
+                    }
+                })
+            })
+            .collect();
+        std::thread::sleep(ms(5));
+        drop(own);
+        for call in calls {
+            let ended = caller.block_on(async { timeout(20 * SECOND, call).await });
+            ended.expect("it hangs").expect("it panics");
+        }
+        server.cont().unwrap();
     }
 }
 
@@ -310,6 +381,45 @@ async fn a_credential_provider_that_panics_is_asked_again() {
     timeout(20 * SECOND, link.wait_up()).await.unwrap();
     link.command(&["PING"], SECOND).await.unwrap();
     assert_eq!(provider.0.load(Ordering::Acquire), 3);
+    link.close().await;
+}
+
+/// Panics when it is dropped.
+struct PanicsOnDrop;
+
+impl Drop for PanicsOnDrop {
+    fn drop(&mut self) {
+        panic!("a defect of the program's");
+    }
+}
+
+/// The second login hangs, and panics when its time is over.
+struct PanicsLate(AtomicU32);
+
+#[async_trait::async_trait]
+impl Credentials for PanicsLate {
+    async fn fetch(&self, _: &Address) -> Result<Login, NotConnected> {
+        if self.0.fetch_add(1, Ordering::AcqRel) == 1 {
+            let _panics = PanicsOnDrop;
+            std::future::pending::<()>().await;
+        }
+        Ok(Login::default())
+    }
+}
+
+/// And so may what counts the reconnects.
+#[tokio::test]
+async fn a_link_outlives_a_panic_in_what_it_calls() {
+    let server = SpawnedServer::start().unwrap();
+    let mut settings = settings(&server, Handle::current());
+    settings.server.credentials = Some(Arc::new(PanicsLate(AtomicU32::new(0))));
+    let mut dialer = Dialer::new(settings);
+    dialer.first_limit = ms(50);
+    dialer.reconnected = |_| panic!("a defect of the program's");
+    let link = Link::connect(dialer, &Arc::new(Pace::new())).await.unwrap();
+    link.reset().await;
+    timeout(20 * SECOND, link.wait_up()).await.unwrap();
+    link.command(&["PING"], SECOND).await.unwrap();
     link.close().await;
 }
 

@@ -131,7 +131,10 @@ impl From<&ServerSettings> for FredConfig {
         config.server = match &settings.address {
             Address::Unix(path) => ServerConfig::Unix { path: path.clone() },
             Address::Tcp(at) => {
-                let server = as_configured(&config.server.hosts(), at);
+                let server = FredServer {
+                    host: at.bare_host().into(),
+                    ..as_configured(&config.server.hosts(), at)
+                };
                 #[cfg(feature = "rustls")]
                 let server = FredServer {
                     tls_server_name: settings.tls_name(at).map(|name| (&*name).into()),

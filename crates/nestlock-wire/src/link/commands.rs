@@ -213,6 +213,9 @@ impl Link {
         let until = Until::new(clock::Instant::now(), limit);
         let (_, connection) = self.up_by(until).await?;
         let answer = connection.call(Request::Words(words), until).await;
-        answer.map_err(|failure| refusal::in_doubt_if_in_a_script(self.failed(failure)))
+        answer.map_err(|failure| match self.failed(failure) {
+            error if refusal::is_script(words[0]) => refusal::of_a_script(error),
+            error => error,
+        })
     }
 }

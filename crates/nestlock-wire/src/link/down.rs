@@ -2,7 +2,10 @@
 //! node for the end of that once, on behalf of all requests, so that none has to find out by
 //! trying.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use tokio::time::sleep;
 
@@ -35,7 +38,7 @@ impl Link {
             return;
         }
         if self.down.note_down() {
-            self.spawn(Arc::clone(self).probe_until_serving());
+            self.spawn(Self::probe_until_serving(Arc::downgrade(self)));
         }
     }
 
@@ -48,7 +51,7 @@ impl Link {
         self.down.serving_again().await;
     }
 
-    async fn probe_until_serving(self: Arc<Self>) {
+    async fn probe_until_serving(link: Weak<Self>) {
         let began = Instant::now();
         let says = loop {
             let (soon, at_first, later) = PROBE_INTERVALS;
@@ -61,10 +64,13 @@ impl Link {
                 0.2,
             ))
             .await;
-            if self.is_closed() {
+            let Some(link) = link.upgrade() else {
+                return;
+            };
+            if link.is_closed() {
                 break Health::Unknown;
             }
-            match self.cluster_info(REPLY_TIMEOUT).await {
+            match link.cluster_info(REPLY_TIMEOUT).await {
                 Ok(info)
                     if info
                         .as_str()
@@ -79,6 +85,8 @@ impl Link {
                 _ => {}
             }
         };
-        self.down.probed(says);
+        if let Some(link) = link.upgrade() {
+            link.down.probed(says);
+        }
     }
 }

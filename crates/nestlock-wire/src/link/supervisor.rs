@@ -1,13 +1,14 @@
 //! Keeps a link connected.
 
 use std::{
-    sync::{Arc, PoisonError, Weak, atomic::Ordering},
+    sync::{Arc, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
 use tokio::time::{sleep, timeout};
 
 use crate::{
+    clock,
     connection::Connection,
     error::StoreErrorKind,
     failure::NotConnected,
@@ -28,11 +29,10 @@ struct Supervised(Weak<Link>);
 
 impl Drop for Supervised {
     fn drop(&mut self) {
-        if let Some(link) = self.0.upgrade() {
-            if !link.closed.swap(true, Ordering::AcqRel) {
-                link.refuse("the runtime of its connections has ended".into());
-            }
-            link.set(LinkState::Down);
+        if let Some(link) = self.0.upgrade()
+            && !link.mark_closed()
+        {
+            link.refuse("the runtime of its connections has ended".into());
         }
     }
 }
@@ -107,7 +107,7 @@ impl Link {
                 Ok(connection) => {
                     link.set_up(&connection);
                     if before.is_some() {
-                        (link.dial.reconnected)(link.name());
+                        catch_waker_panic(|| (link.dial.reconnected)(link.name()));
                     }
                     return Some(connection);
                 }
@@ -149,22 +149,28 @@ impl Link {
     }
 
     /// Sends a PING over a silent connection, and gives the connection up if replies stay away.
-    async fn beat(link: Weak<Self>) {
+    async fn beat(weak: Weak<Self>) {
         let mut missed = 0;
         loop {
             sleep(HEARTBEAT).await;
-            let Some(link) = link.upgrade().filter(|link| !link.is_closed()) else {
+            let Some(link) = weak.upgrade().filter(|link| !link.is_closed()) else {
                 return;
             };
-            if link
+            let Some(connection) = link
                 .current()
-                .is_none_or(|connection| connection.had_reply())
-                || !link.is_up()
-            {
+                .filter(|connection| !connection.had_reply() && link.is_up())
+            else {
                 missed = 0;
                 continue;
-            }
-            match link.barrier().await {
+            };
+            let sent = clock::Instant::now();
+            let (until, is_held_up) = (link.until(sent), link.wait_requests.hold_up());
+            drop(link);
+            let answer = connection.echo(until).await;
+            let Some(link) = weak.upgrade() else {
+                return;
+            };
+            match link.echoed(answer, sent, is_held_up) {
                 Ok(()) => missed = 0,
                 Err(error) if error.kind() == StoreErrorKind::Timeout => missed += 1,
                 Err(_) => {}
@@ -172,7 +178,7 @@ impl Link {
             if missed >= MISSED_HEARTBEATS {
                 missed = 0;
                 log::later!(WARN, missed = MISSED_HEARTBEATS; "no answer to heartbeats; reconnecting");
-                link.reset().await;
+                link.give_up();
             }
         }
     }
