@@ -83,7 +83,7 @@ api-record:
 
 # builds the crates from nothing but what would be published; uncommitted changes count too
 package:
-	$(CARGO) package --allow-dirty -p nestlock-wire -p nestlock
+	./tests/package.sh
 
 # sixteen at a time, since they mostly wait: the simulator, which needs processors alone, has what they leave. What has real
 # servers always, or none, was tested by the first line. What fell runs once more, alone: STRICT=1 counts it as fallen

@@ -326,7 +326,7 @@ fn the_ground_plan_has_every_part_of_the_engine() {
 }
 
 /// Files with more than the allowed 400 lines of code. Each may only shrink.
-const LONG: [(&str, usize); 9] = [
+const LONG: [(&str, usize); 8] = [
     ("src/engine/attempt.rs", 466),
     ("src/engine/release.rs", 492),
     ("src/engine/transitions.rs", 459),
@@ -334,7 +334,6 @@ const LONG: [(&str, usize); 9] = [
     ("src/lock/red.rs", 436),
     ("src/store/cluster.rs", 660),
     ("src/store/mod.rs", 533),
-    ("crates/nestlock-wire/src/link.rs", 415),
     ("crates/nestlock-wire/src/own/out.rs", 448),
 ];
 

@@ -5,6 +5,7 @@ use std::{
     net::{TcpListener, TcpStream},
     sync::mpsc,
     thread,
+    time::Instant,
 };
 
 use futures_util::future::poll_immediate;
