@@ -51,35 +51,47 @@ impl TlsServer {
 }
 
 pub fn start() -> TlsServer {
-    let folder = tempfile::tempdir().unwrap();
-    let file = |name: &str| folder.path().join(name).display().to_string();
     let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    fs::write(file("cert.pem"), signed.cert.pem()).unwrap();
-    fs::write(file("key.pem"), signed.signing_key.serialize_pem()).unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let (cert, key, tls_port) = (file("cert.pem"), file("key.pem"), port.to_string());
-    let server = Server::start_with(&[
+    let (authority, key) = (signed.cert.pem(), signed.signing_key.serialize_pem());
+    let (server, port, folder) = serve([&authority, &key, &authority], &[]);
+    TlsServer {
+        _server: server,
+        port,
+        authority,
+        _folder: folder,
+    }
+}
+
+/// Starts a server with a TLS port, for clients without a certificate, from its own certificate, its
+/// key and the certificate of its authority.
+fn serve([cert, key, ca]: [&str; 3], args: &[&str]) -> (Server, u16, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, pem: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, pem).unwrap();
+        path.display().to_string()
+    };
+    let (cert, key, ca) = (
+        file("cert.pem", cert),
+        file("key.pem", key),
+        file("ca.pem", ca),
+    );
+    let port = certificates::dead_port();
+    let tls_port = port.to_string();
+    let mut words = vec![
         "--tls-port",
         &tls_port,
         "--tls-cert-file",
         &cert,
         "--tls-key-file",
         &key,
+        "--tls-ca-cert-file",
+        &ca,
         "--tls-auth-clients",
         "no",
-        "--tls-ca-cert-file",
-        &cert,
-    ]);
-    TlsServer {
-        _server: server,
-        port,
-        authority: signed.cert.pem(),
-        _folder: folder,
-    }
+    ];
+    words.extend(args);
+    (Server::start_with(&words), port, folder)
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Configurations of fred's: which name a server's certificate must have, and whom to trust.
 
-use std::{fs, net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use nestlock::{
@@ -33,30 +33,10 @@ struct Serving {
 
 /// Starts a server whose certificate has these names.
 fn serving(by: &Authority, names: &[&str], args: &[&str]) -> Serving {
-    let folder = tempfile::tempdir().unwrap();
     let [cert, key] = signed(by, names);
-    for (name, pem) in [("cert", cert), ("key", key), ("ca", by.pem())] {
-        fs::write(folder.path().join(name), pem).unwrap();
-    }
-    let file = |name: &str| folder.path().join(name).display().to_string();
-    let (cert, key, ca) = (file("cert"), file("key"), file("ca"));
-    let port = dead_port();
-    let tls_port = port.to_string();
-    let mut words = vec![
-        "--tls-port",
-        &tls_port,
-        "--tls-cert-file",
-        &cert,
-        "--tls-key-file",
-        &key,
-        "--tls-ca-cert-file",
-        &ca,
-        "--tls-auth-clients",
-        "no",
-    ];
-    words.extend(args);
+    let (server, port, folder) = super::serve([&cert, &key, &by.pem()], args);
     Serving {
-        server: Server::start_with(&words),
+        server,
         port,
         _folder: folder,
     }

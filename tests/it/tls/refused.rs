@@ -1,6 +1,6 @@
 //! The errors of a connect by TLS: the rows about it in the table of src/guide/errors.md.
 
-use std::{fs, time::Duration};
+use std::time::Duration;
 
 use nestlock::{Error, LockClient, LockClientBuilder, StoreErrorKind, Tls, Wire};
 use rcgen::{CertificateParams, KeyPair};
@@ -36,29 +36,7 @@ GN+7u68l3ng9pBSWV8/ken8GarKhRANCAASwbv3TfRz1L196U0mYEtu8Iod6YhSt
 
 /// Starts a server with this certificate and key.
 fn serving([cert, key]: [&str; 2]) -> (Server, u16, tempfile::TempDir) {
-    let folder = tempfile::tempdir().unwrap();
-    let file = |name: &str| folder.path().join(name).display().to_string();
-    fs::write(file("cert.pem"), cert).unwrap();
-    fs::write(file("key.pem"), key).unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let (cert, key, tls_port) = (file("cert.pem"), file("key.pem"), port.to_string());
-    let server = Server::start_with(&[
-        "--tls-port",
-        &tls_port,
-        "--tls-cert-file",
-        &cert,
-        "--tls-key-file",
-        &key,
-        "--tls-ca-cert-file",
-        &cert,
-        "--tls-auth-clients",
-        "no",
-    ]);
-    (server, port, folder)
+    super::serve([cert, key, cert], &[])
 }
 
 async fn refused(builder: LockClientBuilder, port: u16) -> Error {
