@@ -20,7 +20,7 @@ use fred::{
     interfaces::ClientLike,
     types::{ClusterHash, CustomCommand, Value},
 };
-use nestlock::{Lock, LockClient, Wire};
+use nestlock::{Lock, LockClient, Tuning, Wire};
 use nestlock_embedded::SpawnedServer;
 use support::{Link, bare, median, quantile, report, server};
 
@@ -102,7 +102,14 @@ async fn with_messages(url: &str) {
         LockClient::connect(url).await.expect("a"),
         LockClient::connect(url).await.expect("b"),
     ];
-    let over_fred = || LockClient::builder().wire(Wire::Fred).connect(url);
+    let over_fred = || {
+        LockClient::builder()
+            .tuning(Tuning {
+                wire: Wire::Fred,
+                ..Tuning::default()
+            })
+            .connect(url)
+    };
     let fred = [over_fred().await.expect("a"), over_fred().await.expect("b")];
     for (wire, [a, b]) in [("own wire", &own), ("over fred", &fred)] {
         for (machine, idle) in [("idle before", true), ("busy before", false)] {
@@ -164,7 +171,7 @@ async fn without_messages(url: &str) {
         guard.unlock().await.expect("the unlock");
         let (returned, guard) = waiter.await.expect("a task");
         worst = worst.max((returned - start).as_secs_f64());
-        let _ = guard.forget();
+        let _ = guard.leave_to_lease();
     }
     report(
         "hand-over without any pub/sub message, worst, in ms (poll cap 500 ms)",

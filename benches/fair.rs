@@ -12,7 +12,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use nestlock::{Lock, LockClient};
+use nestlock::{Lock, LockClient, Tuning};
 use support::{Link, median, quantile, report, server};
 
 /// So long that nobody looks by itself: only messages wake.
@@ -23,7 +23,14 @@ async fn client(url: &str, grants: bool) -> LockClient {
         .poll_cap(NEVER)
         .watchdog_timeout(4 * NEVER)
         .fair_patience(4 * NEVER);
-    builder.grants(grants).connect(url).await.expect("a client")
+    builder
+        .tuning(Tuning {
+            grants,
+            ..Tuning::default()
+        })
+        .connect(url)
+        .await
+        .expect("a client")
 }
 
 /// From `unlock` called in one client to `lock` returned in another that waits.

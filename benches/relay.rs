@@ -19,7 +19,7 @@ use std::{
 };
 
 use fred::{clients::Client, interfaces::ClientLike, types::InfoKind};
-use nestlock::LockClient;
+use nestlock::{LockClient, Tuning};
 use support::{bare, median, quantile, report, server};
 
 const ROUNDS: usize = 9;
@@ -105,7 +105,7 @@ fn main() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
         let bare = bare(url).await;
-        let client = async |relay| LockClient::builder().relay(relay).connect(url).await.expect("a client");
+        let client = async |relay| LockClient::builder().tuning(Tuning { relay, ..Tuning::default() }).connect(url).await.expect("a client");
         let (with, without, other) = (client(true).await, client(false).await, client(false).await);
         let (mut rows, mut beside): (Vec<[Round; 2]>, Vec<[f64; 4]>) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {

@@ -18,7 +18,7 @@ use fred::{
     interfaces::{ClientLike, LuaInterface},
     types::Value,
 };
-use nestlock::{LockClient, Wire};
+use nestlock::{LockClient, Tuning, Wire};
 use support::{
     bare, median, report,
     scripts::{ACQUIRE, OWNER, RELEASE},
@@ -159,7 +159,10 @@ async fn measure(url: &str, runtime: &str, wire: Wire) {
         let _: Value = bare.script_load(script).await.expect("a digest");
     }
     let ours = LockClient::builder()
-        .wire(wire)
+        .tuning(Tuning {
+            wire,
+            ..Tuning::default()
+        })
         .connect(url)
         .await
         .expect("a connection");

@@ -36,11 +36,11 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     second.unlock().await?;
     first.unlock().await?;
 
-    // hand-over: keep the hold, send its owner as text, release it elsewhere. The lease is the net
+    // leave the hold to its lease, send its owner as text, release it elsewhere
     let guard = lock
         .lock_with(options.lease(Duration::from_secs(60)))
         .await?;
-    let ticket = guard.forget().to_string();
+    let ticket = guard.leave_to_lease().to_string();
     let there = other.reentrant_lock("job")?;
     assert!(there.try_lock().await?.is_none());
     there.release(&ticket.parse()?).await?;

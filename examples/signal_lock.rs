@@ -37,7 +37,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .signal_lock_with("report", forever)?
         .lock()
         .await?
-        .forget();
+        .leave_to_lease();
     let report = new.signal_lock("report")?;
     assert_eq!(report.remaining_lease().await?, None);
     println!("{owner} holds it without end; then its process dies");

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use crate::error::Error;
 #[cfg(feature = "metrics")]
 use crate::meter::Meter;
-use nestlock_wire::{Login, Wire};
+use nestlock_wire::Login;
 
 use crate::{
     engine::{self, Anchor, ClientStats, Kind},
@@ -16,7 +16,7 @@ use crate::{
         Fair, Fenced, FencedKey, Lock, MultiLock, ReadSide, ReadWriteLock, RedLock, RedLockOptions,
         RedMembers, Reentrant, Signal, Spin, StringRecord, WriteSide,
     },
-    options::{Backoff, Config, Messages, SignalOptions},
+    options::{Backoff, Config, Messages, SignalOptions, Tuning},
     owner::OwnerId,
     store::Endpoint,
     token::FencingToken,
@@ -267,7 +267,7 @@ impl LockClient {
         Ok(Fair::new(
             &self.name(name)?.with_keys()?,
             self.anchor.config.fair_patience,
-            self.anchor.config.grants,
+            self.anchor.config.tuning.grants,
         ))
     }
 
@@ -809,58 +809,10 @@ impl LockClientBuilder {
         self
     }
 
-    /// Sets whether a lock passes from one task of this client to the next waiting one without a
-    /// request. Default `true`.
-    ///
-    /// Applies to plain and non-reentrant locks held without a lease, for at most 2 ms after the
-    /// server's last reply about the lock and 64 times in a row; then the lock is released, so that
-    /// other clients get their turn. Within that time [`unlock`](crate::LockGuard::unlock) returns
-    /// `Ok` based on a reply up to 2 ms old: if an operator has forced the lock free since, the
-    /// task that releases it on the server gets the error. With `false`, each release is sent to
-    /// the server, which takes a round trip.
-    pub fn relay(mut self, relay: bool) -> Self {
-        self.config.relay = relay;
-        self
-    }
-
-    /// Sets whether the release of a fair lock makes the next waiter the holder and notifies it.
-    /// Default `true`.
-    ///
-    /// Applies to waiters of any nestlock client that requested no lease and no replicas, and whose
-    /// watchdog timeout is at least their [`fair_patience`](Self::fair_patience). Such a waiter has
-    /// the lock half a round trip after the release, without a request. The record first lives for
-    /// the rest of the waiter's patience, and the watchdog renews it in time; if twice the command
-    /// timeout is longer than that rest, the waiter sends a request instead. With `false`, this
-    /// client's releases only notify the next waiter that the lock is free, and its own waiters
-    /// acquire by a request.
-    pub fn grants(mut self, grants: bool) -> Self {
-        self.config.grants = grants;
-        self
-    }
-
-    /// Sets whether acquires and releases of plain locks that are ready at the same moment are sent
-    /// as one script, 32 at most. Default `true`.
-    ///
-    /// Two thirds of a script's cost on the server is per-call overhead. Each lock gets its own
-    /// reply, as if it had been sent alone. Use `false` if you count or read the server's commands.
-    /// Requests are never bundled in a cluster, with [`replicas`](Self::replicas), or over fred's
-    /// client.
-    pub fn bundle(mut self, bundle: bool) -> Self {
-        self.config.bundle = bundle;
-        self
-    }
-
-    /// Sets whether the client checks at connect that the server runs scripts. Default `true`.
-    /// `false` is for programs that only read, whose user may not run scripts. Unstable.
+    /// Sets choices for tests and benchmarks. Unstable.
     #[doc(hidden)]
-    pub fn tries_scripts(mut self, tries: bool) -> Self {
-        self.config.tries_scripts = tries;
-        self
-    }
-
-    /// Sets the client that carries requests and messages. Default [`Wire::Own`].
-    pub fn wire(mut self, wire: Wire) -> Self {
-        self.config.wire = wire;
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.config.tuning = tuning;
         self
     }
 

@@ -124,11 +124,10 @@ pub enum Error {
         /// The hold count.
         holds: u32,
     },
-    /// The owner already holds this non-reentrant lock, nests a fair and a reentrant one, or gave
-    /// away one of its nested holds and kept another; a wait would never end. It holds nothing more
-    /// than before.
+    /// The owner already holds this non-reentrant lock, or nests a fair and a reentrant one; a wait
+    /// would never end. It holds nothing more than before.
     #[error(
-        "lock {lock:?} is held by {owner} already, and is not reentrant, was taken as another kind, or was given away in part; release it first"
+        "lock {lock:?} is held by {owner} already, and is not reentrant, or was taken as another kind; release it first"
     )]
     #[non_exhaustive]
     NotReentrant {

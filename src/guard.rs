@@ -49,25 +49,16 @@ pub(crate) trait Held: Send + Sync {
     async fn lost(&self) -> Error;
     fn remaining(&self) -> Result<Duration>;
     async fn extend(&self, lease: Duration) -> Result<()>;
-    /// Gives up all members without a release, and returns the owner of the first.
-    fn forget(self: Box<Self>, how: Forget) -> OwnerId;
-}
-
-/// What happens to a hold that is given up without a release.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Forget {
-    /// The watchdog renews it as before.
-    GoOn,
-    /// The watchdog no longer renews it: it ends with its lease.
-    LeaveToLease,
+    /// Leaves all members to their leases, and returns the owner of the first.
+    fn leave_to_lease(self: Box<Self>) -> OwnerId;
 }
 
 /// One hold of one lock, released on drop.
 struct SingleHold {
     anchor: Arc<Anchor>,
     hold: Arc<Hold>,
-    /// `None` once the guard has released the hold or given it away, or [`of_one_client`] has taken
-    /// it.
+    /// `None` once the guard has released the hold or left it to its lease, or [`of_one_client`]
+    /// has taken it.
     ticket: Option<Ticket>,
 }
 
@@ -255,47 +246,29 @@ impl LockGuard {
         self.remaining_or_error().map(drop)
     }
 
-    /// Gives the hold away: the lock stays held, and is renewed if it has no fixed lease.
-    ///
-    /// Release it with [`Lock::release`](crate::Lock::release) and the returned owner, here or in
-    /// another process. Each guard, including those of nested holds, needs its own release. This
-    /// client only renews the hold, while one of its locks, guards or handles is alive: it does not
-    /// re-enter it (its next acquire waits for it like any other client's, under another name), and
-    /// does not release it at [`shutdown`](crate::LockClient::shutdown). The next renewal notices a
-    /// release by another process.
-    ///
-    /// Other guards of the same owner stay held, and are renewed and released as before. While one
-    /// is alive, this owner cannot take the lock again, since it would wait for itself: a try
-    /// returns `None`, and a wait fails with [`Error::NotReentrant`]. An `unlock` of another guard
-    /// that is in flight may return [`Error::Unconfirmed`]: its release continues in the
-    /// background.
-    ///
-    /// If a request about this lock is in flight (a nested acquire or release whose future was
-    /// dropped a moment ago), or if the connection broke during such a request less than one lease
-    /// ago, the client does not know how many holds the server records. It then sets the count once
-    /// more, and the lock ends with its TTL at the latest unless it is renewed for another guard.
-    /// So that this request does not race with the receiver's release, await
-    /// [`idle`](crate::LockClient::idle) before and after. If the connection breaks while other
-    /// guards are being released, and another release of this owner runs at the same time, holds
-    /// may stay recorded until the lease ends: too many, never too few. A lost lock is not given
-    /// away.
-    ///
-    /// A multi-lock gives away all members. The returned owner is that of the first member; the
-    /// other members have the same owner only if all belong to one client.
-    #[must_use = "the owner is what the lock can be released with"]
-    pub fn forget(self) -> OwnerId {
-        self.let_go(Forget::GoOn)
-    }
-
     /// Keeps the lock held until its lease ends, without renewing it: a job then runs once per
     /// interval, over all processes.
     ///
     /// A lock without a fixed lease lasts as long as its last renewal, at most the client's
     /// [`watchdog_timeout`](crate::LockClientBuilder::watchdog_timeout); set a
-    /// [`lease`](crate::AcquireOptions::lease) to choose how long. Until then the returned owner
-    /// can release it, as after [`forget`](Self::forget). Other guards of the same owner are
-    /// renewed as before, and the lock with them. A signal lock without expiry stays until it is
-    /// released.
+    /// [`lease`](crate::AcquireOptions::lease) to choose how long. A signal lock without expiry
+    /// stays until it is released. [`shutdown`](crate::LockClient::shutdown) does not release it,
+    /// and its owner does not re-enter it: its next acquire waits like that of any other owner.
+    ///
+    /// Until the lease ends, every process that knows the returned owner may
+    /// [`release`](crate::Lock::release) or [`extend`](crate::Lock::extend) the lock. To let another
+    /// task or process carry on under it, [`hand_over`](Self::hand_over).
+    ///
+    /// Other guards of the same owner stay held, and are renewed as before, and the lock with them;
+    /// their releases do not end what was left. Each hold that was left needs its own release. The
+    /// server may not have counted yet what the same owner gave up a moment ago, or what it gave up
+    /// while a connection broke: await [`idle`](crate::LockClient::idle) before the owner is used
+    /// elsewhere, or holds may stay recorded until the lease ends (too many, not too few). The read
+    /// lock of a read-write lock cannot be taken again by a writer that left it to its lease, until
+    /// the writer has released the write lock.
+    ///
+    /// A lost lock is not left. A multi-lock leaves all members. The returned owner is that of the
+    /// first member; the other members have the same owner only if all belong to one client.
     ///
     /// ```no_run
     /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
@@ -311,21 +284,14 @@ impl LockGuard {
     /// # }
     /// ```
     pub fn leave_to_lease(self) -> OwnerId {
-        self.let_go(Forget::LeaveToLease)
-    }
-
-    pub(crate) fn let_go(self, how: Forget) -> OwnerId {
         let owner = self.owner();
         match self.inner {
             GuardInner::One(mut single) => {
                 if let Some(ticket) = single.ticket.take() {
-                    if how == Forget::LeaveToLease {
-                        ticket.unwatch();
-                    }
-                    single.anchor.give_away(&single.hold, &ticket);
+                    single.anchor.leave_to_lease(&single.hold, &ticket);
                 }
             }
-            GuardInner::Several(held) => return held.forget(how),
+            GuardInner::Several(held) => return held.leave_to_lease(),
         }
         owner
     }

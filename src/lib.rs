@@ -22,6 +22,8 @@ mod topology;
 #[cfg(feature = "fred")]
 pub use fred;
 
+#[doc(hidden)]
+pub use crate::options::Tuning;
 #[cfg(feature = "fred")]
 pub use crate::store::Endpoint;
 #[cfg(feature = "rustls")]
@@ -39,5 +41,5 @@ pub use crate::{
     token::FencingToken,
     topology::{NodeRole, Topology, TopologyKind, TopologyNode},
 };
-#[doc(inline)]
+#[doc(hidden)]
 pub use nestlock_wire::Wire;

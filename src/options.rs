@@ -319,9 +319,38 @@ pub(crate) fn validity(lease: Duration) -> Duration {
     lease.saturating_sub(lease / 100 + Duration::from_millis(2))
 }
 
+/// Choices for tests and benchmarks, which turn an optimisation off. Unstable.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
+pub struct Tuning {
+    /// A lock passes from one task of a client to the next waiting one without a request.
+    pub relay: bool,
+    /// The release of a fair lock makes the next waiter the holder.
+    pub grants: bool,
+    /// Acquires and releases of plain locks that are ready at the same moment are sent as one
+    /// script.
+    pub bundle: bool,
+    /// The client checks at connect that the server runs scripts.
+    pub tries_scripts: bool,
+    /// The client that carries requests and messages.
+    pub wire: Wire,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self {
+            relay: true,
+            grants: true,
+            bundle: true,
+            tries_scripts: true,
+            wire: Wire::default(),
+        }
+    }
+}
+
 /// The client's configuration; see the builder's methods.
 #[derive(Debug, Clone)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub(crate) struct Config {
     pub(crate) watchdog_timeout: Duration,
     pub(crate) poll_cap: Duration,
@@ -332,12 +361,7 @@ pub(crate) struct Config {
     pub(crate) name_prefix: String,
     pub(crate) max_name_len: usize,
     pub(crate) max_holds: u32,
-    pub(crate) relay: bool,
-    pub(crate) bundle: bool,
-    /// Whether a client checks at connect that the server runs scripts.
-    pub(crate) tries_scripts: bool,
-    pub(crate) grants: bool,
-    pub(crate) wire: Wire,
+    pub(crate) tuning: Tuning,
     pub(crate) messages: Messages,
     pub(crate) sentinel_login: Option<Login>,
     pub(crate) replicas: u32,
@@ -359,11 +383,7 @@ impl Default for Config {
             name_prefix: String::new(),
             max_name_len: 1024,
             max_holds: u32::MAX,
-            relay: true,
-            bundle: true,
-            tries_scripts: true,
-            grants: true,
-            wire: Wire::default(),
+            tuning: Tuning::default(),
             messages: Messages::default(),
             sentinel_login: None,
             replicas: 0,

@@ -118,13 +118,6 @@ impl<'a> Acquire<'a> {
                             if self.is_over() {
                                 return Ok(None);
                             }
-                            // the owner still has a guard of a lock that it gave away: it would
-                            // wait for itself
-                            if let Some(own) =
-                                self.core.holds.given_away_in_part(self.kind, &self.owner)
-                            {
-                                return Err(own.not_reentrant_error(&own.owner()));
-                            }
                             if let Some(pause) = self.listen(busy, &mut waiter, attempts) {
                                 pause.await;
                             }

@@ -219,7 +219,7 @@ impl<'a> Acquire<'a> {
             now = Instant::now();
         }
         if self.owner.is_value() {
-            if let Some(attempt) = self.attempt_by_a_value_that_was_given_away(deadline).await {
+            if let Some(attempt) = self.attempt_by_a_value_that_is_left(deadline).await {
                 return attempt;
             }
             now = Instant::now();
@@ -404,15 +404,15 @@ impl<'a> Acquire<'a> {
         )
     }
 
-    /// Checks the record before an acquire under a value whose hold this client gave away. The
+    /// Checks the record before an acquire under a value whose hold was left to its lease. The
     /// server cannot tell the two holders of a value apart, so the acquire may be sent only if the
     /// record does not list the value. Returns `None` if it may be sent. Boxed, as it is rare.
-    fn attempt_by_a_value_that_was_given_away(
+    fn attempt_by_a_value_that_is_left(
         &self,
         deadline: Option<Instant>,
     ) -> Pin<Box<dyn Future<Output = Option<Result<Attempt<'a>>>> + Send + '_>> {
         Box::pin(async move {
-            let given_away = self.core.holds.given_away(self.kind, &self.owner)?;
+            let left = self.core.holds.left(self.kind, &self.owner)?;
             Some(
                 match self
                     .in_time(
@@ -435,8 +435,8 @@ impl<'a> Acquire<'a> {
                         lock: self.kind.name().to_string(),
                     }),
                     Some(Ok(_)) => {
-                        given_away.lose(LossReason::RecordMissing);
-                        self.core.tidy(&given_away);
+                        left.lose(LossReason::RecordMissing);
+                        self.core.tidy(&left);
                         return None;
                     }
                     Some(Err(error)) => self.failed(error),
@@ -483,7 +483,7 @@ impl<'a> Acquire<'a> {
     /// is entered: a shutdown that this check misses ends the hold itself.
     fn entered(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<Ticket> {
         if let Err(closed) = self.core.check_open() {
-            hold.lose(LossReason::ShutDown);
+            hold.shut_down();
             self.core.release_later(hold, &ticket);
             return Err(closed);
         }

@@ -115,18 +115,6 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Stops the renewal of this hold.
-    pub(crate) fn unwatch(&self) {
-        let mut ledger = self.generation.ledger();
-        let at = ledger
-            .watches
-            .iter()
-            .position(|watched| Some(watched.ticket) == self.watch);
-        if let Some(at) = at {
-            ledger.watches.remove(at);
-        }
-    }
-
     /// Marks the guard as gone. Returns `true` on the first call only, so that the guard is
     /// subtracted once.
     pub(crate) fn leave(&self) -> bool {
@@ -252,6 +240,27 @@ impl Generation {
         }
     }
 
+    /// Returns a generation of the holds that were left to the lease, without those that guards
+    /// hold. `None` if there are none. `ledger`: its own.
+    pub(super) fn left_over(&self, ledger: &Ledger) -> Option<Arc<Self>> {
+        let count = ledger.count.saturating_sub(ledger.guards);
+        (count > 0).then(|| {
+            Arc::new(Self {
+                owner: self.owner.clone(),
+                token: self.token,
+                since: self.since,
+                hop: self.hop,
+                ledger: Mutex::new(Ledger {
+                    count,
+                    guards: 0,
+                    watches: Watches::None,
+                    ..*ledger
+                }),
+                ended: Notify::new(),
+            })
+        })
+    }
+
     /// Notifies its guards that it has ended, and reports the end to the log and the metrics.
     /// `lost`: the reason and the number of holds, if it was lost while a guard was alive.
     pub(crate) fn notify_end(
@@ -270,7 +279,7 @@ impl Generation {
         let end = match (lost, self.ledger().end) {
             (Some((reason, _)), _) => HoldEnd::Lost(reason),
             // It was lost when no guard was alive.
-            (None, Some(GenerationEnd::Lost(_))) => HoldEnd::Forgotten,
+            (None, Some(GenerationEnd::Lost(_))) => HoldEnd::LeftToLease,
             (None, _) => HoldEnd::Released,
         };
         let held = self.since.elapsed();
@@ -345,35 +354,28 @@ impl Ledger {
     /// Gives back the hold of `ticket`, or without a ticket any hold. The last one ends the
     /// generation.
     pub(crate) fn leave(&mut self, ticket: Option<&Ticket>) {
-        self.leave_watch(ticket);
+        self.count = self.count.saturating_sub(1);
+        let watched = self.watches.iter().len();
+        if let Some(ticket) = ticket {
+            self.unwatch(ticket);
+        } else if watched > self.count as usize {
+            // It is unknown which hold this is, so drop the newest watch.
+            self.watches.remove(watched - 1);
+        }
         if self.count == 0 {
             self.end = Some(GenerationEnd::Released);
         }
     }
 
-    /// Like [`Ledger::leave`], but never ends the generation: the lock was given away, so another
-    /// party may still hold it.
-    pub(crate) fn leave_watch(&mut self, ticket: Option<&Ticket>) {
-        self.count = self.count.saturating_sub(1);
-        let count = self.watches.iter().len();
-        let at = match ticket {
-            Some(ticket) => self
-                .watches
-                .iter()
-                .rposition(|watched| Some(watched.ticket) == ticket.watch),
-            // Without a ticket it is unknown which hold this is. Drop the newest watch only if
-            // there are more watches than holds left.
-            None => count.checked_sub(1).filter(|_| count > self.count as usize),
-        };
+    /// Stops the renewal of the hold of `ticket`.
+    pub(crate) fn unwatch(&mut self, ticket: &Ticket) {
+        let at = self
+            .watches
+            .iter()
+            .rposition(|watched| Some(watched.ticket) == ticket.watch);
         if let Some(at) = at {
             self.watches.remove(at);
         }
-    }
-
-    /// Stops all renewals.
-    pub(crate) fn stop_watching(&mut self) {
-        self.watches = Watches::None;
-        (self.renew_every, self.renew_at) = (None, None);
     }
 }
 

@@ -18,8 +18,8 @@ use super::{
     kind::Kind,
     lease::{Lease, RenewalReply},
     state::{
-        Abandoned, AcquireMode, AcquirePlan, Answered, Debt, Due, Effects, HoldRequest, HoldState,
-        Ownership, ReleaseStep, Residue, SiblingState,
+        Abandoned, AcquireMode, AcquirePlan, Answered, Due, Effects, HoldRequest, HoldState,
+        Ownership, Residue, SiblingState,
     },
 };
 
@@ -138,6 +138,16 @@ impl Hold {
 
     pub(crate) fn ownership(&self) -> Ownership {
         self.state().ownership
+    }
+
+    /// Returns whether its owner has left it, and continues with another hold.
+    pub(crate) fn is_left(&self) -> bool {
+        self.state().is_left
+    }
+
+    /// Returns whether it was left to a lease that has not ended.
+    pub(crate) fn is_left_to_lease(&self) -> bool {
+        self.state().is_left_to_lease()
     }
 
     /// Returns what a call on this hold leaves behind.
@@ -355,13 +365,16 @@ impl Hold {
     // --- ending ---
 
     /// Gives back the hold of a guard in the ledger. `Core::agree` makes the server follow.
-    pub(crate) fn leave(self: &Arc<Self>, ticket: &Ticket, now: Instant) -> Result<ReleaseStep> {
+    pub(crate) fn leave(self: &Arc<Self>, ticket: &Ticket, now: Instant) -> Result<()> {
         let left = self.change(|state, effects| state.leave(ticket, now, effects));
         left.map_err(|end| self.end_error(&ticket.generation, end))
     }
 
     /// Gives back one hold of the generation that is held, whichever guard it belongs to.
-    pub(crate) fn leave_without_guard(self: &Arc<Self>, owner: &OwnerId) -> Result<ReleaseStep> {
+    pub(crate) fn leave_without_guard(
+        self: &Arc<Self>,
+        owner: &OwnerId,
+    ) -> Result<Arc<Generation>> {
         let left = self.change(|state, effects| state.leave_without_guard(Instant::now(), effects));
         left.map_err(|end| match end {
             Some(GenerationEnd::Lost(reason)) => self.lost_error(&self.owner(), reason),
@@ -369,15 +382,14 @@ impl Hold {
         })
     }
 
-    /// Gives a guard's hold away without a release: from here on it is another party's to release.
-    /// Returns `None` if the lock was lost, so that there is nothing to give away.
-    pub(crate) fn give_away(self: &Arc<Self>, ticket: &Ticket) -> Option<Debt> {
-        self.change(|state, effects| state.give_away(ticket, Instant::now(), effects))
+    /// Leaves the hold of a guard to its lease: see [`HoldState::leave_to_lease`].
+    pub(crate) fn leave_to_lease(self: &Arc<Self>, ticket: &Ticket) {
+        self.change(|state, effects| state.leave_to_lease(ticket, Instant::now(), effects));
     }
 
-    /// Stops renewals, because the recorded hold count is unknown.
-    pub(crate) fn stop_watching(self: &Arc<Self>) {
-        self.change(|state, _| state.stop_watching());
+    /// Ends what guards hold, because the client shuts down. What was left to its lease stays.
+    pub(crate) fn shut_down(self: &Arc<Self>) {
+        self.change(HoldState::shut_down);
     }
 
     /// Marks that the sibling may have a hold under this name, if the name is that of this hold.
@@ -415,18 +427,6 @@ impl Hold {
     /// Marks the lock as lost.
     pub(crate) fn lose(self: &Arc<Self>, reason: LossReason) {
         self.change(|state, effects| state.lose(reason, effects));
-    }
-
-    /// Ends the remaining guards of a lock that was given away. Returns their number: the server
-    /// records a hold for each.
-    pub(crate) fn lose_guards(self: &Arc<Self>, reason: LossReason) -> u32 {
-        self.change(|state, effects| {
-            let guards = state.held().map_or(0, |(_, ledger)| ledger.guards);
-            if guards > 0 {
-                state.lose(reason, effects);
-            }
-            guards
-        })
     }
 
     // --- settling: in turn ---

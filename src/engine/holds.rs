@@ -14,7 +14,7 @@ use super::{
     hold::Hold,
     kind::Kind,
     refusal::Refusal,
-    state::{HeldSibling, Ownership, Residue, SiblingState},
+    state::{HeldSibling, Residue, SiblingState},
 };
 
 use crate::{
@@ -32,9 +32,6 @@ use crate::{
 pub(crate) struct Holds {
     /// Each hold is its own key: there may be many.
     by_lock_and_owner: DashMap<HoldEntry, ()>,
-    /// Holds that were given away, by exact name. They are renewed, or known to be held for the
-    /// rest of a lease.
-    given_away: DashMap<ExactName, Arc<Hold>>,
     /// Holds of which nothing is left, but that another task still had a handle of.
     to_be_reaped: Mutex<Vec<Weak<Hold>>>,
     /// The holds that the watchdog must poll.
@@ -142,7 +139,6 @@ impl Holds {
     pub(super) fn new(command_timeout: Duration, meter: Meter) -> Self {
         Self {
             by_lock_and_owner: DashMap::new(),
-            given_away: DashMap::new(),
             to_be_reaped: Mutex::default(),
             due: Arc::new(DueQueue::new(command_timeout)),
             meter,
@@ -166,37 +162,9 @@ impl Holds {
         self.find(Key::new(kind, owner))
     }
 
-    /// Returns the hold that was given away under exactly this owner.
-    pub(crate) fn given_away(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
-        self.given_away
-            .get(&exact_name(kind, owner))
-            .map(|hold| Arc::clone(&hold))
-    }
-
-    /// Returns a hold that this owner gave away, of the lock or its sibling, if a guard of it is
-    /// still alive. Waiting for it would be waiting for itself.
-    pub(super) fn given_away_in_part(
-        &self,
-        kind: &Arc<dyn Kind>,
-        owner: &OwnerId,
-    ) -> Option<Arc<Hold>> {
-        let (about, base) = (kind.about(), owner.base());
-        let sibling = about.sibling.map(|sibling| sibling.family);
-        let is_it = |(family, lock, of): &ExactName| {
-            lock == kind.name()
-                && of.base() == base
-                && (*family == about.family || Some(*family) == sibling)
-        };
-        let has_guards = |hold: &Hold| {
-            hold.state()
-                .held()
-                .is_some_and(|(_, ledger)| ledger.guards > 0)
-        };
-        let found = self
-            .given_away
-            .iter()
-            .find(|hold| is_it(hold.key()) && has_guards(hold))?;
-        Some(Arc::clone(&found))
+    /// Returns the hold that this owner has left to a lease that has not ended, if it is known.
+    pub(super) fn left(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
+        self.get(kind, owner).filter(|hold| hold.is_left_to_lease())
     }
 
     /// Returns the owner that has the hold recorded under this name, if another owner of this
@@ -250,44 +218,19 @@ impl Holds {
         found
     }
 
-    /// Calls `look` for every hold, including those that were given away. `look` must not access
-    /// this map, which is partly locked.
+    /// Calls `look` for every hold. `look` must not access this map, which is partly locked.
     pub(crate) fn for_each(&self, mut look: impl FnMut(&Arc<Hold>)) {
         self.by_lock_and_owner
             .iter()
             .for_each(|entry| look(&entry.key().0));
-        self.given_away.iter().for_each(|hold| look(&hold));
     }
 
-    /// Enters a hold that is about to be given away, and retires its name: the owner continues with
-    /// another hold and name. A value has no other name, so its next acquire finds the hold here.
-    pub(super) fn about_to_give_away(&self, hold: &Arc<Hold>) -> ExactName {
-        let name = exact_name(hold.kind(), &hold.owner());
-        self.retire_names();
-        self.given_away.insert(name.clone(), Arc::clone(hold));
-        name
-    }
-
-    /// Completes [`Holds::about_to_give_away`]. If `is_over` is `false`, the hold was lost before,
-    /// and this undoes it.
-    pub(super) fn gave_it_away(&self, hold: &Arc<Hold>, name: &ExactName, is_over: bool) {
-        if !is_over {
-            // Another guard may have been given away before. Then the entry stays.
-            let keeps = hold.ownership() == Ownership::GivenAway;
-            self.given_away
-                .remove_if(name, |_, kept| !keeps && Arc::ptr_eq(kept, hold));
+    /// Removes a hold from the map: its owner continues with another one, under another name. A
+    /// value has no other name: what it left to a lease stays.
+    pub(super) fn forget(&self, hold: &Arc<Hold>) {
+        if hold.caller.is_value() && hold.is_left_to_lease() {
             return;
         }
-        // A concurrent call for another guard may have removed the entry.
-        self.given_away.insert(name.clone(), Arc::clone(hold));
-        if let Some(sibling) = self.held_sibling(hold.kind(), &hold.caller) {
-            sibling.share_its_name(&name.2);
-        }
-        self.forget(hold);
-    }
-
-    /// Removes a hold from the map: its owner continues with another one.
-    pub(super) fn forget(&self, hold: &Arc<Hold>) {
         self.by_lock_and_owner
             .remove_if(&Key::of(hold) as &dyn Keyed, |HoldEntry(kept), ()| {
                 Arc::ptr_eq(kept, hold)
@@ -327,12 +270,6 @@ impl Holds {
     /// Forgets a hold if nothing of it is left and it has no other handle. Returns `false` if only
     /// another handle prevents that.
     fn is_reaped(&self, hold: &Arc<Hold>) -> bool {
-        if hold.ownership() == Ownership::GivenAway {
-            let name = exact_name(hold.kind(), &hold.owner());
-            self.given_away
-                .remove_if(&name, |_, kept| Arc::ptr_eq(kept, hold));
-            return true;
-        }
         // Two handles: the map's and the caller's. No other task can get one while the map's shard
         // is locked.
         let reaped = self.by_lock_and_owner.remove_if(
@@ -356,15 +293,16 @@ impl Holds {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns how many holds are known, including those being released or given away.
+    /// Returns how many holds are known, including those being released.
     pub(crate) fn len(&self) -> usize {
-        self.by_lock_and_owner.len() + self.given_away.len()
+        self.by_lock_and_owner.len()
     }
 
     /// Retires all names used so far: no new hold gets one, because other requests may still be
     /// sent under it.
     pub(crate) fn retire_names(&self) {
-        // A task that sees what follows (an abandoned name, a hold given away) must see this, too.
+        // A task that sees what follows (an abandoned name, a hold left to its lease) must see
+        // this, too.
         self.suffix.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -419,7 +357,7 @@ impl Holds {
         let (state, now) = (other.state(), Instant::now());
         let refusal = match (state.lost_inside(now), state.residue()) {
             (Some((owner, reason)), _) => Refusal::Lost(owner, reason),
-            (None, Residue::Nothing) => return None,
+            (None, Residue::Left | Residue::Nothing) => return None,
             (None, Residue::Doubt) if !state.is_valid(now) => {
                 drop(state);
                 return Some(Ok(other));

@@ -14,7 +14,7 @@ use super::{
     core::{Core, LOCKS_AT_ONCE},
     hold::Hold,
     jobs::{Janitor, Job, LentOwnerLock, UnsettledRequest},
-    kind::{AcquireTerms, Kind},
+    kind::Kind,
     retry::Retry,
     settle::Agreement,
     state::{Ownership, Residue},
@@ -102,13 +102,7 @@ async fn work(core: Arc<Core>, job: Job) {
             clean_up(&core, &ghost).await;
             core.holds.doubt_is_over(&ghost.kind, &ghost.owner);
         }
-        Job::TakeOff {
-            kind,
-            owner,
-            hold,
-            tell,
-        } => take_off(&core, &kind, &owner, hold, tell).await,
-        Job::SetCount { hold, holds } => set_count(&core, &hold, holds).await,
+        Job::TakeOff { kind, owner, tell } => take_off(&core, &kind, &owner, tell).await,
     }
 }
 
@@ -278,88 +272,33 @@ async fn release_unsettled(core: &Core, ghost: &UnsettledRequest) -> Result<bool
     Ok(is_over)
 }
 
-/// Takes one hold off the record of a lock whose hold count this client does not own alone.
+/// Takes one hold off the record of a lock whose hold count this client does not own.
 ///
-/// Reports the result of the first attempt to `tell`, and retries while the outcome is unknown or,
-/// for a guard of a lock that was given away in part, while the store fails.
+/// Reports the result of the first attempt to `tell`, and retries while its outcome is unknown.
 async fn take_off(
     core: &Core,
     kind: &Arc<dyn Kind>,
     owner: &OwnerId,
-    hold: Option<Arc<Hold>>,
-    mut tell: Option<oneshot::Sender<Result<()>>>,
+    tell: oneshot::Sender<Result<()>>,
 ) {
-    let deadline = deadline(
-        core,
-        kind,
-        hold.as_ref()
-            .map_or(Instant::now(), |hold| hold.record_ends()),
-    );
-    let (mut retry, mut in_doubt) = (retry(), None);
+    let deadline = deadline(core, kind, Instant::now());
+    let (mut retry, mut in_doubt, mut tell) = (retry(), None, Some(tell));
     loop {
         let outcome = core.release_elsewhere(kind, owner, &mut in_doubt).await;
-        let unknown = matches!(outcome, Err(Error::Unconfirmed { .. }));
+        let again = match &outcome {
+            Err(Error::Unconfirmed { .. }) => true,
+            // This try was not executed, but an earlier one may have been.
+            Err(Error::Store { .. }) => in_doubt.is_some(),
+            _ => false,
+        };
         let is_denied = outcome.as_ref().is_err_and(|error| !error.is_transient());
-        let again = unknown || hold.is_some() && matches!(outcome, Err(Error::Store { .. }));
         if let Some(tell) = tell.take() {
             let _ = tell.send(outcome);
-        }
-        // The recorded count is unknown, so a renewal might keep a hold alive that is already
-        // released. Stop renewing: the record ends with its lease.
-        if let Some(hold) = hold.as_ref().filter(|_| unknown) {
-            hold.stop_watching();
         }
         if !again || Instant::now() > deadline {
             return;
         }
         pause(core, kind.record(), &mut retry, is_denied).await;
-    }
-}
-
-/// Makes the server record `holds` holds of a lock that was given away while a request was in
-/// flight or might still arrive late.
-///
-/// A release elsewhere that arrives before this one has no effect until the record ends. That is
-/// better than two owners.
-async fn set_count(core: &Core, hold: &Arc<Hold>, holds: u32) {
-    let (deadline, owner) = (
-        deadline(core, hold.kind(), hold.record_ends()),
-        hold.owner(),
-    );
-    let mut retry = retry();
-    while Instant::now() < deadline {
-        // A count of 1 is not raised: acquiring a first hold would take a lock that is already
-        // gone. A higher count is refused if the record is missing.
-        let raised = holds == 1 || {
-            // Request the remaining lease only: this must not extend it.
-            let lease_ms = hold
-                .record_ends()
-                .saturating_duration_since(Instant::now())
-                .as_millis()
-                .max(1) as u64;
-            let terms = AcquireTerms {
-                owner: &owner,
-                lease_ms,
-                holds,
-                waits: false,
-                turn: None,
-            };
-            let mut route = core.route(hold, Instant::now());
-            core.store
-                .acquire(&mut route, &hold.kind().acquire(terms))
-                .await
-                .is_ok()
-        };
-        if raised
-            && core
-                .store
-                .release_unrecorded(&hold.kind().release(&owner, holds))
-                .await
-                .is_ok()
-        {
-            return;
-        }
-        pause(core, hold.kind().record(), &mut retry, false).await;
     }
 }
 

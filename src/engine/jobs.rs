@@ -54,14 +54,7 @@ pub(crate) enum Job {
     TakeOff {
         kind: Arc<dyn Kind>,
         owner: OwnerId,
-        /// Set if this client gave the lock away: then the job also retries after store errors.
-        hold: Option<Arc<Hold>>,
-        tell: Option<oneshot::Sender<Result<()>>>,
-    },
-    /// Make the server record this many holds of a lock that was given away.
-    SetCount {
-        hold: Arc<Hold>,
-        holds: u32,
+        tell: oneshot::Sender<Result<()>>,
     },
 }
 

@@ -45,8 +45,8 @@ impl Refusal {
             Self::SiblingInDoubt => Error::Unconfirmed {
                 lock,
                 source: no_reply(
-                    "a hold inside the other one was given away, or a request about it was never answered; release the \
-                     other one first",
+                    "a hold inside the other one was left to its lease, or a request about it was never answered; \
+                     release the other one first",
                 ),
             },
         }

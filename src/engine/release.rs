@@ -1,5 +1,5 @@
-//! Ends holds: with a guard or without, by giving them away, by force, and all at once at shutdown.
-//! Extends holds, too.
+//! Ends holds: with a guard or without, by leaving them to their lease, by force, and all at once at
+//! shutdown. Extends holds, too.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use super::{
     lease::RenewalReply,
     retry::Retry,
     settle::{Agreement, CallInFlight},
-    state::{Debt, Effects, HoldState, Ownership, ReleaseStep},
+    state::{Effects, HoldState, Ownership},
     watchdog,
 };
 
@@ -96,15 +96,18 @@ impl Core {
         // before the first await: from here on the hold is neither renewed nor relied on, even if
         // this future is dropped
         let now = Instant::now();
-        let left = hold.leave(&ticket, now)?;
-        self.finish_release(hold, left, now, now + self.config.command_timeout())
-            .await
+        hold.leave(&ticket, now)?;
+        let deadline = now + self.config.command_timeout();
+        self.released(hold, &ticket.generation, now, deadline).await
     }
 
     /// Hands the hold off to the next waiter of this client, if that can take it as it is. Returns
     /// `false` if not; then nothing has changed.
     fn hand_on(&self, hold: &Arc<Hold>, ticket: &Ticket) -> bool {
-        if !self.config.relay || !hold.kind().about().relayed || self.subscriptions.is_empty() {
+        if !self.config.tuning.relay
+            || !hold.kind().about().relayed
+            || self.subscriptions.is_empty()
+        {
             return false;
         }
         let Wake::Channel(channel) = hold.kind().wake(&ticket.generation.owner) else {
@@ -147,41 +150,21 @@ impl Core {
         must_be_minded.is_some()
     }
 
-    /// Waits until the server has released what was given up in our ledger. `now` is the current
-    /// time.
-    pub(super) async fn finish_release(
-        &self,
-        hold: &Arc<Hold>,
-        left: ReleaseStep,
-        now: Instant,
-        deadline: Instant,
-    ) -> Result<()> {
-        match left {
-            ReleaseStep::Here(generation) => self.released(hold, &generation, now, deadline).await,
-            ReleaseStep::Elsewhere(owner) => self.take_off(hold.kind(), owner, Some(hold)).await,
-        }
-    }
-
     /// Takes one hold off the count that the server records. Once polled, it finishes even if it is
     /// dropped.
-    async fn take_off(
-        &self,
-        kind: &Arc<dyn Kind>,
-        owner: OwnerId,
-        hold: Option<&Arc<Hold>>,
-    ) -> Result<()> {
+    async fn take_off(&self, kind: &Arc<dyn Kind>, owner: OwnerId) -> Result<()> {
         let (tell, told) = oneshot::channel();
         self.janitor.post(Job::TakeOff {
             kind: Arc::clone(kind),
             owner,
-            hold: hold.cloned(),
-            tell: Some(tell),
+            tell,
         });
         told.await.unwrap_or(Err(Error::Closed))
     }
 
-    /// Waits until the server agrees that a hold of this generation was given up.
-    async fn released(
+    /// Waits until the server agrees that a hold of this generation was given up. `now` is the
+    /// current time.
+    pub(super) async fn released(
         &self,
         hold: &Arc<Hold>,
         generation: &Generation,
@@ -196,8 +179,7 @@ impl Core {
                     Agreement::Reached { held: false } => {
                         return Err(hold.lost_error(&generation.owner, LossReason::RecordMissing));
                     }
-                    // given away or orphaned: the release is passed on, or is undone in the
-                    // background
+                    // orphaned: it is undone in the background
                     Agreement::NotOurs => {
                         return Err(store_error(hold.lock_name(), no_reply(NOT_CONFIRMED)));
                     }
@@ -218,53 +200,24 @@ impl Core {
         if self.hand_on(hold, ticket) {
             return self.tidy(hold);
         }
-        // `tidy` settles `Here`; after an `Err`, which means that the hold was lost, nothing is to
-        // be given up
-        if let Ok(ReleaseStep::Elsewhere(owner)) = hold.leave(ticket, Instant::now()) {
-            self.take_off_later(hold, &owner, 1);
-        }
+        // after an error, the hold was lost: nothing is to be given up
+        let _ = hold.leave(ticket, Instant::now());
         self.tidy(hold);
     }
 
-    /// Takes `holds` off the count that the server records for a lock that was given away, without
-    /// waiting.
-    fn take_off_later(&self, hold: &Arc<Hold>, owner: &OwnerId, holds: u32) {
-        for _ in 0..holds {
-            let (kind, owner, hold) = (
-                Arc::clone(hold.kind()),
-                owner.clone(),
-                Some(Arc::clone(hold)),
-            );
-            self.janitor.post(Job::TakeOff {
-                kind,
-                owner,
-                hold,
-                tell: None,
-            });
-        }
-    }
-
-    /// Gives the hold of a guard away: from here on, any client that knows its owner may release
-    /// it.
-    pub(crate) fn give_away(&self, hold: &Arc<Hold>, ticket: &Ticket) {
+    /// Leaves the hold of a guard to its lease: from here on, any client that knows its owner may
+    /// release or extend it.
+    pub(crate) fn leave_to_lease(&self, hold: &Arc<Hold>, ticket: &Ticket) {
         if !self.store.is_ours() {
             return;
         }
-        // first: the owner's next acquire may come as soon as the hold is given away, and must find
-        // it here
-        let name = self.holds.about_to_give_away(hold);
-        let unsettled = hold.give_away(ticket);
-        self.holds.gave_it_away(hold, &name, unsettled.is_some());
-        if let Some(unsettled) = unsettled {
-            match unsettled {
-                Debt::Nothing => {}
-                Debt::Owed(holds) => self.take_off_later(hold, &ticket.generation.owner, holds),
-                Debt::InDoubt(holds) => self.janitor.post(Job::SetCount {
-                    hold: Arc::clone(hold),
-                    holds,
-                }),
-            }
+        // first: the owner's next acquire may come as soon as the hold is left, and must have
+        // another name
+        self.holds.retire_names();
+        if let Some(sibling) = self.holds.held_sibling(hold.kind(), &hold.caller) {
+            sibling.share_its_name(&ticket.generation.owner);
         }
+        hold.leave_to_lease(ticket);
         self.tidy(hold);
     }
 
@@ -272,15 +225,15 @@ impl Core {
     pub(crate) async fn release_owner(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<()> {
         self.enter(kind.name()).await?;
         if let Some(hold) = self.holds.get(kind, owner)
+            && !hold.is_left()
             && hold.generation_of(owner).is_some()
         {
             let under_way = CallInFlight { core: self, hold };
             let hold = &under_way.hold;
-            let left = hold.leave_without_guard(owner)?;
+            let generation = hold.leave_without_guard(owner)?;
             let now = Instant::now();
-            return self
-                .finish_release(hold, left, now, now + self.config.command_timeout())
-                .await;
+            let deadline = now + self.config.command_timeout();
+            return self.released(hold, &generation, now, deadline).await;
         }
         if !owner.is_exact() {
             return Err(not_held(kind, owner));
@@ -288,9 +241,8 @@ impl Core {
         // a hold that was handed off under this name is no longer the caller's
         let mut is_handed_on = false;
         self.with_relay(kind, |hand_off| {
-            let is_theirs = |hold: &Arc<Hold>| {
-                hold.ownership() == Ownership::Ours && hold.generation_of(owner).is_some()
-            };
+            let is_theirs =
+                |hold: &Arc<Hold>| !hold.is_left() && hold.generation_of(owner).is_some();
             is_handed_on = hand_off
                 .as_ref()
                 .is_some_and(|hand_off| hand_off.record().is_of(owner))
@@ -299,12 +251,12 @@ impl Core {
         if is_handed_on {
             return Err(not_held(kind, owner));
         }
-        // given away, by this client or another one: only the record has the count
-        self.take_off(kind, owner.clone(), None).await
+        // left to its lease, or another client's: only the record has the count
+        self.take_off(kind, owner.clone()).await
     }
 
     /// Takes one hold off the count that the server records, whatever other clients do at the same
-    /// time. With the last one, the hold that this client gave away ends.
+    /// time. With the last one, the hold that this client left to its lease ends.
     ///
     /// `in_doubt`: the count before the first try that got no reply. While the server records the
     /// same count, that try was not executed, and will not be if this one is; otherwise it was, or
@@ -318,10 +270,11 @@ impl Core {
     ) -> Result<()> {
         let released = self.take_one_off(kind, owner, in_doubt).await;
         if let Ok(Released::Free) | Err(Error::NotHeld { .. }) = released
-            && let Some(given_away) = self.holds.given_away(kind, owner)
+            && let Some(left) = self.holds.left(kind, owner)
+            && left.generation_of(owner).is_some()
         {
-            given_away.lose(LossReason::RecordMissing);
-            self.tidy(&given_away);
+            left.lose(LossReason::RecordMissing);
+            self.tidy(&left);
         }
         released.map(drop)
     }
@@ -381,18 +334,14 @@ impl Core {
     ) -> Result<()> {
         self.enter(kind.name()).await?;
         let lease = checked_lease(kind.name(), lease)?;
-        let known = self
-            .holds
-            .get(kind, owner)
-            .into_iter()
-            .chain(self.holds.given_away(kind, owner));
-        let known = known
-            .map(|hold| (hold.generation_of(owner), hold))
-            .find(|(generation, _)| generation.is_some());
-        let known = known.map(|(generation, hold)| (generation, CallInFlight { core: self, hold }));
-        let current = known
+        let known = self.holds.get(kind, owner);
+        let known = known.map(|hold| CallInFlight { core: self, hold });
+        let generation = known
             .as_ref()
-            .and_then(|(generation, known)| Some((generation.as_ref()?, &known.hold)));
+            .and_then(|known| known.hold.generation_of(owner));
+        let current = generation
+            .as_ref()
+            .zip(known.as_ref().map(|known| &known.hold));
         if current.is_none() && !owner.is_exact() {
             return Err(not_held(kind, owner));
         }
@@ -530,8 +479,8 @@ impl Core {
         }
     }
 
-    /// Turns waiters away, releases all holds, and closes the connections. Holds that were given
-    /// away stay. Returns [`Error::Unsettled`] if some releases are not confirmed in time.
+    /// Turns waiters away, releases all holds, and closes the connections. Holds that were left to
+    /// their lease stay. Returns [`Error::Unsettled`] if some releases are not confirmed in time.
     pub(crate) async fn shutdown(&self) -> Result<()> {
         if !self.store.is_ours() {
             // a forked child: the client lives on in its parent
@@ -541,17 +490,9 @@ impl Core {
         let mut held = Vec::new();
         self.holds.for_each(|hold| held.push(Arc::clone(hold)));
         for hold in held {
-            match hold.ownership() {
-                Ownership::Ours => {
-                    hold.lose(LossReason::ShutDown);
-                    hold.leave_queue(self.epoch(&hold));
-                }
-                // the part that was given away stays; what guards still hold is released
-                Ownership::GivenAway => {
-                    let guards = hold.lose_guards(LossReason::ShutDown);
-                    self.take_off_later(&hold, &hold.owner(), guards);
-                }
-                Ownership::Orphaned => {}
+            if hold.ownership() == Ownership::Ours {
+                hold.shut_down();
+                hold.leave_queue(self.epoch(&hold));
             }
             self.tidy(&hold);
         }

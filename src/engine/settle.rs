@@ -27,7 +27,7 @@ const ANOTHER_KIND: &str =
 pub(crate) enum Agreement {
     /// The server records the wanted count. `held`: it recorded this owner before, or may have.
     Reached { held: bool },
-    /// This client no longer owns the hold: it was given away, or is being undone.
+    /// This client no longer owns the hold: it is being undone.
     NotOurs,
     /// The server did not execute the request.
     Refused(StoreError),
@@ -234,6 +234,7 @@ impl Core {
         match hold.residue() {
             Residue::Held => {}
             Residue::Doubt => self.janitor.settle(hold),
+            Residue::Left => self.holds.forget(hold),
             Residue::Nothing => self.holds.reap(hold),
         }
     }

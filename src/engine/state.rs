@@ -25,10 +25,13 @@ pub(super) struct HoldState {
     pub(super) ownership: Ownership,
     /// The owner as the server knows it.
     pub(super) owner: OwnerId,
+    /// All that is held was left to its lease, so the owner is not inside it any more: it continues
+    /// with another hold, under another name.
+    pub(super) is_left: bool,
     /// Acquires of this owner that are waiting in the lock's wait queue.
     pub(super) waiters: u32,
-    /// A hold of the sibling kind may exist under the name of this hold: it was given away, or a
-    /// late request may still acquire it. So this client nests no new one in this hold.
+    /// A hold of the sibling kind may exist under the name of this hold: it was left to its lease,
+    /// or a late request may still acquire it. So this client nests no new one in this hold.
     pub(super) sibling_in_doubt: bool,
     pub(super) server: ServerSide,
     /// The name to which the hold may have been moved, while that is in doubt.
@@ -58,11 +61,8 @@ pub(super) struct LateRequest {
 /// Whether a hold is this client's to manage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ownership {
-    /// Only this client changes the record of this owner.
+    /// This client makes the server record what the ledger says.
     Ours,
-    /// The hold was given away: another party may release it, so the recorded hold count is no
-    /// longer this client's alone.
-    GivenAway,
     /// A request about it belongs to a future that is no longer polled. Its effect is undone under
     /// the old name, and the owner continues with a new hold.
     Orphaned,
@@ -151,7 +151,7 @@ pub(crate) enum AcquirePlan {
     Send(HoldRequest),
     /// The server does not agree with the ledger: settle that first.
     Agree,
-    /// This client no longer owns the hold: use another one.
+    /// The owner no longer uses this hold: continue with another one.
     Forget,
 }
 
@@ -189,26 +189,6 @@ pub(crate) struct Abandoned {
     pub(crate) ends: Instant,
 }
 
-/// What is left to do after a guard was given up.
-#[derive(Debug)]
-pub(crate) enum ReleaseStep {
-    /// Make the server agree with the ledger.
-    Here(Arc<Generation>),
-    /// The lock was given away: take one hold off the record of this owner.
-    Elsewhere(OwnerId),
-}
-
-/// What is left to do after a lock was given away.
-#[derive(Debug)]
-pub(crate) enum Debt {
-    Nothing,
-    /// This many holds were given up earlier, and the server still records them.
-    Owed(u32),
-    /// The recorded hold count is unknown: make the server record this many holds. If no guard is
-    /// left here, renewal has stopped.
-    InDoubt(u32),
-}
-
 /// What is left of a hold after a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Residue {
@@ -216,6 +196,8 @@ pub(crate) enum Residue {
     Doubt,
     /// It is held and the server agrees; or a guard of a lost generation is alive.
     Held,
+    /// It is left to its lease, and the server agrees.
+    Left,
     Nothing,
 }
 
@@ -262,6 +244,7 @@ impl HoldState {
         Self {
             ownership: Ownership::Ours,
             owner,
+            is_left: false,
             waiters: 0,
             sibling_in_doubt: false,
             server: ServerSide::Holds(0),
@@ -305,9 +288,15 @@ impl HoldState {
         (ledger.guards > 0).then(|| (generation.owner.clone(), reason))
     }
 
-    /// Returns whether it is held and its lease has not ended.
+    /// Returns whether a guard holds it and its lease has not ended.
     pub(super) fn is_valid(&self, now: Instant) -> bool {
-        self.held().is_some_and(|(_, ledger)| ledger.deadline > now)
+        self.held()
+            .is_some_and(|(_, ledger)| ledger.guards > 0 && ledger.deadline > now)
+    }
+
+    /// Returns whether it was left to a lease that has not ended.
+    pub(super) fn is_left_to_lease(&self) -> bool {
+        self.is_left && self.held().is_some()
     }
 
     /// Returns whether this is the current generation, which may have ended.
@@ -324,6 +313,8 @@ impl HoldState {
     /// Returns whether the server records what the client wants.
     pub(super) fn agrees(&self) -> bool {
         match self.server {
+            // Another party may have extended the record: do not release it.
+            _ if self.is_left && self.held().is_none() => true,
             // A late request may still acquire the lock.
             ServerSide::Holds(0) if self.late_request.is_some() && self.current.is_none() => false,
             ServerSide::Holds(known) => known == self.wanted(),
@@ -359,13 +350,12 @@ impl HoldState {
     /// Returns what a call on this hold leaves behind.
     pub(super) fn residue(&self) -> Residue {
         match self.ownership {
-            // Do not settle it: others may release it, and no ledger has its count.
-            Ownership::GivenAway if self.held().is_some() => Residue::Held,
             // Leave the release to the guards: settling now would cut the lease short.
             Ownership::Ours if self.is_expired() && !self.is_in_doubt() => Residue::Held,
             // The waiter retries under the same name. Settling would cost it its place.
             Ownership::Ours if self.waiters > 0 && self.may_retry() => Residue::Held,
             Ownership::Ours if !self.agrees() => Residue::Doubt,
+            Ownership::Ours if self.is_left_to_lease() => Residue::Left,
             Ownership::Ours if self.current.is_some() || self.server == ServerSide::Waits => {
                 Residue::Held
             }
@@ -386,6 +376,9 @@ impl HoldState {
     /// it need not. `overdue`: the longest time that a request can be in flight.
     pub(super) fn next_poll(&self, overdue: Duration) -> Option<(Instant, Duration)> {
         if let Some((_, ledger)) = self.held() {
+            if ledger.deadline == Instant::NEVER && ledger.renew_at.is_none() {
+                return None;
+            }
             let end = (ledger.deadline, Duration::ZERO);
             let renewal = ledger.renew_at.map(|at| (at, slack(&ledger)));
             return Some(
@@ -475,13 +468,6 @@ impl HoldState {
         }
     }
 
-    /// Stops renewals, because the recorded hold count is unknown.
-    pub(super) fn stop_watching(&mut self) {
-        if let Some((_, mut ledger)) = self.held() {
-            ledger.stop_watching();
-        }
-    }
-
     /// Marks the generation that is held as lost, if there is one.
     pub(super) fn lose(&mut self, reason: LossReason, effects: &mut Effects) {
         let Some((generation, mut ledger)) = self.held() else {
@@ -489,7 +475,7 @@ impl HoldState {
         };
         let generation = Arc::clone(generation);
         ledger.end = Some(GenerationEnd::Lost(reason));
-        // Without a guard the lock was given away, so the loss does not concern this client.
+        // What was left to its lease is no concern of this client.
         effects.lost = (ledger.guards > 0).then_some((reason, ledger.count));
         drop(ledger);
         let record_is_gone = matches!(reason, LossReason::RecordMissing | LossReason::TakenOver);

@@ -16,7 +16,7 @@ use super::{
     hold::Hold,
     kind::{JointScripts, Kind, Wake},
     settle::CallInFlight,
-    state::{AcquirePlan, HoldRequest, ReleaseStep},
+    state::{AcquirePlan, HoldRequest},
 };
 
 use crate::{
@@ -210,25 +210,22 @@ impl Core {
             .into_iter()
             .map(|(hold, ticket)| {
                 let under_way = CallInFlight { core: self, hold };
-                let left = under_way.hold.leave(&ticket, Instant::now())?;
-                Ok((under_way, left))
+                under_way.hold.leave(&ticket, Instant::now())?;
+                Ok((under_way, ticket))
             })
             .collect();
         let deadline = Instant::now() + self.config.command_timeout();
-        let here = given_up
-            .iter()
-            .flatten()
-            .filter(|(_, left)| matches!(left, ReleaseStep::Here(_)));
-        let holds: Vec<&Arc<Hold>> = here.map(|(under_way, _)| &under_way.hold).collect();
+        let holds = given_up.iter().flatten();
+        let holds: Vec<&Arc<Hold>> = holds.map(|(under_way, _)| &under_way.hold).collect();
         if let Err(error) = self.agree_together(&holds).await
             && Instant::now() >= deadline
         {
             return Err(store_error(holds[0].lock_name(), error));
         }
         let released = given_up.into_iter().map(|given_up| async move {
-            let (under_way, left) = given_up?;
-            self.finish_release(&under_way.hold, left, Instant::now(), deadline)
-                .await
+            let (under_way, ticket) = given_up?;
+            let (of, now) = (&under_way.hold, Instant::now());
+            self.released(of, &ticket.generation, now, deadline).await
         });
         join_all(released).await.into_iter().collect()
     }

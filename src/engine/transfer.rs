@@ -17,7 +17,7 @@ use super::{
     kind::Kind,
     release::Repeat,
     settle::{Agreement, CallInFlight},
-    state::{Abandoned, Answered, Effects, HoldRequest, HoldState, Ownership},
+    state::{Abandoned, Answered, Effects, HoldRequest, HoldState},
 };
 
 use crate::{
@@ -27,10 +27,9 @@ use crate::{
     store::{Acquired, Released},
 };
 
-const NESTED: &str = "its owner holds it more than once; release the other guards first";
+const NESTED: &str = "its owner holds it more than once; release the other holds first";
 const READS_AND_WRITES: &str =
     "its owner reads and writes at the same time; release one of the two first";
-const GIVEN_AWAY: &str = "a guard of it was forgotten; release that hold first";
 const SETTLED_OTHERWISE: &str = "another call of this owner ended the hold, or this one was not polled; what was handed over is being released";
 
 impl<'a> Acquire<'a> {
@@ -93,7 +92,6 @@ impl HoldState {
         };
         match end {
             Some(end) => return Err(Stays::Ended(end)),
-            None if self.ownership != Ownership::Ours => return Err(Stays::Refused(GIVEN_AWAY)),
             None if count > 1 => return Err(Stays::Refused(NESTED)),
             None if !self.agrees() => return Err(Stays::Unsettled),
             None => {}

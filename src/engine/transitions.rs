@@ -10,9 +10,8 @@ use super::{
     lease::{Keep, RenewalReply},
     refusal::Refusal,
     state::{
-        Abandoned, AcquireMode, AcquirePlan, Answered, Debt, Due, DueRenewal, Effects, HeldSibling,
-        HoldRequest, HoldState, Ownership, ReleaseStep, STUCK_SLACK, ServerSide, SiblingState,
-        slack,
+        Abandoned, AcquireMode, AcquirePlan, Answered, Due, DueRenewal, Effects, HeldSibling,
+        HoldRequest, HoldState, Ownership, STUCK_SLACK, ServerSide, SiblingState, slack,
     },
 };
 
@@ -33,10 +32,10 @@ impl HoldState {
         now: Instant,
         effects: &mut Effects,
     ) -> Result<AcquirePlan, Refusal> {
-        if self.ownership != Ownership::Ours {
+        self.lose_if_over(now, effects);
+        if self.ownership != Ownership::Ours || self.is_left {
             return Ok(AcquirePlan::Forget);
         }
-        self.lose_if_over(now, effects);
         self.forget_ended();
         // While a guard of a lost generation is alive, its owner is still inside the critical
         // section that it lost. A new hold would hide the loss.
@@ -124,7 +123,7 @@ impl HoldState {
     }
 
     /// Records an acquire that the server confirmed over the connection `epoch`. Returns `Ok(None)`
-    /// if the lease has already ended or this client no longer owns the hold. Returns `Err` if the
+    /// if the lease has already ended or the owner no longer uses the hold. Returns `Err` if the
     /// hold that it was to be nested in was lost.
     pub(super) fn granted(
         &mut self,
@@ -147,7 +146,7 @@ impl HoldState {
             return Err((Arc::clone(generation), end));
         }
         let nested = self.held().map(|(generation, _)| Arc::clone(generation));
-        if nested.is_none() && grant.valid_until() <= now {
+        if self.is_left || nested.is_none() && grant.valid_until() <= now {
             return Ok(None);
         }
         let generation = nested.unwrap_or_else(|| {
@@ -419,7 +418,7 @@ impl HoldState {
         ticket: &Ticket,
         now: Instant,
         effects: &mut Effects,
-    ) -> Result<ReleaseStep, GenerationEnd> {
+    ) -> Result<(), GenerationEnd> {
         let generation = &ticket.generation;
         // If one guard has seen the lease end, it has ended for all. Otherwise giving up a guard
         // could find its hold alive again.
@@ -429,9 +428,10 @@ impl HoldState {
         let mut ledger = generation.ledger();
         ledger.guards -= u32::from(ticket.leave());
         match ledger.end {
-            Some(end) => Err(end),
-            None => Ok(self.leave_ledger(generation, ledger, Some(ticket), effects)),
+            Some(end) => return Err(end),
+            None => self.leave_ledger(generation, ledger, Some(ticket), effects),
         }
+        Ok(())
     }
 
     /// Gives back one hold of the generation that is held, whichever guard it belongs to. Returns
@@ -440,7 +440,7 @@ impl HoldState {
         &mut self,
         now: Instant,
         effects: &mut Effects,
-    ) -> Result<ReleaseStep, Option<GenerationEnd>> {
+    ) -> Result<Arc<Generation>, Option<GenerationEnd>> {
         if self.lose_if_over(now, effects) {
             return Err(Some(GenerationEnd::Lost(LossReason::LeaseExpired)));
         }
@@ -448,7 +448,8 @@ impl HoldState {
             return Err(None);
         };
         let ledger = generation.ledger();
-        Ok(self.leave_ledger(&generation, ledger, None, effects))
+        self.leave_ledger(&generation, ledger, None, effects);
+        Ok(generation)
     }
 
     fn leave_ledger(
@@ -457,57 +458,40 @@ impl HoldState {
         mut ledger: MutexGuard<'_, Ledger>,
         ticket: Option<&Ticket>,
         effects: &mut Effects,
-    ) -> ReleaseStep {
-        if self.ownership == Ownership::GivenAway {
-            // Do not end the generation: the party that the lock was given to still has a hold.
-            ledger.leave_watch(ticket);
-            return ReleaseStep::Elsewhere(generation.owner.clone());
-        }
+    ) {
         ledger.leave(ticket);
+        self.is_left |= ledger.guards == 0 && ledger.is_held();
         if !ledger.is_held() {
             self.sibling_in_doubt = false;
             effects.ended = Some(Arc::clone(generation));
         }
-        ReleaseStep::Here(Arc::clone(generation))
     }
 
-    /// Gives a guard's hold away without a release: from here on it is another party's to release.
-    /// Returns `None` if the lock was lost, so that there is nothing to give away.
-    pub(super) fn give_away(
-        &mut self,
-        ticket: &Ticket,
-        now: Instant,
-        effects: &mut Effects,
-    ) -> Option<Debt> {
-        let generation = &ticket.generation;
-        let current = self.is_current(generation) && !self.lose_if_over(now, effects);
-        let mut ledger = generation.ledger();
+    /// Leaves the hold of a guard to its lease: it stays in the hold count, and is no longer
+    /// renewed.
+    pub(super) fn leave_to_lease(&mut self, ticket: &Ticket, now: Instant, effects: &mut Effects) {
+        if self.is_current(&ticket.generation) {
+            self.lose_if_over(now, effects);
+        }
+        let mut ledger = ticket.generation.ledger();
         ledger.guards -= u32::from(ticket.leave());
-        if !current || !ledger.is_held() {
-            return None;
+        ledger.unwatch(ticket);
+        self.is_left |= ledger.guards == 0 && ledger.is_held();
+    }
+
+    /// Ends what guards hold, because the client shuts down. What was left to its lease stays.
+    pub(super) fn shut_down(&mut self, effects: &mut Effects) {
+        if self.is_left {
+            return;
         }
-        let in_doubt = self.is_in_doubt() || self.late_request.is_some_and(|late| now < late.until);
-        if in_doubt && ledger.guards == 0 {
-            // No guard is left here: a record that a late request brings back must end with its
-            // lease.
-            ledger.stop_watching();
+        let left = self
+            .held()
+            .and_then(|(generation, ledger)| generation.left_over(&ledger));
+        self.lose(LossReason::ShutDown, effects);
+        if left.is_some() {
+            self.current = left;
+            self.is_left = true;
         }
-        if self.ownership == Ownership::GivenAway {
-            return Some(Debt::Nothing);
-        }
-        self.ownership = Ownership::GivenAway;
-        // Without a TTL the watchdog never polls the record again, and the name is not used again
-        // unless it is a value. End the generation now, or it would be kept for ever.
-        if ledger.deadline == Instant::NEVER && !generation.owner.is_value() {
-            ledger.end = Some(GenerationEnd::Released);
-        }
-        Some(match self.server {
-            ServerSide::Holds(known) if !in_doubt && known == ledger.count => Debt::Nothing,
-            ServerSide::Holds(known) if !in_doubt && known > ledger.count => {
-                Debt::Owed(known - ledger.count)
-            }
-            _ => Debt::InDoubt(ledger.count),
-        })
     }
 
     /// Gives up on a request whose future is no longer polled. Returns `None` if the request is no

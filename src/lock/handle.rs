@@ -95,7 +95,7 @@ impl Inspection {
     /// Returns the hold count of `owner`, whatever suffix its name has.
     #[must_use]
     pub fn hold_count(&self, owner: &OwnerId) -> u32 {
-        // An owner that gave its hold away and acquired again is recorded under both names.
+        // An owner that left its hold to its lease and acquired again is recorded under both names.
         let is_it = |(holder, _): &&(OwnerId, u32)| owner.is_exact() && holder == owner;
         let exact = self.holders.iter().find(is_it).map(|(_, holds)| *holds);
         let under_any = self

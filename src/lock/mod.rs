@@ -347,12 +347,12 @@ impl Lock {
         }
     }
 
-    /// Releases one hold of `owner`, without a guard: after [`LockGuard::forget`], or in another
-    /// process.
+    /// Releases one hold of `owner`, without a guard: after [`LockGuard::leave_to_lease`], or in
+    /// another process.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
-    /// let owner = lock.lock().await?.forget();
+    /// let owner = lock.lock().await?.leave_to_lease();
     /// lock.release(&owner).await
     /// # }
     /// ```
@@ -365,9 +365,9 @@ impl Lock {
     /// # Cancel safety
     ///
     /// Once polled, the release continues if the future is dropped or the reply is lost. The hold
-    /// count of a hold that was given away does not belong to this client alone: the client repeats
-    /// the release while the server records the count that it was sent for, and considers it done
-    /// once the server records another.
+    /// count of an owner without a guard here does not belong to this client alone: the client
+    /// repeats the release while the server records the count that it was sent for, and considers
+    /// it done once the server records another.
     pub async fn release(&self, owner: &OwnerId) -> Result<()> {
         match &self.inner {
             LockInner::One(single) => single.anchor.release_owner(&single.kind, owner).await,

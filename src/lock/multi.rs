@@ -9,7 +9,7 @@ use nestlock_wire::clock::Instant;
 use crate::{
     engine::{Anchor, Kind, attempt::Acquire, random_fraction, together::JointOutcome},
     error::{Error, Result, StoreError, StoreErrorKind},
-    guard::{Forget, Held, LockGuard, of_one_client},
+    guard::{Held, LockGuard, of_one_client},
     options::{AcquireOptions, Wait},
     owner::OwnerId,
 };
@@ -329,11 +329,11 @@ impl Held for All {
             .collect()
     }
 
-    fn forget(self: Box<Self>, how: Forget) -> OwnerId {
+    fn leave_to_lease(self: Box<Self>) -> OwnerId {
         let owner = self.owner();
-        self.guards
-            .into_iter()
-            .for_each(|guard| drop(guard.let_go(how)));
+        for guard in self.guards {
+            guard.leave_to_lease();
+        }
         owner
     }
 }

@@ -20,7 +20,7 @@ use super::Lock;
 use crate::{
     engine::Anchor,
     error::{Error, LossReason, NodeAnswer, NodeSaid, Result},
-    guard::{Forget, Held, LockGuard},
+    guard::{Held, LockGuard},
     options::{AcquireOptions, Wait},
     owner::OwnerId,
 };
@@ -459,13 +459,12 @@ impl Held for Quorum {
         })
     }
 
-    /// Lets go of all nodes without releasing them. If the quorum was lost, its holds are dropped
-    /// instead.
-    fn forget(self: Box<Self>, how: Forget) -> OwnerId {
+    /// Leaves all nodes to their leases. If the quorum was lost, its holds are dropped instead.
+    fn leave_to_lease(self: Box<Self>) -> OwnerId {
         let owner = self.owner();
         if self.remaining().is_ok() {
             self.into_guards()
-                .for_each(|(_, guard)| drop(guard.let_go(how)));
+                .for_each(|(_, guard)| drop(guard.leave_to_lease()));
         }
         owner
     }

@@ -63,7 +63,7 @@ struct Handles {
     released: OnceLock<Histogram>,
     lost: OnceLock<Histogram>,
     shut_down: OnceLock<Histogram>,
-    forgotten: OnceLock<Histogram>,
+    left_to_lease: OnceLock<Histogram>,
     renewed: OnceLock<Counter>,
 }
 
@@ -106,7 +106,7 @@ fn find(kind: &'static str, class: &'static str) -> &'static Handles {
             released: OnceLock::new(),
             lost: OnceLock::new(),
             shut_down: OnceLock::new(),
-            forgotten: OnceLock::new(),
+            left_to_lease: OnceLock::new(),
             renewed: OnceLock::new(),
         }))
     })
@@ -171,7 +171,7 @@ impl Meter {
             HoldEnd::Released => &known.released,
             HoldEnd::Lost(LossReason::ShutDown) => &known.shut_down,
             HoldEnd::Lost(_) => &known.lost,
-            HoldEnd::Forgotten => &known.forgotten,
+            HoldEnd::LeftToLease => &known.left_to_lease,
         };
         let labels = [("kind", kind), ("class", class), ("end", end.name())];
         kept.get_or_init(|| histogram!("nestlock.hold.duration", &labels))

@@ -65,8 +65,8 @@ impl AcquireOutcome {
 pub(crate) enum HoldEnd {
     Released,
     Lost(LossReason),
-    /// It was given away, or left to its lease.
-    Forgotten,
+    /// It was left to its lease.
+    LeftToLease,
 }
 
 impl HoldEnd {
@@ -75,7 +75,7 @@ impl HoldEnd {
             Self::Released => "released",
             Self::Lost(LossReason::ShutDown) => "shut_down",
             Self::Lost(_) => "lost",
-            Self::Forgotten => "forgotten",
+            Self::LeftToLease => "left_to_lease",
         }
     }
 }

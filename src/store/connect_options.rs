@@ -111,7 +111,7 @@ impl ConnectOptions {
             epochs: Arc::clone(&self.epochs),
             reconnected: Meter::reconnect,
             sharded: false,
-            bundles: config.bundle,
+            bundles: config.tuning.bundle,
             locate: None,
         }
     }

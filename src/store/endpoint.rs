@@ -139,7 +139,7 @@ impl Endpoint {
 
     /// Returns the wire to use: the URL's, or else the configured one.
     pub(crate) fn wire(&self, config: &Config) -> Wire {
-        self.wire.unwrap_or(config.wire)
+        self.wire.unwrap_or(config.tuning.wire)
     }
 
     /// Returns the addresses for display, never the password.

@@ -8,7 +8,7 @@ use fred::{
         ServerConfig,
     },
 };
-use nestlock_wire::{Address, Login, Server, ServerSettings, fred_client};
+use nestlock_wire::{Address, Login, Server, ServerSettings, Wire, fred_client};
 
 use crate::{
     error::{Result, StoreError},
@@ -42,7 +42,9 @@ impl From<FredConfig> for Endpoint {
                 })
             }
         };
-        Self::new(ServerSettings::from(config), place, None)
+        let server = ServerSettings::from(config);
+        let wire = server.is_by_freds_tls().then_some(Wire::Fred);
+        Self::new(server, place, wire)
     }
 }
 

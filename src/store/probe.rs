@@ -20,7 +20,7 @@ pub(super) async fn runs_scripts(
     connection: &Connection,
     config: &Config,
 ) -> Result<(), StoreError> {
-    if !config.tries_scripts {
+    if !config.tuning.tries_scripts {
         return Ok(());
     }
     let limit = ANSWERS.min(config.connect_timeout / 4);

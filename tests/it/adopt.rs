@@ -336,8 +336,8 @@ async fn what_cannot_move_is_held_as_before() {
         .unwrap();
 
     let (kept, given) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
-    let owner = given.forget();
-    refused(kept.hand_over(KEEP).await, "forgotten");
+    let owner = given.leave_to_lease();
+    refused(kept.hand_over(KEEP).await, "more than once");
     kept.unlock().await.unwrap();
     lock.release(&owner).await.unwrap();
 

@@ -132,9 +132,9 @@ async fn a03_a_leased_hold_is_checked_again_after_a_refused_check() {
 }
 
 /// A bounded wait overruns its bound by at most 40 ms and one round trip, also for a value that was
-/// handed over.
+/// left to its lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a04_a_wait_for_a_value_that_was_handed_over_ends_in_time() {
+async fn a04_a_wait_for_a_value_that_was_left_ends_in_time() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let a = LockClient::connect(proxy.url()).await.unwrap();
@@ -145,7 +145,7 @@ async fn a04_a_wait_for_a_value_that_was_handed_over_ends_in_time() {
         .await
         .unwrap()
         .unwrap()
-        .forget();
+        .leave_to_lease();
     proxy.black_hole(Way::Both);
     let start = Instant::now();
     let outcome = lock.try_lock_for_with(ms(100), options()).await;
@@ -259,7 +259,7 @@ async fn a07_an_outage_within_the_patience_costs_no_queue_place() {
 /// Promise: a dropped guard is released, and `shutdown()` returns `Ok` only if nothing is
 /// unsettled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a08_a_shutdown_awaits_a_dropped_guard_of_a_half_given_lock() {
+async fn a08_a_shutdown_awaits_a_guard_dropped_beside_one_left() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let (a, b) = (
@@ -268,7 +268,7 @@ async fn a08_a_shutdown_awaits_a_dropped_guard_of_a_half_given_lock() {
     );
     let lock = a.reentrant_lock("l").unwrap();
     let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
-    let given = outer.forget();
+    let given = outer.leave_to_lease();
     // The first attempt is refused, and the next one comes 20 ms later.
     proxy.once(
         Verb::Release,
@@ -415,9 +415,9 @@ async fn a13_reading_inside_a_write_lock_that_was_lost_is_lost() {
     assert!(matches!(inside, Err(Error::Lost { .. })), "{inside:?}");
 }
 
-/// A hold that was handed over and released elsewhere is forgotten in the end.
+/// A hold that was left and released elsewhere is forgotten.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a14_a_released_hand_over_without_expiry_is_forgotten() {
+async fn a14_what_is_left_without_expiry_is_forgotten() {
     let server = Server::start();
     let (a, b) = (
         server
@@ -434,7 +434,7 @@ async fn a14_a_released_hand_over_without_expiry_is_forgotten() {
             .lock()
             .await
             .unwrap()
-            .forget();
+            .leave_to_lease();
         b.signal_lock_with(&name, endless)
             .unwrap()
             .release(&given)
@@ -469,12 +469,12 @@ async fn a16_a_shutdown_on_a_silent_link_takes_two_timeouts_at_most() {
 
 /// Promise: guards that are still alive at `shutdown()` report `LossReason::ShutDown`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a17_a_guard_next_to_a_handed_over_one_learns_of_a_shutdown() {
+async fn a17_a_guard_beside_one_that_is_left_learns_of_a_shutdown() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let lock = a.reentrant_lock("l").unwrap();
     let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
-    let given = outer.forget();
+    let given = outer.leave_to_lease();
     a.shutdown().await.unwrap();
     assert!(inner.is_lost(), "{inner:?}");
     let there = b.reentrant_lock("l").unwrap();
@@ -537,7 +537,7 @@ async fn a19_a_release_with_one_executed_try_does_not_report_none() {
 
 /// Promise: after `Error::Unconfirmed`, the client settles the outcome in the background.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a20_an_unconfirmed_release_of_a_handed_over_lock_is_settled() {
+async fn a20_an_unconfirmed_release_of_a_lock_that_is_left_is_settled() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let (a, b) = (
@@ -552,7 +552,7 @@ async fn a20_an_unconfirmed_release_of_a_handed_over_lock_is_settled() {
         .lock()
         .await
         .unwrap()
-        .forget();
+        .leave_to_lease();
     let there = b.reentrant_lock("l").unwrap();
     proxy.once(Verb::Release, Action::CutBefore);
     let outcome = there.release(&given).await;
@@ -571,9 +571,9 @@ async fn a20_an_unconfirmed_release_of_a_handed_over_lock_is_settled() {
 }
 
 /// Promise: an acquire is retried within its wait. A short outage does not end one for a value that
-/// was handed over.
+/// was left to its lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a21_a_wait_for_a_handed_over_value_survives_a_refusal() {
+async fn a21_a_wait_for_a_value_that_was_left_survives_a_refusal() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let (a, b) = (
@@ -587,7 +587,7 @@ async fn a21_a_wait_for_a_handed_over_value_survives_a_refusal() {
         .await
         .unwrap()
         .unwrap()
-        .forget();
+        .leave_to_lease();
     b.string_lock("l").unwrap().release(&given).await.unwrap();
     proxy.once(
         Verb::Inspect,

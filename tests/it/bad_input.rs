@@ -308,7 +308,7 @@ fn r37_f39_n9_p1_no_duration_leaves_a_record_without_ttl() {
                                 prop_assert!(lease < Duration::from_secs(10), "{}", error);
                             }
                         }
-                        let _ = guard.forget();
+                        let _ = guard.leave_to_lease();
                     }
                     Ok(None) => prop_assert!(false, "busy"),
                     Err(Error::InvalidLease { .. }) => prop_assert!(!allowed(lease) && ttl == -2),

@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures::future::join_all;
-use nestlock::{AcquireOptions, LockClient, StoreErrorKind};
+use nestlock::{AcquireOptions, LockClient, StoreErrorKind, Tuning};
 
 use crate::{
     cancel::poll_times,
@@ -55,7 +55,10 @@ async fn those_who_ask_at_once_go_together_unless_that_is_not_wanted() {
     let server = Server::start();
     for (bundle, most) in [(true, MANY as u64), (false, 2 * MANY as u64)] {
         let client = LockClient::builder()
-            .bundle(bundle)
+            .tuning(Tuning {
+                bundle,
+                ..Tuning::default()
+            })
             .connect(own(server.url()))
             .await
             .unwrap();

@@ -180,7 +180,7 @@ async fn f33_s16_a_release_dropped_at_any_poll_goes_on() {
     })
     .await;
     at_every_poll(&stage, "release", true, false, |s, guard| {
-        let owner = guard.unwrap().forget();
+        let owner = guard.unwrap().leave_to_lease();
         async move { s.la.release(&owner).await }
     })
     .await;

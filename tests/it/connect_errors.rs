@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use nestlock::{Error, LockClient, LockClientBuilder, StoreErrorKind, Wire};
+use nestlock::{Error, LockClient, LockClientBuilder, StoreErrorKind, Tuning, Wire};
 use nestlock_embedded::SpawnedCluster;
 
 use crate::support::{Server, WIRES, eventually, wire::Wire as Resp};
@@ -19,7 +19,10 @@ const FEW: &str = "NESTLOCK_TEST_FEW_DESCRIPTORS";
 
 pub fn builder(wire: Wire) -> LockClientBuilder {
     LockClient::builder()
-        .wire(wire)
+        .tuning(Tuning {
+            wire,
+            ..Tuning::default()
+        })
         .connect_timeout(Duration::from_secs(5))
 }
 
@@ -104,7 +107,10 @@ async fn silence_is_a_timeout() {
     let url = format!("redis://{}", listener.local_addr().unwrap());
     for &wire in WIRES {
         let builder = LockClient::builder()
-            .wire(wire)
+            .tuning(Tuning {
+                wire,
+                ..Tuning::default()
+            })
             .connect_timeout(Duration::from_millis(300));
         assert_told(
             &builder.connect(&url).await.unwrap_err(),

@@ -118,8 +118,8 @@ macro_rules! contract_suite {
                 run_until_lost_cancels_at_the_loss
                 run_until_lost_gives_the_output
                 a_lost_hold_does_not_trouble_the_next_acquire
-                a_forgotten_hold_stays_until_its_owner_is_released
-                another_client_extends_and_releases_what_was_handed_over
+                a_hold_that_is_left_stays_until_released_or_over
+                another_client_extends_and_releases_what_was_left
                 a_guard_unlocks_on_another_task_and_on_a_plain_thread
                 extend_never_shortens
                 short_extensions_do_not_keep_the_watchdog_away
@@ -848,7 +848,7 @@ pub async fn a_lost_hold_does_not_trouble_the_next_acquire(kind: Kind) {
     nothing_is_left(&server, &[&client]).await;
 }
 
-pub async fn a_forgotten_hold_stays_until_its_owner_is_released(kind: Kind) {
+pub async fn a_hold_that_is_left_stays_until_released_or_over(kind: Kind) {
     let server = Server::start();
     let a = server
         .client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG))
@@ -856,13 +856,13 @@ pub async fn a_forgotten_hold_stays_until_its_owner_is_released(kind: Kind) {
     let b = server.client().await;
     let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
     let rival = kind.rival(&b, "l");
-    let owner = la.lock().await.unwrap().forget();
+    let owner = leased(&la, 10 * SHORT_WATCHDOG).await.leave_to_lease();
     a.idle().await;
     let start = Instant::now();
     while start.elapsed() < 2 * SHORT_WATCHDOG {
         assert!(
             rival.try_lock().await.unwrap().is_none(),
-            "a forgotten hold is renewed"
+            "its lease is not over"
         );
         tokio::time::sleep(ms(20)).await;
     }
@@ -872,20 +872,33 @@ pub async fn a_forgotten_hold_stays_until_its_owner_is_released(kind: Kind) {
         la.release(&owner).await,
         Err(Error::NotHeld { .. })
     ));
-    // With a lease, the hold ends by itself.
-    let _ = leased(&la, ms(200)).await.forget();
-    rival
-        .try_lock_for(SOON)
-        .await
-        .unwrap()
-        .expect("the lease is over")
-        .unlock()
-        .await
-        .unwrap();
+    // It ends by itself, with a lease or with its last renewal. (The RedLock here has an expiry of
+    // 30 s.)
+    let ways: &[bool] = if kind.one_record {
+        &[true, false]
+    } else {
+        &[true]
+    };
+    for &has_lease in ways {
+        let guard = if has_lease {
+            leased(&la, ms(200)).await
+        } else {
+            la.lock().await.unwrap()
+        };
+        let _ = guard.leave_to_lease();
+        rival
+            .try_lock_for(SOON)
+            .await
+            .unwrap()
+            .expect("the lease is over")
+            .unlock()
+            .await
+            .unwrap();
+    }
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-pub async fn another_client_extends_and_releases_what_was_handed_over(kind: Kind) {
+pub async fn another_client_extends_and_releases_what_was_left(kind: Kind) {
     let server = Server::start();
     let a = server
         .client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG))
@@ -894,7 +907,7 @@ pub async fn another_client_extends_and_releases_what_was_handed_over(kind: Kind
     let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
     let printed = leased(&la, Duration::from_secs(3))
         .await
-        .forget()
+        .leave_to_lease()
         .to_string();
     let owner = printed.parse().unwrap();
     assert_eq!(lb.hold_count(&owner).await.unwrap(), 1);
@@ -919,9 +932,14 @@ pub async fn another_client_extends_and_releases_what_was_handed_over(kind: Kind
         lb.extend(&owner, Duration::from_secs(1)).await,
         Err(Error::NotHeld { .. })
     ));
-    // With a watchdog, the client that handed the hold over notices the release and stops renewing.
+    // The client that left it notices the release, or that its lease is over.
     let other = AcquireOptions::new().owner(a.owner("job-2").unwrap());
-    let owner = la.try_lock_with(other).await.unwrap().unwrap().forget();
+    let owner = la
+        .try_lock_with(other)
+        .await
+        .unwrap()
+        .unwrap()
+        .leave_to_lease();
     lb.release(&owner).await.unwrap();
     let next = lb.lock().await.unwrap();
     eventually("the release was noticed", || async { a.stats().holds == 0 }).await;

@@ -348,7 +348,7 @@ async fn a_waiter_keeps_its_name_in_the_queue() {
         .lock()
         .await
         .unwrap()
-        .forget();
+        .leave_to_lease();
     let before = server.script_count();
     eventually("it looked again", || async {
         server.script_count() > before + 3

@@ -9,7 +9,7 @@ use std::{
 };
 
 use nestlock::{
-    Endpoint, Error, LockClient, StoreErrorKind,
+    Endpoint, Error, LockClient, StoreErrorKind, Tuning,
     fred::{
         error::Error as FredError,
         types::config::{
@@ -70,7 +70,10 @@ async fn a_credential_provider_that_hangs_once_costs_no_lease() {
         config.credential_provider = Some(Arc::new(provider.clone()));
         let builder = || {
             LockClient::builder()
-                .wire(wire)
+                .tuning(Tuning {
+                    wire,
+                    ..Tuning::default()
+                })
                 .watchdog_timeout(Duration::from_secs(9))
         };
         let client = builder().connect_to(config.clone()).await.unwrap();
@@ -136,7 +139,10 @@ async fn a_proxy_that_quotes_a_provided_login_shows_no_password() {
         for &wire in WIRES {
             let mut config = FredConfig::from_url(&url).unwrap();
             config.credential_provider = Some(Arc::new(Provider));
-            let builder = LockClient::builder().wire(wire);
+            let builder = LockClient::builder().tuning(Tuning {
+                wire,
+                ..Tuning::default()
+            });
             let error = builder.connect_to(config).await.unwrap_err();
             assert_quotes_none(&error, kind, words);
         }
@@ -228,7 +234,15 @@ fn trusting(server: &tls::TlsServer, authority: Option<&str>) -> FredConfig {
 async fn a_connector_of_ones_own_says_whom_to_trust() {
     let server = tls::start();
     for &wire in WIRES {
-        let connect = async |config| LockClient::builder().wire(wire).connect_to(config).await;
+        let connect = async |config| {
+            LockClient::builder()
+                .tuning(Tuning {
+                    wire,
+                    ..Tuning::default()
+                })
+                .connect_to(config)
+                .await
+        };
         let refused = connect(trusting(&server, None)).await;
         assert!(matches!(refused, Err(Error::Connect { .. })), "{refused:?}");
         let trusted = connect(trusting(&server, Some(&server.authority))).await;

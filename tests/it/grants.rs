@@ -3,7 +3,7 @@
 
 use std::{future::Future, pin::Pin, time::Duration};
 
-use nestlock::{AcquireOptions, Lock, LockClient, LockGuard, Result};
+use nestlock::{AcquireOptions, Lock, LockClient, LockGuard, Result, Tuning};
 
 use crate::{
     contract::nothing_is_left,
@@ -123,7 +123,12 @@ async fn whoever_wants_more_than_a_grant_gives_asks() {
     // The lease of this client is shorter than that of a grant.
     let leases_less = server.client_with(short).await;
     let asks = server
-        .client_with(|c| short(c).watchdog_timeout(9 * NEVER).grants(false))
+        .client_with(|c| {
+            short(c).watchdog_timeout(9 * NEVER).tuning(Tuning {
+                grants: false,
+                ..Tuning::default()
+            })
+        })
         .await;
     let options = |lease| AcquireOptions::new().lease(lease);
     let doors = [fair(&leases_less), fair(&asks)];

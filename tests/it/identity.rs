@@ -335,7 +335,7 @@ async fn f36_a_leaked_hold_is_never_re_entered_by_later_tasks() {
     let client = server.client().await;
     let lock = client.reentrant_lock("l").unwrap();
     let leaking = lock.clone();
-    let leaked = tokio::spawn(async move { leaking.lock().await.unwrap().forget() })
+    let leaked = tokio::spawn(async move { leaking.lock().await.unwrap().leave_to_lease() })
         .await
         .unwrap();
     let mut seen = HashSet::from([leaked.to_string()]);

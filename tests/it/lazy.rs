@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures::future::join_all;
-use nestlock::{Error, LockClient, OwnerId, StoreErrorKind, TopologyKind};
+use nestlock::{Error, LockClient, OwnerId, StoreErrorKind, TopologyKind, Tuning};
 use nestlock_embedded::SpawnedCluster;
 
 use crate::{
@@ -67,7 +67,10 @@ async fn a_program_starts_without_a_server_and_waits_for_it() {
     server.kill();
     for &wire in WIRES {
         let client = LockClient::builder()
-            .wire(wire)
+            .tuning(Tuning {
+                wire,
+                ..Tuning::default()
+            })
             .connect_lazy(server.url())
             .unwrap();
         let lock = client.fair_lock("l").unwrap();
@@ -200,7 +203,7 @@ async fn each_verb_connects() {
     waits.await.unwrap().unwrap();
     let held = lock_of(&other).lock().await.unwrap();
     lock_of(&lazy(&server.url()))
-        .release(&held.forget())
+        .release(&held.leave_to_lease())
         .await
         .unwrap();
     let _held = lock_of(&other).lock().await.unwrap();

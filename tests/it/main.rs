@@ -32,10 +32,10 @@ mod fenced;
 #[cfg(feature = "fred")]
 mod fred_config;
 mod grants;
-mod handover;
 mod house;
 mod identity;
 mod lazy;
+mod left_to_lease;
 mod lost_reply;
 mod lua;
 mod model;

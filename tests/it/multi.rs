@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::future::join_all;
-use nestlock::{AcquireOptions, Error, Lock, LockClient};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, Tuning};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 use crate::{
@@ -512,7 +512,14 @@ async fn an_owners_opposite_orders_and_repeated_names_are_re_entries() {
 #[tokio::test]
 async fn more_than_five_hundred_members_go_by_themselves() {
     let server = Server::start();
-    let a = server.client_with(|builder| builder.bundle(false)).await;
+    let a = server
+        .client_with(|builder| {
+            builder.tuning(Tuning {
+                bundle: false,
+                ..Tuning::default()
+            })
+        })
+        .await;
     plain(&a, &["warm"])[0]
         .lock()
         .await

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{Error, LockClient, LockClientBuilder, LossReason, StoreErrorKind, Wire};
+use nestlock::{Error, LockClient, LockClientBuilder, LossReason, StoreErrorKind, Tuning, Wire};
 
 use crate::support::{
     Server, WIRES, eventually,
@@ -880,7 +880,10 @@ async fn a_request_executed_behind_clusterdown_is_not_deemed_refused() {
         let server = Server::start();
         let proxy = Proxy::start(&server);
         let client = LockClient::builder()
-            .wire(wire)
+            .tuning(Tuning {
+                wire,
+                ..Tuning::default()
+            })
             .connect(format!("redis://{}", proxy.addr()))
             .await
             .unwrap();

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::LockClient;
+use nestlock::{LockClient, Tuning};
 
 use crate::support::{
     Server,
@@ -457,7 +457,7 @@ async fn f18_a_lock_without_messages_moves_on_within_the_poll_cap() {
         let before = server.script_count();
         let waiter = tokio::spawn(async move {
             let guard = lock.lock().await.unwrap();
-            (Instant::now(), guard.forget())
+            (Instant::now(), guard.leave_to_lease())
         });
         tries(&server, before, 1).await;
         let released = Instant::now();
@@ -590,7 +590,12 @@ async fn f20_a_subscriber_cut_off_as_too_slow_loses_no_waiter() {
 async fn messages_that_mean_nothing_are_ignored() {
     let server = Server::start();
     let client = server
-        .client_with(|builder| builder.poll_cap(NEVER).bundle(false))
+        .client_with(|builder| {
+            builder.poll_cap(NEVER).tuning(Tuning {
+                bundle: false,
+                ..Tuning::default()
+            })
+        })
         .await;
     // Loads the scripts, so that each try counts once.
     client

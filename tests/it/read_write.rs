@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::FutureExt;
-use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId, Tuning};
 use proptest::{
     collection::vec,
     prelude::*,
@@ -1255,7 +1255,14 @@ async fn scripts_per_hold(server: &Server, lock: Lock) -> f64 {
 async fn a_release_wakes_one_of_many_writers() {
     let server = Server::start();
     // Without the relay, which hands on plain holds but not write holds.
-    let client = server.client_with(|builder| builder.relay(false)).await;
+    let client = server
+        .client_with(|builder| {
+            builder.tuning(Tuning {
+                relay: false,
+                ..Tuning::default()
+            })
+        })
+        .await;
     let plain = scripts_per_hold(&server, client.reentrant_lock("plain").unwrap()).await;
     let write = scripts_per_hold(&server, write(&client)).await;
     println!("200 tasks: {plain:.1} scripts for a hold of a plain lock, {write:.1} for a write");

@@ -579,7 +579,7 @@ async fn a_value_is_handed_over() {
         let lock = LockClient::red_lock(&clients, "l", options).unwrap();
         let guard = lock.lock().await.unwrap();
         assert_eq!(fleet.values(), vec![Some(value.to_owned()); 3]);
-        let owner = guard.forget();
+        let owner = guard.leave_to_lease();
         assert_eq!(owner.as_str(), value);
         assert!(other.try_lock().await.unwrap().is_none());
         let adopted = OwnerId::from_value(value).unwrap();
@@ -1270,7 +1270,7 @@ async fn a_quorum_that_was_lost_is_not_handed_over() {
         guard.extend(Duration::from_secs(60)).await,
         Err(Error::Lost { .. })
     ));
-    let owner = guard.forget();
+    let owner = guard.leave_to_lease();
     fleet.is_free().await;
     assert!(matches!(
         lock.release(&owner).await,
@@ -1288,7 +1288,7 @@ async fn servers_that_were_taken_anew_are_handed_over_too() {
     let value = guard.owner().to_string();
     fleet.servers[0].call(&["DEL", "l"]);
     guard.extend(Duration::from_secs(60)).await.unwrap();
-    let owner = guard.forget();
+    let owner = guard.leave_to_lease();
     assert_eq!(fleet.values(), vec![Some(value); 3]);
     other
         .release(&OwnerId::from_value(owner.as_str()).unwrap())

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use nestlock::{AcquireOptions, Error, LockClient, LossReason, SignalOptions, StoreErrorKind};
+use nestlock::{
+    AcquireOptions, Error, LockClient, LossReason, SignalOptions, StoreErrorKind, Tuning,
+};
 use tokio::time::timeout;
 
 use crate::support::{Server, WIRES, eventually};
@@ -193,7 +195,10 @@ async fn a_connect_names_the_command_that_a_server_lacks() {
         for &wire in WIRES {
             let url = format!("redis://default:sesame@{}", server.addr());
             let error = LockClient::builder()
-                .wire(wire)
+                .tuning(Tuning {
+                    wire,
+                    ..Tuning::default()
+                })
                 .connect(url)
                 .await
                 .unwrap_err();
@@ -229,7 +234,10 @@ async fn a_connect_names_the_command_that_a_user_may_not_use() {
         for &wire in WIRES {
             let url = format!("redis://u:pw@{}", server.addr());
             let error = LockClient::builder()
-                .wire(wire)
+                .tuning(Tuning {
+                    wire,
+                    ..Tuning::default()
+                })
                 .connect(url)
                 .await
                 .unwrap_err();
@@ -267,7 +275,10 @@ async fn a_command_that_a_script_lacks_is_a_final_answer() {
         let before = server.dump();
         for &wire in WIRES {
             let client = LockClient::builder()
-                .wire(wire)
+                .tuning(Tuning {
+                    wire,
+                    ..Tuning::default()
+                })
                 .connect(format!("redis://{}", server.addr()))
                 .await
                 .unwrap();
@@ -303,7 +314,10 @@ async fn a_shutdown_waits_for_no_release_that_is_refused_for_good() {
     let server = lacking(&["PUBLISH"]);
     for &wire in WIRES {
         let client = LockClient::builder()
-            .wire(wire)
+            .tuning(Tuning {
+                wire,
+                ..Tuning::default()
+            })
             .connect(format!("redis://{}", server.addr()))
             .await
             .unwrap();
@@ -334,7 +348,10 @@ async fn an_acquire_that_nobody_can_wait_for_is_taken_back() {
     let server = lacking(&["WAIT"]);
     for &wire in WIRES {
         let client = LockClient::builder()
-            .wire(wire)
+            .tuning(Tuning {
+                wire,
+                ..Tuning::default()
+            })
             .connect(format!("redis://{}", server.addr()))
             .await
             .unwrap();

@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures::future::poll_fn;
-use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, LossReason, OwnerId};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, LossReason, OwnerId, Tuning};
 
 use crate::support::{
     Pauses, Server,
@@ -123,7 +123,14 @@ async fn many_holds_are_one_record() {
 #[tokio::test]
 async fn each_release_asks_the_server_if_so_configured() {
     let server = Server::start();
-    let client = server.client_with(|builder| builder.relay(false)).await;
+    let client = server
+        .client_with(|builder| {
+            builder.tuning(Tuning {
+                relay: false,
+                ..Tuning::default()
+            })
+        })
+        .await;
     let lock = client.reentrant_lock("l").unwrap();
     let before = server.script_count();
     let tasks: Vec<_> = (0..8)
@@ -562,12 +569,12 @@ async fn what_was_handed_on_is_released_by_the_name_of_its_guard() {
 }
 
 #[tokio::test]
-async fn what_was_handed_on_and_forgotten_is_released_by_its_name() {
+async fn what_was_handed_on_and_left_is_released_by_its_name() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.reentrant_lock("l").unwrap();
     let (_, guard) = handed_on(&server, &client).await;
-    let owner = guard.forget();
+    let owner = guard.leave_to_lease();
     assert_eq!(server.record("l"), [(owner.to_string(), 1)]);
     assert!(lock.try_lock().await.unwrap().is_none());
     lock.release(&owner).await.unwrap();

@@ -120,7 +120,7 @@ async fn r22_r25_nothing_is_sent_after_a_release_or_a_loss() {
         .await
         .unwrap();
     drop(lock("dropped").lock().await.unwrap());
-    let owner = lock("forgotten").lock().await.unwrap().forget();
+    let owner = lock("forgotten").lock().await.unwrap().leave_to_lease();
     lock("forgotten").release(&owner).await.unwrap();
     let deleted = lock("deleted").lock().await.unwrap();
     server.call(&["DEL", "deleted"]);

@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::{FutureExt, future::join_all};
-use nestlock::{LockClient, LockClientBuilder, LockGuard};
+use nestlock::{LockClient, LockClientBuilder, LockGuard, Tuning};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::support::{
@@ -110,7 +110,10 @@ pub(crate) fn builder(bundle: bool) -> LockClientBuilder {
     LockClient::builder()
         .command_timeout(TIMEOUT)
         .watchdog_timeout(4 * TIMEOUT)
-        .bundle(bundle)
+        .tuning(Tuning {
+            bundle,
+            ..Tuning::default()
+        })
 }
 
 /// F23: the client never takes the reply of one request for that of another.
@@ -172,7 +175,10 @@ async fn an_error_is_not_believed_beside_a_call_not_polled() {
         let server = Server::start();
         let proxy = Proxy::start(&server);
         let client = builder(false)
-            .wire(wire)
+            .tuning(Tuning {
+                wire,
+                ..Tuning::default()
+            })
             .connect(proxy.url())
             .await
             .unwrap();

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use futures::{StreamExt, future::join_all, stream};
 use nestlock::{
     AcquireOptions, Error, Lock, LockClient, LockClientBuilder, LockGuard, OwnerId, StoreErrorKind,
+    Tuning,
 };
 
 use crate::support::{
@@ -632,7 +633,10 @@ async fn what_is_only_refused_on_a_slow_link_ends_as_refused() {
         });
         async move {
             let client = far_off()
-                .wire(wire)
+                .tuning(Tuning {
+                    wire,
+                    ..Tuning::default()
+                })
                 .connect(format!("redis://{}", proxy.addr()))
                 .await
                 .unwrap();

@@ -195,7 +195,7 @@ fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
                     tokio::spawn(async move {
                         let options = AcquireOptions::new().lease(Duration::from_secs(20));
                         if let Ok(Some(guard)) = lock.try_lock_with(options).await {
-                            let _ = guard.forget();
+                            let _ = guard.leave_to_lease();
                         }
                     })
                 })

@@ -151,7 +151,7 @@ async fn a_spawned_task_is_a_decimal_number_as_a_java_thread_is() {
     let server = Server::start();
     let client = server.client().await;
     let lock = client.reentrant_lock(LOCK).unwrap();
-    let owner = tokio::spawn(async move { lock.lock().await.unwrap().forget() })
+    let owner = tokio::spawn(async move { lock.lock().await.unwrap().leave_to_lease() })
         .await
         .unwrap();
     let task = owner.as_str().split_once(':').unwrap().1;

@@ -186,7 +186,10 @@ async fn losses_and_renewals_are_counted() {
         .unwrap()
         .leave_to_lease();
     eventually(
-        &of("nestlock_hold_duration_seconds_count", "end=\"forgotten\""),
+        &of(
+            "nestlock_hold_duration_seconds_count",
+            "end=\"left_to_lease\"",
+        ),
         |ended| ended == 1.0,
     )
     .await;

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use nestlock::{LockClient, LockClientBuilder, Tls};
+use nestlock::{LockClient, LockClientBuilder, Tls, Tuning};
 use nix::errno::Errno;
 
 use crate::{
@@ -126,7 +126,10 @@ impl Server {
         Ok(self
             .build()?
             .application("nestlock")
-            .tries_scripts(false)
+            .tuning(Tuning {
+                tries_scripts: false,
+                ..Tuning::default()
+            })
             .connect(self.url()?)
             .await?)
     }

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, LockClient, RedLockOptions, Wire};
+use nestlock::{AcquireOptions, LockClient, RedLockOptions, Tuning, Wire};
 use nestlock_embedded::SpawnedServer;
 use redis::aio::MultiplexedConnection;
 use rslock::LockManager;
@@ -62,7 +62,10 @@ impl Library {
         for server in servers {
             let builder = match self {
                 Self::Nestlock => LockClient::builder(),
-                Self::NestlockFred => LockClient::builder().wire(Wire::Fred),
+                Self::NestlockFred => LockClient::builder().tuning(Tuning {
+                    wire: Wire::Fred,
+                    ..Tuning::default()
+                }),
                 _ => continue,
             };
             clients.push(builder.connect(server.url()).await.expect("a client"));

@@ -56,8 +56,8 @@ pub(crate) struct Given {
 
 #[derive(Debug, Clone)]
 pub(crate) enum Gift {
-    /// The hold must be released under this owner.
-    Forgotten(OwnerId),
+    /// The hold was left to its lease under this owner.
+    Left(OwnerId),
     /// The hand-over may be adopted. The number says how often the lock had been acquired before
     /// it.
     HandedOver(HandOver, u64),

@@ -1,5 +1,5 @@
-//! Holds that were given away: a folder in which the giver leaves the owner's name, for any process
-//! to take.
+//! Holds that were left to their lease: a folder in which their task leaves the owner's name, for
+//! any process to release them.
 
 use std::{
     fs, io,
@@ -16,8 +16,9 @@ use crate::{
     kinds::Choice,
 };
 
-/// How long the giver waits for another task to release the hold, in nanoseconds.
-const PATIENCE: u64 = 2 * SECOND;
+/// How long the task waits for another one to release the hold, in nanoseconds: less than what is
+/// left of the shortest lease.
+const PATIENCE: u64 = SECOND / 2;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Mailbox(pub(crate) PathBuf);
@@ -81,8 +82,8 @@ impl Mailbox {
     }
 }
 
-/// Releases a hold that another task gave away. It repeats the release until the server has
-/// replied, since the giver renews the hold for ever.
+/// Releases a hold that another task left to its lease. It repeats the release until the server has
+/// replied.
 pub(crate) async fn release(
     history: &History,
     choice: &Choice,
@@ -106,7 +107,7 @@ pub(crate) async fn release(
     let _ = fs::write(&given.done, "");
 }
 
-/// Releases a hold that this task gave away, if no other task has done so in time.
+/// Releases a hold that this task left to its lease, if no other task has done so in time.
 pub(crate) async fn look_after(
     history: Arc<History>,
     mailbox: Mailbox,

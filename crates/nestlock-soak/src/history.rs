@@ -10,13 +10,13 @@
 //! none OP, gone OP, err OP NAME TEXT    it returned no guard; it was dropped; it failed
 //! ok OP REMAINING_US                    a check found it held; the time is from before the check
 //! lost OP, told OP                      a check found it lost; `lost()` resolved
-//! rel OP HOW                            unlock, cut (dropped unlock), drop, forget or leave
+//! rel OP HOW                            unlock, cut (dropped unlock), drop or leave
 //! end OP RESULT                         that unlock returned
 //! ext OP LEASE_MS, extended OP RESULT   an extension begins, and returns
 //! count OP FOUND WANTED                 the owner's hold count on the server
 //! holder OP FOUND WANTED                the lock's holder on the server
 //! put OP KEY TOKEN, done OP RESULT      a guarded write begins, and returns
-//! take OP GIVEN TASK, taken OP RESULT   the release of a hold that another task gave away
+//! take OP GIVEN TASK, taken OP RESULT   the release of a hold that another task left
 //! gap FROM, agap FROM                   no thread, or no runtime task, ran since FROM
 //! sgapN FROM                            server N has not replied since FROM
 //! ```

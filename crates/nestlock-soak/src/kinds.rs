@@ -82,8 +82,8 @@ impl Kind {
         )
     }
 
-    /// Returns `true` if a hold is one record with one owner, which can be given away.
-    pub(crate) fn gives(self) -> bool {
+    /// Returns `true` if a hold is one record with one owner, by which any process can release it.
+    pub(crate) fn has_one_owner(self) -> bool {
         !matches!(self, Self::ReadWrite | Self::Multi | Self::Red)
     }
 

@@ -28,7 +28,7 @@ pub(crate) struct Task {
     client: Connected,
     name: String,
     rng: StdRng,
-    /// Holds that it gave away and that are not released yet.
+    /// Holds that it left to their lease and that are not released yet.
     given: JoinSet<()>,
 }
 
@@ -343,9 +343,9 @@ impl Task {
             let alone = held.len() == 1;
             let one = held.remove(self.rng.random_range(0..held.len()));
             match self.rng.random_range(0..20) {
-                0..2 if alone && one.choice.kind.gives() => self.give(one),
+                0..2 if alone && one.choice.kind.has_one_owner() => self.leave(one),
                 2 if alone
-                    && one.choice.kind.gives()
+                    && one.choice.kind.has_one_owner()
                     && one.lease.is_some_and(|lease| lease < LONGEST_LEASE / 4) =>
                 {
                     self.write(format_args!("rel {} leave", one.op));
@@ -372,10 +372,11 @@ impl Task {
         self.write(format_args!("end {} {}", held.op, result(&outcome)));
     }
 
-    fn give(&mut self, held: Held) {
+    /// Leaves a hold to its lease, and its owner's name to any task that releases it.
+    fn leave(&mut self, held: Held) {
         let what = format!("{}#{}", self.process.name, held.op);
-        self.write(format_args!("rel {} forget", held.op));
-        let owner = held.guard.forget();
+        self.write(format_args!("rel {} leave", held.op));
+        let owner = held.guard.leave_to_lease();
         let process = &self.process;
         process
             .mailbox
@@ -391,7 +392,7 @@ impl Task {
         ));
     }
 
-    /// Releases a hold that another task gave away, through a lock of its own.
+    /// Releases a hold that another task left to its lease, through a lock of its own.
     async fn take_given(&mut self) {
         let Some(given) = self.process.mailbox.take() else {
             return;

@@ -163,7 +163,8 @@ impl ServerSettings {
 
     /// Returns whether only fred's client can speak the TLS that fred's configuration asks for.
     #[cfg(feature = "fred")]
-    pub(crate) fn is_by_freds_tls(&self) -> bool {
+    #[must_use]
+    pub fn is_by_freds_tls(&self) -> bool {
         #[cfg(feature = "rustls")]
         if self.tls.is_some() {
             return false;

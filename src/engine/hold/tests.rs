@@ -72,10 +72,7 @@ fn a_stale_ticket_never_gives_back_a_later_hold() {
                 assert_eq!(hold.count(), 1);
             }
             assert!(fresh.generation.remaining().is_ok());
-            assert!(matches!(
-                hold.leave(&fresh, Instant::now()),
-                Ok(ReleaseStep::Here(_))
-            ));
+            hold.leave(&fresh, Instant::now()).unwrap();
             assert_eq!(hold.count(), 0);
         },
         1,
@@ -144,22 +141,24 @@ fn a_loss_is_final() {
     );
 }
 
-/// After an owner has given its hold away, it can neither acquire under it nor settle it.
+/// After an owner has left its hold to the lease, it cannot acquire under it, and nothing ends it
+/// but its lease.
 #[test]
-fn a_hold_that_was_given_away_is_neither_planned_nor_settled() {
+fn a_hold_that_is_left_is_neither_planned_nor_released() {
     shuttle::check_random(
         || {
             let holds = Holds::new(Duration::from_secs(3), Meter::default());
             let hold = new(&holds);
             let ticket = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
-            assert!(matches!(hold.give_away(&ticket), Some(Debt::Nothing)));
+            hold.leave_to_lease(&ticket);
             assert!(matches!(
                 hold.plan(MODE, holds.sibling_state(&hold), Instant::now()),
                 Ok(AcquirePlan::Forget)
             ));
             assert!(hold.send_release(Epoch::FIRST, Instant::now()).is_none());
-            assert_eq!(hold.residue(), Residue::Held);
-            hold.lose(LossReason::RecordMissing);
+            hold.shut_down();
+            assert_eq!(hold.residue(), Residue::Left);
+            hold.lose(LossReason::LeaseExpired);
             assert_eq!(hold.residue(), Residue::Nothing);
         },
         1,
@@ -169,17 +168,17 @@ fn a_hold_that_was_given_away_is_neither_planned_nor_settled() {
 /// Acquires an owner's hold under the owner lock, gives it up, and forgets it if there is no other
 /// user. Returns whether a hold of the owner is known afterwards.
 ///
-/// `hands_over`: gives the hold away instead, to another party that then gives it up.
+/// `leaves`: leaves the hold to its lease instead; then the record ends.
 async fn comes_and_goes(
     holds: &Holds,
     kind: &Arc<dyn Kind>,
     owner: &OwnerId,
-    hands_over: bool,
+    leaves: bool,
 ) -> bool {
     loop {
         let hold = holds.get_or_insert(kind, owner);
         let turn = hold.owner_lock.acquire().await.unwrap();
-        if hold.ownership() != Ownership::Ours {
+        if hold.is_left() {
             holds.forget(&hold);
             continue;
         }
@@ -188,19 +187,16 @@ async fn comes_and_goes(
         let known = holds.get(kind, owner).expect("it is held");
         assert!(Arc::ptr_eq(&known, &hold), "an owner has two holds");
         drop(known);
-        if hands_over {
-            let name = holds.about_to_give_away(&hold);
-            let unsettled = hold.give_away(&ticket);
-            assert!(matches!(unsettled, Some(Debt::Nothing)));
-            holds.gave_it_away(&hold, &name, true);
+        if leaves {
+            holds.retire_names();
+            hold.leave_to_lease(&ticket);
             drop(turn);
+            moments(3).await;
+            holds.forget(&hold);
             moments(3).await;
             hold.lose(LossReason::RecordMissing);
         } else {
-            assert!(matches!(
-                hold.leave(&ticket, Instant::now()),
-                Ok(ReleaseStep::Here(_))
-            ));
+            hold.leave(&ticket, Instant::now()).unwrap();
             let request = hold
                 .send_release(Epoch::FIRST, Instant::now())
                 .expect("it was held");
@@ -218,11 +214,11 @@ fn a_hold_is_forgotten_with_its_last_user_and_never_before() {
     explore(2_000, &["a hold that somebody else has"], |seen| {
         let holds = Arc::new(Holds::new(Duration::from_secs(3), Meter::default()));
         let (kind, owner) = (kind(), OwnerId::named(&ClientId::random(), "me").unwrap());
-        let user = |hands_over| {
+        let user = |leaves| {
             let (holds, kind, owner) = (Arc::clone(&holds), Arc::clone(&kind), owner.clone());
             let seen = seen.clone();
             spawn(async move {
-                if comes_and_goes(&holds, &kind, &owner, hands_over).await {
+                if comes_and_goes(&holds, &kind, &owner, leaves).await {
                     seen.note("a hold that somebody else has");
                 }
             })
@@ -262,10 +258,7 @@ fn a_hold_is_forgotten_whoever_looks_at_it_when_it_ends() {
         let ticket = entered(&holds, &last, Instant::now(), Duration::from_secs(30)).unwrap();
         let of_user = Arc::clone(&holds);
         let user = spawn(async move {
-            assert!(matches!(
-                last.leave(&ticket, Instant::now()),
-                Ok(ReleaseStep::Here(_))
-            ));
+            last.leave(&ticket, Instant::now()).unwrap();
             let request = last
                 .send_release(Epoch::FIRST, Instant::now())
                 .expect("it was held");

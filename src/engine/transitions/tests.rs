@@ -51,7 +51,7 @@ enum Step {
     Settle(Fate),
     Leave(usize),
     LeaveWithoutGuard,
-    HandOver(usize),
+    LeaveToLease(usize),
     Orphan,
     AbandonName,
     WriteOff,
@@ -79,7 +79,7 @@ fn steps() -> impl Strategy<Value = Step> {
         6 => fates().prop_map(Step::Settle),
         5 => (0..4_usize).prop_map(Step::Leave),
         1 => Just(Step::LeaveWithoutGuard),
-        1 => (0..4_usize).prop_map(Step::HandOver),
+        1 => (0..4_usize).prop_map(Step::LeaveToLease),
         1 => Just(Step::Orphan),
         2 => Just(Step::AbandonName),
         1 => Just(Step::WriteOff),
@@ -250,7 +250,7 @@ impl World {
                 }
             }
             Ok(AcquirePlan::Forget) => {
-                assert!(self.state.ownership != Ownership::Ours);
+                assert!(self.state.ownership != Ownership::Ours || self.state.is_left);
                 self.take_another();
             }
             Err(refusal) => {
@@ -264,7 +264,7 @@ impl World {
         }
     }
 
-    /// Replaces a hold that was given away or orphaned: it is no longer this owner's.
+    /// Replaces a hold that was left to its lease or orphaned: its owner no longer uses it.
     fn take_another(&mut self) {
         let fresh = HoldState::new(self.state.owner.with_suffix(0), self.now);
         self.state = fresh;
@@ -334,26 +334,19 @@ impl World {
                 let left = self.state.leave(&guard.ticket, now, effects);
                 assert!(left.is_err() || was_current || self.state.ownership != Ownership::Ours);
                 if left.is_ok() {
-                    // The count of a hold that was given away is not known here.
-                    self.count = self.count.saturating_sub(1);
+                    self.count -= 1;
                 }
             }
-            Step::LeaveWithoutGuard => {
+            Step::LeaveWithoutGuard if !self.state.is_left => {
                 let left = self.state.leave_without_guard(now, effects);
                 if left.is_ok() {
-                    // The count of a hold that was given away is not known here.
-                    self.count = self.count.saturating_sub(1);
+                    self.count -= 1;
                 }
             }
-            Step::HandOver(at) if at < self.guards.len() => {
+            Step::LeaveToLease(at) if at < self.guards.len() => {
                 let guard = self.guards.remove(at);
                 self.suffix += 1;
-                if self.state.give_away(&guard.ticket, now, effects).is_some() {
-                    assert!(
-                        self.state.plan_release().is_none(),
-                        "it is not ours to tell"
-                    );
-                }
+                self.state.leave_to_lease(&guard.ticket, now, effects);
             }
             Step::Orphan => {
                 let held = self.state.wanted() > 0;
@@ -523,6 +516,8 @@ impl World {
             );
         }
         match self.state.residue() {
+            // What was left is not released after its lease, whatever the server records.
+            Residue::Nothing if self.state.is_left => assert_eq!(self.state.wanted(), 0),
             Residue::Nothing => {
                 let left = (
                     self.state.wanted(),
@@ -532,6 +527,10 @@ impl World {
                 assert_eq!(left, (0, ServerSide::Holds(0), None), "nothing is left");
             }
             Residue::Doubt => assert!(self.state.plan_release().is_some(), "somebody settles it"),
+            Residue::Left => {
+                let is_of_it = |guard: &Guard| self.state.is_current(&guard.ticket.generation);
+                assert!(self.state.is_left && !self.guards.iter().any(is_of_it));
+            }
             Residue::Held => {}
         }
     }

@@ -102,7 +102,7 @@ impl Core {
         lease: Lease,
     ) -> Waiter<'_> {
         let mut waiter = self.join_at(&self.subscriptions, kind, channel, quiet);
-        waiter.takes = self.config.relay
+        waiter.takes = self.config.tuning.relay
             && kind.about().relayed
             && waiter.queue.is_of(kind)
             && lease == HandOff::lease(self.config.watchdog_timeout);

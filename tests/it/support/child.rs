@@ -328,7 +328,7 @@ fn fork_beside(client: &LockClient, rounds: u64) -> String {
                 client.idle().await;
                 let _ = (
                     client.stats(),
-                    guards.pop().unwrap().forget(),
+                    guards.pop().unwrap().leave_to_lease(),
                     guards.clear(),
                 );
                 heard

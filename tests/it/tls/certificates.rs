@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use nestlock::{Error, LockClient, StoreErrorKind, Tls};
+use nestlock::{Error, LockClient, StoreErrorKind, Tls, Tuning};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 use crate::support::{Server, WIRES, eventually};
@@ -161,7 +161,10 @@ async fn a_client_certificate_lets_in() {
     let server = Guarded::start(&[]);
     for &wire in WIRES {
         let builder = LockClient::builder()
-            .wire(wire)
+            .tuning(Tuning {
+                wire,
+                ..Tuning::default()
+            })
             .tls(server.tls_of_a_friend());
         a_lock_works(&builder.connect(server.url("rediss")).await.unwrap()).await;
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nestlock::{Error, LockClient, LockClientBuilder, StoreErrorKind, Tls, Wire};
+use nestlock::{Error, LockClient, LockClientBuilder, StoreErrorKind, Tls, Tuning, Wire};
 use rcgen::{CertificateParams, KeyPair};
 
 use super::certificates::{Guarded, authority, signed};
@@ -127,7 +127,10 @@ async fn tls_to_a_plain_port_is_named() {
     for &wire in WIRES {
         for _ in 0..8 {
             let builder = LockClient::builder()
-                .wire(wire)
+                .tuning(Tuning {
+                    wire,
+                    ..Tuning::default()
+                })
                 .connect_timeout(Duration::from_millis(700));
             let error = builder.connect(&url).await.unwrap_err();
             let Error::Connect { source, .. } = &error else {

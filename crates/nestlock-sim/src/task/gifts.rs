@@ -53,7 +53,7 @@ impl Task {
         };
         book(|book| book.taking.insert(self.who, given.clone()));
         let outcome = match &given.gift {
-            Gift::Forgotten(owner) => choice.lock.release(owner).await,
+            Gift::Left(owner) => choice.lock.release(owner).await,
             Gift::HandedOver(hand_over, before) => match choice.lock.adopt(hand_over).await {
                 Ok(guard) => {
                     book(|book| book.taking.remove(&self.who));

@@ -1,4 +1,4 @@
-//! Releases a hold, or gives it away to other tasks.
+//! Releases a hold, hands it over to another task, or leaves it to its lease.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,8 @@ use crate::{
 };
 
 impl Task {
-    /// Releases a hold, or gives it away. Returns `true` if the server confirmed the release.
+    /// Releases a hold, hands it over, or leaves it to its lease. Returns `true` if the server
+    /// confirmed the release.
     pub(super) async fn release(&mut self, hold: Hold, alone: bool) -> bool {
         let Hold {
             number,
@@ -36,7 +37,7 @@ impl Task {
                 })
                 .await;
             } else {
-                self.give(number, guard, lock, turn);
+                self.leave_to_lease(number, guard, lock, turn);
             }
             return false;
         }
@@ -69,24 +70,24 @@ impl Task {
         outcome.is_ok()
     }
 
-    /// Gives a hold away: a task of any process may release it.
-    fn give(&mut self, number: u64, guard: Arc<LockGuard>, lock: String, turn: u64) {
+    /// Leaves a hold to its lease: a task of any process may release it.
+    fn leave_to_lease(&mut self, number: u64, guard: Arc<LockGuard>, lock: String, turn: u64) {
         let (guard, Leaving { .. }) = leave(number, guard);
-        if self.rng.chance(30) {
-            count("left to its lease");
-            let _ = guard.leave_to_lease();
-            return;
-        }
-        count("given away");
-        let owner = guard.forget();
-        note("gives", format!("{:?} {lock} {owner}", self.who).as_bytes());
-        book(|book| {
-            book.given.push(Given {
-                lock,
-                turn,
-                gift: Gift::Forgotten(owner),
+        count("left to its lease");
+        let owner = guard.leave_to_lease();
+        note(
+            "leaves",
+            format!("{:?} {lock} {owner}", self.who).as_bytes(),
+        );
+        if self.rng.chance(70) {
+            book(|book| {
+                book.given.push(Given {
+                    lock,
+                    turn,
+                    gift: Gift::Left(owner),
+                });
             });
-        });
+        }
     }
 
     /// Hands a hold over: a task of any process may adopt it.

@@ -69,13 +69,14 @@ fn certain(records: &Records) -> BTreeMap<&str, Vec<Certain<'_>>> {
             });
         }
     }
-    // a hold that was given away lasts until another task begins to release it; only without faults
-    // nearby, as a repeated release would return Ok either way
+    // a hold that was left to its lease lasts until another task begins to release it, or for what
+    // its last renewal left it; only without faults nearby, as a repeated release would return Ok
+    // either way
     let given: BTreeMap<&str, &Op> = records
         .ops
         .iter()
         .filter(|op| {
-            op.lease.is_none() && op.release.as_ref().is_some_and(|(_, how)| how == "forget")
+            op.lease.is_none() && op.release.as_ref().is_some_and(|(_, how)| how == "leave")
         })
         .map(|op| (&*op.id, op))
         .collect();
@@ -102,7 +103,7 @@ fn certain(records: &Records) -> BTreeMap<&str, Vec<Certain<'_>>> {
         {
             all.entry(&op.locks[0]).or_default().push(Certain {
                 start: begin,
-                end: taken.begin,
+                end: taken.begin.min(begin + records.client(op).watchdog / 2),
                 who: &taken.what,
                 op,
             });

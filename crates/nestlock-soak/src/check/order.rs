@@ -16,8 +16,8 @@ use crate::{
 
 /// How soon a waiter must have a lock after its release: well before it would poll by itself.
 const WOKEN: u64 = 300 * MILLI;
-/// Within this time, a hold that was given away is released, and the lease of a killed process
-/// ends.
+/// Within this time, a hold that was left to its lease is released, and the lease of a killed
+/// process ends.
 const BEFORE: u64 = 5 * SECOND;
 /// Within this time after a fault, connections are restored and unsettled requests have ended with
 /// their leases, 2 s at most.
@@ -146,14 +146,10 @@ pub(crate) fn woken(records: &Records) -> Vec<Violation> {
             {
                 continue;
             }
-            // a hold that was given away may still exist
+            // a hold that was left to its lease may still exist
             let first =
                 by_got.partition_point(|op| op.got() < Some(free_from.saturating_sub(BEFORE)));
-            let is_left = |op: &&Op| {
-                op.release
-                    .as_ref()
-                    .is_some_and(|(_, how)| how == "forget" || how == "leave")
-            };
+            let is_left = |op: &&Op| op.release.as_ref().is_some_and(|(_, how)| how == "leave");
             if by_got[first..]
                 .iter()
                 .take_while(|op| op.got() < Some(got))

@@ -29,10 +29,10 @@ pub(crate) struct Write {
     pub(crate) result: String,
 }
 
-/// The release of a hold that was given away.
+/// The release of a hold that was left to its lease.
 #[derive(Debug, Clone)]
 pub(crate) struct Taken {
-    /// The operation that gave it away.
+    /// The operation that left it.
     pub(crate) what: String,
     pub(crate) task: String,
     pub(crate) begin: u64,

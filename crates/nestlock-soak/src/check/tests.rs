@@ -441,7 +441,7 @@ fn a_waiter_that_is_not_woken_is_found() {
         ]),
         [""; 0]
     );
-    let given = first.replace("unlock\n9201 end 1 Ok", "forget");
+    let given = first.replace("unlock\n9201 end 1 Ok", "leave");
     let history =
         "9100 call 1 s1g0c0t0 b mutex m alone unbounded - - -\n9700 got 1 o -\n9700 rel 1 drop";
     assert_eq!(check(&[("s0g0", &given), ("s1g0", history)]), [""; 0]);

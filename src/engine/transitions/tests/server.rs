@@ -47,7 +47,7 @@ pub(super) struct Sent {
 
 impl Sent {
     /// Returns whether the request takes or frees the lock. Other requests only change the count,
-    /// which matters if the lock is given away: see `HoldState::give_away`.
+    /// which each release sets again.
     pub(super) fn decides(&self) -> bool {
         matches!(
             self.verb,

@@ -16,7 +16,7 @@ use crate::{
         refusal::Refusal,
         state::{
             Abandoned, AcquireMode, AcquirePlan, Due, DueRenewal, Effects, HoldRequest, HoldState,
-            Ownership, ReleaseStep, Residue, ServerSide, SiblingState,
+            Ownership, Residue, ServerSide, SiblingState,
         },
     },
     error::LossReason,
@@ -408,12 +408,14 @@ impl Client {
     pub(super) fn leave(&mut self, at: usize, guard: usize, awaited: bool, now: Instant) {
         let ticket = self.holds[at].guards.remove(guard);
         match self.change(at, |state, effects| state.leave(&ticket, now, effects)) {
-            Ok(ReleaseStep::Here(generation)) if awaited => self.holds[at].unlocks.push(generation),
-            Ok(ReleaseStep::Elsewhere(_)) => unreachable!("nothing is handed over"),
+            Ok(()) if awaited => {
+                let generation = Arc::clone(&ticket.generation);
+                self.holds[at].unlocks.push(generation);
+            }
             Err(
                 GenerationEnd::Released | GenerationEnd::Refused(_) | GenerationEnd::Unconfirmed,
             ) => self.wrong("what has a guard is not released"),
-            Ok(ReleaseStep::Here(_)) | Err(GenerationEnd::Lost(_)) => {}
+            Ok(()) | Err(GenerationEnd::Lost(_)) => {}
         }
         self.tidy(at);
     }

@@ -1,4 +1,4 @@
-//! A hold that is handed over is no longer any concern of its giver.
+//! A hold that was left to its lease is no longer any concern of its client.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ async fn several_renewals(server: &Server) {
 }
 
 #[tokio::test]
-async fn what_was_handed_over_is_not_re_entered_by_the_giver() {
+async fn what_was_left_is_not_re_entered_by_its_owner() {
     let server = Server::start();
     let client = server.client().await;
     for lock in [
@@ -42,7 +42,7 @@ async fn what_was_handed_over_is_not_re_entered_by_the_giver() {
         client.read_write_lock("rw").map(|lock| lock.write_lock()),
     ] {
         let lock = lock.unwrap();
-        let given = lock.lock().await.unwrap().forget();
+        let given = lock.lock().await.unwrap().leave_to_lease();
         let mine = lock.try_lock().await.unwrap();
         assert!(
             mine.is_none(),
@@ -58,7 +58,7 @@ async fn what_was_handed_over_is_not_re_entered_by_the_giver() {
 
 /// A value has no second name, so the client queries the server for the holder.
 #[tokio::test]
-async fn a_value_that_was_handed_over_is_not_re_entered_by_the_giver() {
+async fn a_value_that_was_left_is_not_re_entered() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let options = || AcquireOptions::new().value("ticket-4711");
@@ -72,7 +72,7 @@ async fn a_value_that_was_handed_over_is_not_re_entered_by_the_giver() {
             .await
             .unwrap()
             .unwrap()
-            .forget();
+            .leave_to_lease();
         assert!(
             lock(&a).try_lock_with(options()).await.unwrap().is_none(),
             "{kind}"
@@ -90,7 +90,7 @@ async fn a_value_that_was_handed_over_is_not_re_entered_by_the_giver() {
 }
 
 #[tokio::test]
-async fn a_shutdown_does_not_release_what_was_handed_over() {
+async fn a_shutdown_does_not_release_what_was_left() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let given = a
@@ -99,7 +99,7 @@ async fn a_shutdown_does_not_release_what_was_handed_over() {
         .lock()
         .await
         .unwrap()
-        .forget();
+        .leave_to_lease();
     let there = b.reentrant_lock("l").unwrap();
     there.extend(&given, Duration::from_secs(60)).await.unwrap();
     a.shutdown().await.unwrap();
@@ -111,12 +111,17 @@ async fn a_shutdown_does_not_release_what_was_handed_over() {
 }
 
 #[tokio::test]
-async fn what_the_receiver_extended_is_not_released_by_the_giver() {
+async fn what_was_left_and_extended_is_not_released_by_its_client() {
     let server = Server::start();
     let (a, b) = (quick(&server).await, server.client().await);
     let (here, there) = (a.string_lock("l").unwrap(), b.string_lock("l").unwrap());
     let options = AcquireOptions::new().value("ticket-4711").lease(ms(400));
-    let given = here.try_lock_with(options).await.unwrap().unwrap().forget();
+    let given = here
+        .try_lock_with(options)
+        .await
+        .unwrap()
+        .unwrap()
+        .leave_to_lease();
     there.extend(&given, Duration::from_secs(60)).await.unwrap();
     // As far as the giver knows, the lease is over.
     eventually("the giver forgets it", || async { a.stats().holds == 0 }).await;
@@ -125,35 +130,38 @@ async fn what_the_receiver_extended_is_not_released_by_the_giver() {
     there.release(&given).await.unwrap();
 }
 
-/// A lock that was handed over is renewed until it is released, and no longer.
+/// A lock that was left lasts as long as it was extended, is not renewed, and may be released.
 #[tokio::test]
-async fn a_handed_over_lock_is_renewed_only_until_it_is_released() {
+async fn a_lock_that_was_left_is_not_renewed() {
     let server = Server::start();
     let (a, b) = (quick(&server).await, server.client().await);
     let there = b.reentrant_lock("l").unwrap();
-    let given = a
-        .reentrant_lock("l")
-        .unwrap()
-        .lock()
-        .await
-        .unwrap()
-        .forget();
-    // Check for longer than the lease.
-    let start = std::time::Instant::now();
-    while start.elapsed() < ms(1500) {
+    for is_extended in [true, false] {
+        let given = a
+            .reentrant_lock("l")
+            .unwrap()
+            .lock()
+            .await
+            .unwrap()
+            .leave_to_lease();
         assert_eq!(there.hold_count(&given).await.unwrap(), 1);
-        tokio::time::sleep(ms(20)).await;
+        if is_extended {
+            there.extend(&given, Duration::from_secs(60)).await.unwrap();
+            several_renewals(&server).await;
+            assert!(server.pttl("l") > 50_000);
+            there.release(&given).await.unwrap();
+        }
+        eventually("it is free", || async { !server.exists("l") }).await;
+        let next = there.try_lock().await.unwrap().expect("free");
+        eventually("the giver forgets it", || async { a.stats().holds == 0 }).await;
+        assert!(!next.is_lost());
+        next.unlock().await.unwrap();
     }
-    there.release(&given).await.unwrap();
-    let next = there.try_lock().await.unwrap().expect("free");
-    eventually("the giver notices", || async { a.stats().holds == 0 }).await;
-    assert!(!next.is_lost());
-    next.unlock().await.unwrap();
 }
 
-/// This holds even if the inner hold, dropped a moment ago, is not settled yet.
+/// Even if the inner hold was dropped a moment ago.
 #[tokio::test]
-async fn a_remote_release_ends_a_hand_over_after_a_dropped_inner_hold() {
+async fn a_release_elsewhere_ends_what_was_left_after_a_drop() {
     let server = Server::start();
     let (a, b) = (quick(&server).await, server.client().await);
     for round in 0..30 {
@@ -165,9 +173,9 @@ async fn a_remote_release_ends_a_hand_over_after_a_dropped_inner_hold() {
         let outer = here.lock().await.unwrap();
         let inner = here.lock().await.unwrap();
         drop(inner);
-        let given = outer.forget();
-        there.release(&given).await.unwrap();
+        let given = outer.leave_to_lease();
         a.idle().await;
+        there.release(&given).await.unwrap();
         assert!(
             !there.is_locked().await.unwrap(),
             "round {round}: nobody has it, and it is held"
@@ -176,23 +184,22 @@ async fn a_remote_release_ends_a_hand_over_after_a_dropped_inner_hold() {
     eventually("nothing is renewed", || async { a.stats().holds == 0 }).await;
 }
 
-/// One of two nested holds is handed over. Both sides decrement the count on the server.
+/// One of two nested holds is left to its lease.
 #[tokio::test]
-async fn a_handed_over_inner_hold_and_the_outer_one_are_two_releases() {
+async fn an_inner_hold_that_is_left_and_the_outer_one_are_two() {
     let server = Server::start();
     let (a, b) = (quick(&server).await, server.client().await);
-    for first in ["giver", "receiver", "dropped", "both"] {
+    for first in ["giver", "dropped", "receiver", "both"] {
         let (here, there) = (
             a.reentrant_lock("l").unwrap(),
             b.reentrant_lock("l").unwrap(),
         );
         let outer = here.lock().await.unwrap();
-        let given = here.lock().await.unwrap().forget();
+        let given = here.lock().await.unwrap().leave_to_lease();
         match first {
             "giver" => {
                 outer.unlock().await.unwrap();
                 assert_eq!(there.hold_count(&given).await.unwrap(), 1);
-                several_renewals(&server).await;
                 there.release(&given).await.unwrap();
             }
             "receiver" => {
@@ -213,10 +220,12 @@ async fn a_handed_over_inner_hold_and_the_outer_one_are_two_releases() {
                 y.unwrap();
             }
         }
-        assert!(
-            !there.is_locked().await.unwrap(),
-            "{first}: nobody has it, and it is held"
-        );
+        // A release elsewhere that comes before the guard's is not counted: the lease ends it.
+        let is_free = || async { !there.is_locked().await.unwrap() };
+        if matches!(first, "giver" | "dropped") {
+            assert!(is_free().await, "{first}: nobody has it, and it is held");
+        }
+        eventually("it ends", is_free).await;
         eventually("nothing is renewed", || async { a.stats().holds == 0 }).await;
     }
 }
@@ -241,7 +250,7 @@ async fn releases_by_two_processes_both_count() {
             let name = format!("l{n}:{round}");
             let here = kind(&a, &name);
             let (outer, inner) = (here.lock().await.unwrap(), here.lock().await.unwrap());
-            let (owner, same) = (inner.forget(), outer.forget());
+            let (owner, same) = (inner.leave_to_lease(), outer.leave_to_lease());
             assert_eq!(owner, same);
             let (there, elsewhere) = (kind(&b, &name), kind(&c, &name));
             let released = tokio::join!(there.release(&owner), elsewhere.release(&owner));
@@ -259,9 +268,9 @@ async fn releases_by_two_processes_both_count() {
     }
 }
 
-/// The inner guard keeps the lock under a retired name, whether or not the outer hold is released.
+/// While a guard of it is alive, its owner is inside: it re-enters, and does not wait for itself.
 #[tokio::test]
-async fn who_gave_its_outer_hold_away_does_not_wait_for_itself() {
+async fn who_left_its_outer_hold_and_kept_a_guard_re_enters() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let (here, there) = (
@@ -269,35 +278,54 @@ async fn who_gave_its_outer_hold_away_does_not_wait_for_itself() {
         b.reentrant_lock("l").unwrap(),
     );
     let (outer, inner) = (here.lock().await.unwrap(), here.lock().await.unwrap());
-    let given = outer.forget();
-    for is_released in [false, true] {
-        if is_released {
-            there.release(&given).await.unwrap();
-        }
-        let soon = |wait| tokio::time::timeout(Duration::from_secs(20), wait);
-        let waits = soon(here.try_lock_for(Duration::from_secs(600)))
-            .await
-            .expect("it does not wait");
-        assert!(
-            matches!(&waits, Err(Error::NotReentrant { owner, .. }) if *owner == given),
-            "{waits:?}"
-        );
-        assert!(here.try_lock().await.unwrap().is_none());
-        assert!(!inner.is_lost());
-        assert!(
-            there.try_lock().await.unwrap().is_none(),
-            "the inner hold is one"
-        );
-    }
-    // Another task waits as usual.
-    let other = tokio::spawn({
+    let given = outer.leave_to_lease();
+    let again = here.try_lock().await.unwrap().expect("it is inside");
+    assert_eq!(again.owner(), given);
+    assert_eq!(there.hold_count(&given).await.unwrap(), 3);
+    again.unlock().await.unwrap();
+    assert!(!inner.is_lost());
+    inner.unlock().await.unwrap();
+    // Now it is outside, and waits as any other owner does.
+    assert_eq!(there.hold_count(&given).await.unwrap(), 1);
+    assert!(here.try_lock().await.unwrap().is_none());
+    let waiting = tokio::spawn({
         let here = here.clone();
         async move { here.lock().await }
     });
     eventually("it waits", || async { a.stats().waiters == 1 }).await;
-    inner.unlock().await.unwrap();
-    other.await.unwrap().unwrap().unlock().await.unwrap();
-    here.lock().await.unwrap().unlock().await.unwrap();
+    there.release(&given).await.unwrap();
+    waiting.await.unwrap().unwrap().unlock().await.unwrap();
+}
+
+/// A nested acquire is in flight when the last guard is left: its hold is not entered.
+#[tokio::test]
+async fn an_acquire_beside_a_hold_that_is_left_waits_for_its_end() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let a = LockClient::builder()
+        .watchdog_timeout(ms(1500))
+        .connect(proxy.url())
+        .await
+        .unwrap();
+    let (here, me) = (a.reentrant_lock("l").unwrap(), a.owner("me").unwrap());
+    let mine = || AcquireOptions::new().owner(me.clone());
+    let outer = here.lock_with(mine()).await.unwrap();
+    proxy.once(Verb::Acquire, Action::Late(ms(300)));
+    let before = proxy.count(Verb::Acquire);
+    let nested = tokio::spawn({
+        let (here, mine) = (here.clone(), mine());
+        async move { here.lock_with(mine).await }
+    });
+    eventually("it is sent", || async {
+        proxy.count(Verb::Acquire) > before
+    })
+    .await;
+    let given = outer.leave_to_lease();
+    let nested = nested.await.unwrap().unwrap();
+    assert_ne!(nested.owner(), given);
+    assert_eq!(server.record("l"), [(nested.owner().to_string(), 1)]);
+    nested.unlock().await.unwrap();
+    assert!(!server.exists("l"));
 }
 
 #[tokio::test]
@@ -308,7 +336,7 @@ async fn the_owner_of_an_earlier_hold_releases_nothing() {
         a.reentrant_lock("l").unwrap(),
         b.reentrant_lock("l").unwrap(),
     );
-    let old = here.lock().await.unwrap().forget();
+    let old = here.lock().await.unwrap().leave_to_lease();
     there.release(&old).await.unwrap();
     let guard = here.lock().await.unwrap();
     assert_ne!(guard.owner(), old);
@@ -332,7 +360,7 @@ async fn the_owner_of_an_earlier_hold_releases_nothing() {
 /// The receiver's release meets the giver's late one. Whatever happens, the lock is free in the
 /// end.
 #[tokio::test]
-async fn a_hand_over_while_a_request_is_in_doubt_is_not_renewed() {
+async fn a_hold_that_is_left_in_doubt_is_not_renewed() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let a = LockClient::builder()
@@ -350,7 +378,7 @@ async fn a_hand_over_while_a_request_is_in_doubt_is_not_renewed() {
     proxy.once(Verb::Release, Action::Mute);
     // The reply never comes.
     assert!(tokio::time::timeout(ms(50), inner.unlock()).await.is_err());
-    let given = outer.forget();
+    let given = outer.leave_to_lease();
     let _ = there.release(&given).await;
     // A hold in doubt is not renewed.
     eventually("it ends", || async { !there.is_locked().await.unwrap() }).await;
@@ -360,7 +388,7 @@ async fn a_hand_over_while_a_request_is_in_doubt_is_not_renewed() {
 /// The halves of a read-write lock share one name. A hold that was handed over must not be
 /// re-entered through the other half.
 #[tokio::test]
-async fn a_reading_writer_that_gave_its_write_lock_away_cannot_write() {
+async fn a_reading_writer_that_left_its_write_lock_cannot_write() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let (here, there) = (
@@ -369,7 +397,7 @@ async fn a_reading_writer_that_gave_its_write_lock_away_cannot_write() {
     );
     let write = here.write_lock().lock().await.unwrap();
     let read = here.read_lock().lock().await.unwrap();
-    let given = write.forget();
+    let given = write.leave_to_lease();
     let again = [here.write().await.map(Some), here.try_write().await];
     assert!(
         matches!(again, [Err(Error::UpgradeRefused { .. }), Ok(None)]),
@@ -398,7 +426,7 @@ async fn an_owner_as_text_is_exact() {
         .lock()
         .await
         .unwrap()
-        .forget()
+        .leave_to_lease()
         .to_string();
     let read: OwnerId = given.parse().unwrap();
     // The text gives no access to the giver's next holds.
@@ -413,13 +441,13 @@ async fn an_owner_as_text_is_exact() {
 
 /// An owner that re-acquires a lock after handing it over is recorded twice, under two names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn holds_beside_one_that_was_given_away_are_counted_by_name() {
+async fn holds_beside_one_that_was_left_are_counted_by_name() {
     let server = Server::start();
     let client = quick(&server).await;
     let me = client.owner("me").unwrap();
     let read = client.read_write_lock("l").unwrap().read_lock();
     let lock = || read.lock_with(AcquireOptions::new().owner(me.clone()));
-    let given = lock().await.unwrap().forget();
+    let given = lock().await.unwrap().leave_to_lease();
     let anew = [lock().await.unwrap(), lock().await.unwrap()];
     assert_eq!(read.hold_count(&anew[0].owner()).await.unwrap(), 2);
     assert_eq!(read.hold_count(&given).await.unwrap(), 1);
