@@ -24,7 +24,8 @@ use futures_util::{
     stream::{FuturesUnordered, StreamExt},
 };
 use nestlock_wire::{
-    CloseOnDrop, Dialer, Failure, Link, Pace, Request, Server, Until, clock::Instant, log,
+    AnnouncedNames, CloseOnDrop, Dialer, Failure, Link, Pace, Request, Server, Until,
+    clock::Instant, log,
 };
 use tokio::{
     sync::{Notify, watch},
@@ -280,11 +281,15 @@ impl Cluster {
         is_first: bool,
     ) -> Result<(NodeMap, bool), (&'s Server, StoreError)> {
         let failed = |error: StoreError| (seed, error);
-        let connected = dials
-            .for_scripts()
-            .at(seed)
-            .connect(dials.config.connect_timeout)
-            .await;
+        let mut dialer = dials.for_scripts().at(seed);
+        if let super::Deployment::Cluster(seeds) = &dials.endpoint.place
+            && seeds.contains(seed)
+        {
+            // verified by the configured address, as at the first connect: an announced name may
+            // have changed since, and the new one is learned here
+            dialer.settings.server.announced = AnnouncedNames::default();
+        }
+        let connected = dialer.connect(dials.config.connect_timeout).await;
         let ends = CloseOnDrop::new(connected.map_err(|refused| failed(refused.error))?);
         let limit = dials.config.command_timeout();
         let ask = async |words: &[&str]| {

@@ -13,7 +13,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
@@ -40,7 +40,7 @@ use tokio::{
 
 use crate::{
     by_fred::{
-        connector::{build, reachable},
+        connector::{build, reachable, start},
         errors::classify,
     },
     clock::Instant,
@@ -55,6 +55,7 @@ use crate::{
     settings::ConnectionSettings,
     texts::Texts,
     until::Until,
+    wake::catch_waker_panic,
 };
 
 /// One connection, made by fred.
@@ -71,6 +72,17 @@ pub(crate) struct FredConnection {
     /// When a request was last refused.
     refused: Mutex<Option<Instant>>,
     is_ended: watch::Sender<bool>,
+}
+
+/// Ends a connection together with the task that has this, be it that its runtime has ended.
+struct EndOnDrop(Weak<FredConnection>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.upgrade() {
+            connection.end();
+        }
+    }
 }
 
 impl fmt::Debug for FredConnection {
@@ -94,8 +106,7 @@ pub(crate) async fn connect(
     let (mut messages, mut connects) = (client.message_rx(), client.reconnect_rx());
     let has_password =
         settings.server.credentials.is_some() || settings.server.login.password.is_some();
-    let router = client
-        .init()
+    let router = start(&client)
         .await
         .map_err(|error| NotConnected::from_fred(&error, has_password))?;
     // sent without waiting for the reply: nothing depends on the name
@@ -116,8 +127,9 @@ pub(crate) async fn connect(
         refused: Mutex::default(),
         is_ended: watch::Sender::new(false),
     });
-    let ends = Arc::downgrade(&connection);
+    let ends = EndOnDrop(Arc::downgrade(&connection));
     settings.own.spawn(async move {
+        let _ends = ends;
         // without a policy, fred does not reconnect; if it did, this would be another connection
         let twice = async {
             while connects.recv().await.is_ok() {
@@ -131,9 +143,6 @@ pub(crate) async fn connect(
             _ = router => {}
             () = twice => {}
         }
-        if let Some(connection) = ends.upgrade() {
-            connection.end();
-        }
     });
     if let Some(sink) = settings.sink.clone() {
         settings.own.spawn(async move {
@@ -141,13 +150,11 @@ pub(crate) async fn connect(
                 match messages.recv().await {
                     Ok(message) => {
                         if let Some(text) = message.value.as_bytes() {
-                            sink(Push::Message {
-                                channel: &message.channel,
-                                text,
-                            });
+                            let channel = &message.channel;
+                            catch_waker_panic(|| sink(Push::Message { channel, text }));
                         }
                     }
-                    Err(RecvError::Lagged(_)) => sink(Push::Missed),
+                    Err(RecvError::Lagged(_)) => catch_waker_panic(|| sink(Push::Missed)),
                     Err(RecvError::Closed) => return,
                 }
             }

@@ -114,6 +114,12 @@ impl Connection {
     /// Sends a request, at most once. The first poll queues it, so it comes before everything sent
     /// later.
     ///
+    /// # Errors
+    ///
+    /// [`Failure`]. Made a [`StoreError`](crate::StoreError), an error of the server counts as not
+    /// executed, also one that a script met after it had written: for scripts, see
+    /// [`Link::eval`](crate::Link::eval).
+    ///
     /// # Cancel safety
     ///
     /// If the future is dropped after its first poll, the request may still be executed.

@@ -55,15 +55,21 @@ pub struct AnnouncedNames(Arc<Mutex<HashMap<Server, Arc<str>>>>);
 impl AnnouncedNames {
     /// Replaces all names.
     pub fn replace(&self, names: HashMap<Server, Arc<str>>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = names;
+        let names = names.into_iter().map(|(at, name)| (unbracketed(&at), name));
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = names.collect();
     }
 
     /// Returns the name that this server announces.
     #[must_use]
     pub fn of(&self, server: &Server) -> Option<Arc<str>> {
         let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        names.get(server).cloned()
+        names.get(&unbracketed(server)).cloned()
     }
+}
+
+/// Returns a server whose IPv6 address has no brackets: both ways of writing it mean one server.
+fn unbracketed(server: &Server) -> Server {
+    Server::new(server.bare_host(), server.port)
 }
 
 /// How to speak TLS.

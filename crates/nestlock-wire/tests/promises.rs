@@ -15,11 +15,16 @@ use nestlock_embedded::SpawnedServer;
 use nestlock_wire::{
     Address, Arg, Arity, Bundle, Call, ConnectionSettings, Credentials, Dialer, Link, Login,
     NotConnected, Pace, Request, Script, ScriptSource, Server, ServerSettings, StoreError,
-    StoreErrorKind, Until, Value, clock,
+    StoreErrorKind, Until, Value, Wire, clock,
 };
 use tokio::{
     runtime::{Builder, Handle, Runtime},
     time::{sleep, timeout},
+};
+#[cfg(feature = "fred")]
+use {
+    fred::types::config::{Config, ConnectionConfig, PerformanceConfig},
+    nestlock_wire::fred_client,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -57,6 +62,42 @@ async fn linked(settings: ConnectionSettings) -> Arc<Link> {
     Link::connect(Dialer::new(settings), &pace).await.unwrap()
 }
 
+/// The clients that carry requests.
+const WIRES: &[Wire] = &[
+    Wire::Own,
+    #[cfg(feature = "fred")]
+    Wire::Fred,
+];
+
+fn over(wire: Wire, settings: ConnectionSettings) -> Dialer {
+    Dialer {
+        wire,
+        ..Dialer::new(settings)
+    }
+}
+
+/// Returns how many connections the server has accepted.
+async fn accepted(link: &Link) -> u64 {
+    let info = link.command(&["INFO", "stats"], SECOND).await.unwrap();
+    let prefix = "total_connections_received:";
+    let lines = info.as_str().unwrap().lines();
+    let number = lines.filter_map(|line| line.strip_prefix(prefix)).next();
+    number.unwrap().trim().parse().unwrap()
+}
+
+/// Waits until this link has the only connection to the server.
+async fn alone(link: &Link) {
+    let begun = Instant::now();
+    loop {
+        let list = link.command(&["CLIENT", "LIST"], SECOND).await.unwrap();
+        if list.as_str().unwrap().lines().count() == 1 {
+            break;
+        }
+        assert!(begun.elapsed() < 10 * SECOND, "{list:?}");
+        sleep(ms(10)).await;
+    }
+}
+
 async fn link(server: &SpawnedServer) -> Arc<Link> {
     linked(settings(server, Handle::current())).await
 }
@@ -89,16 +130,165 @@ async fn a_link_that_is_dropped_is_closed() {
     let (dropped, watches) = (link(&server).await, link(&server).await);
     dropped.command(&["PING"], SECOND).await.unwrap();
     drop(dropped);
-    let over = Instant::now() + 10 * SECOND;
-    loop {
-        let list = watches.command(&["CLIENT", "LIST"], SECOND).await.unwrap();
-        if list.as_str().unwrap().lines().count() == 1 {
-            break;
+    alone(&watches).await;
+    watches.close().await;
+}
+
+/// At any moment, be the server healthy or silent.
+#[tokio::test]
+async fn a_connect_that_is_dropped_leaves_nothing_behind() {
+    for &wire in WIRES {
+        let server = SpawnedServer::start().unwrap();
+        let watches = link(&server).await;
+        let dial = || over(wire, settings(&server, Handle::current()));
+        for i in 0..200 {
+            let dropped = timeout(Duration::from_micros(15 * i), dial().connect(SECOND)).await;
+            if let Ok(connected) = dropped {
+                connected.unwrap().end();
+            }
         }
-        assert!(Instant::now() < over, "{list:?}");
+        alone(&watches).await;
+        let before = accepted(&watches).await;
+        server.stop().unwrap();
+        assert!(timeout(ms(100), dial().connect(SECOND)).await.is_err());
+        assert!(dial().connect(ms(100)).await.is_err());
+        server.cont().unwrap();
+        while accepted(&watches).await < before + 2 {
+            sleep(ms(10)).await;
+        }
+        alone(&watches).await;
+        watches.close().await;
+    }
+}
+
+#[cfg(feature = "fred")]
+#[tokio::test]
+async fn a_client_of_freds_that_is_dropped_leaves_nothing_behind() {
+    let server = SpawnedServer::start().unwrap();
+    let watches = link(&server).await;
+    let config = Config::from_url(&format!("redis://{}", server.addr())).unwrap();
+    let before = accepted(&watches).await;
+    server.stop().unwrap();
+    let connects = fred_client(
+        &config,
+        PerformanceConfig::default(),
+        ConnectionConfig::default(),
+    );
+    assert!(timeout(ms(100), connects).await.is_err());
+    server.cont().unwrap();
+    while accepted(&watches).await <= before {
         sleep(ms(10)).await;
     }
+    alone(&watches).await;
     watches.close().await;
+}
+
+/// A provider that never says anything.
+struct Silent;
+
+#[async_trait::async_trait]
+impl Credentials for Silent {
+    async fn fetch(&self, _: &Address) -> Result<Login, NotConnected> {
+        std::future::pending().await
+    }
+}
+
+/// Links of one pace connect one after the other.
+#[tokio::test]
+async fn a_link_that_has_ended_holds_up_no_other() {
+    let server = SpawnedServer::start().unwrap();
+    let pace = Arc::new(Pace::new());
+    let waits = Link::connect(Dialer::new(settings(&server, Handle::current())), &pace);
+    let waits = waits.await.unwrap();
+    let mut ended = Vec::new();
+    for _ in 0..3 {
+        let mut settings = settings(&server, Handle::current());
+        settings.connect_timeout = 60 * SECOND;
+        settings.server.credentials = Some(Arc::new(Silent));
+        let dial = Dialer {
+            first_limit: 60 * SECOND,
+            ..Dialer::new(settings)
+        };
+        ended.push(Link::lazy(dial, &pace));
+    }
+    sleep(ms(50)).await;
+    ended[0].abandon();
+    ended[1].close().await;
+    ended.remove(2);
+    waits.reset().await;
+    timeout(30 * SECOND, waits.wait_up())
+        .await
+        .expect("the others have left their turns");
+}
+
+#[tokio::test]
+async fn times_may_have_no_limit() {
+    for &wire in WIRES {
+        let server = SpawnedServer::start().unwrap();
+        let watches = link(&server).await;
+        let dial = || {
+            let mut settings = settings(&server, Handle::current());
+            (settings.connect_timeout, settings.command_timeout) = (Duration::MAX, Duration::MAX);
+            over(wire, settings)
+        };
+        let pace = Arc::new(Pace::new());
+        let leaves = Link::connect(dial(), &pace).await.unwrap();
+        leaves.command(&["PING"], Duration::MAX).await.unwrap();
+        leaves.leave();
+        alone(&watches).await;
+        server.stop().unwrap();
+        let waits = Link::lazy(dial(), &pace);
+        // longer than a handshake may take
+        sleep(3 * SECOND).await;
+        server.cont().unwrap();
+        timeout(30 * SECOND, waits.wait_up())
+            .await
+            .expect("it connects");
+    }
+}
+
+#[tokio::test]
+async fn a_sink_that_panics_once_hears_on() {
+    for &wire in WIRES {
+        let server = SpawnedServer::start().unwrap();
+        let publishes = link(&server).await;
+        let heard = Arc::new(AtomicU32::new(0));
+        let mut settings = settings(&server, Handle::current());
+        let counts = Arc::clone(&heard);
+        settings.sink = Some(Arc::new(move |_| {
+            assert!(counts.fetch_add(1, Ordering::SeqCst) > 0, "the first one");
+        }));
+        let pace = Arc::new(Pace::new());
+        let listens = Link::connect(over(wire, settings), &pace).await.unwrap();
+        listens.subscribe(&["c".into()]).await.unwrap();
+        for text in ["1", "2", "3"] {
+            let words = ["PUBLISH", "c", text];
+            publishes.command(&words, SECOND).await.unwrap();
+        }
+        let begun = Instant::now();
+        while heard.load(Ordering::SeqCst) < 3 {
+            assert!(begun.elapsed() < 10 * SECOND, "{wire:?}: {heard:?}");
+            sleep(ms(10)).await;
+        }
+    }
+}
+
+/// Another server may have decided otherwise since.
+#[tokio::test]
+async fn a_server_that_was_left_is_not_believed() {
+    let server = SpawnedServer::start().unwrap();
+    let (leaves, pushes) = (link(&server).await, link(&server).await);
+    let asks = tokio::spawn({
+        let leaves = Arc::clone(&leaves);
+        async move { leaves.command(&["BLPOP", "k", "0"], 20 * SECOND).await }
+    });
+    while leaves.in_flight() == 0 {
+        sleep(ms(1)).await;
+    }
+    leaves.leave();
+    pushes.command(&["RPUSH", "k", "x"], SECOND).await.unwrap();
+    let error = asks.await.unwrap().unwrap_err();
+    assert!(error.may_have_executed(), "{error:?}");
 }
 
 /// A command inside a script may be refused when others have written already.

@@ -11,6 +11,7 @@ use nestlock::{
     },
 };
 use nestlock_wire::{ConnectionSettings, Dialer, Link, Pace, ServerSettings};
+use tempfile::TempDir;
 use tokio::runtime::Handle;
 use tokio_rustls::{
     TlsConnector,
@@ -223,4 +224,53 @@ async fn an_announced_host_name_is_that_of_the_certificate() {
     ];
     let each = |(node, seed, names, refusal)| connects(&by, node, seed, names, refusal);
     join_all(cases.into_iter().map(each)).await;
+}
+
+/// Gives a running node a certificate for these names, and another host name to announce.
+fn rename(node: &Serving, by: &Authority, names: &[&str], name: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["cert.pem", "key.pem"].map(|file| folder.path().join(file));
+    for (path, text) in paths.iter().zip(signed(by, names)) {
+        std::fs::write(path, text).unwrap();
+    }
+    let [cert, key] = paths.each_ref().map(|path| path.to_str().unwrap());
+    let words = ["CONFIG", "SET", "tls-cert-file", cert, "tls-key-file", key];
+    let words = [&words[..], &["cluster-announce-hostname", name]].concat();
+    assert_eq!(node.server.wire().call(&words).unwrap().text(), "OK");
+    folder
+}
+
+/// The seeds are verified by their own addresses, so the new names are learned from them.
+#[tokio::test]
+async fn an_announced_host_name_may_change() {
+    let by = authority("servers");
+    for (names, name) in [
+        (&["127.0.0.1", "two.internal"][..], "two.internal"),
+        (&["127.0.0.1"], ""),
+    ] {
+        let announced = ["--cluster-announce-hostname", "one.internal"];
+        let node = cluster(&by, &["127.0.0.1", "one.internal"], &announced).await;
+        let config = FredConfig {
+            server: ServerConfig::Clustered {
+                hosts: vec![FredServer::new("127.0.0.1", node.port)],
+                policy: ClusterDiscoveryPolicy::default(),
+            },
+            tls: Some(TlsConfig {
+                connector: FredConnector::Rustls(connector(Some(&by))),
+                hostnames: TlsHostMapping::None,
+            }),
+            ..FredConfig::default()
+        };
+        let client = LockClient::builder().connect_to(config).await.unwrap();
+        let lock = client.mutex("l").unwrap();
+        lock.lock().await.unwrap().unlock().await.unwrap();
+        let _folder = rename(&node, &by, names, name);
+        let kill = ["CLIENT", "KILL", "TYPE", "normal"];
+        node.server.wire().call(&kill).unwrap();
+        eventually("it knows the new name", || async {
+            let guard = lock.try_lock_for(Duration::from_secs(5)).await;
+            matches!(guard, Ok(Some(_)))
+        })
+        .await;
+    }
 }

@@ -1,15 +1,19 @@
 //! Connects fred's client: past addresses that swallow packets, and without a second attempt.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, pin::pin, time::Duration};
 
 use fred::{
     clients::Client,
+    error::Error as FredError,
     interfaces::ClientLike,
     types::{
-        Builder, RespVersion,
+        Builder, ConnectHandle, RespVersion,
         config::{Config as FredConfig, ConnectionConfig, PerformanceConfig, Server, ServerConfig},
     },
 };
+
+use futures_util::FutureExt;
+use tokio::task::AbortHandle;
 
 use crate::{
     address::bare, error::StoreError, failure::NotConnected, limits::MAX_IN_FLIGHT, reach,
@@ -106,8 +110,7 @@ pub async fn fred_client(
             Some(connection),
             None,
         );
-        client
-            .init()
+        start(&client)
             .await
             .map_err(|error| NotConnected::from_fred(&error, has_password))?;
         Ok(client)
@@ -115,6 +118,30 @@ pub async fn fred_client(
     connected
         .await
         .map_err(|failed: NotConnected| failed.error.before_any_request())
+}
+
+/// Connects a client. fred's `init` leaves the task that has the connection behind if it is dropped
+/// midway; this does not.
+pub(super) async fn start(client: &Client) -> Result<ConnectHandle, FredError> {
+    struct EndsUnlessConnected(AbortHandle, bool);
+    impl Drop for EndsUnlessConnected {
+        fn drop(&mut self) {
+            if !self.1 {
+                self.0.abort();
+            }
+        }
+    }
+    // the first poll subscribes: before the router starts, so that no outcome is missed
+    let mut connected = pin!(client.wait_for_connect());
+    let at_once = connected.as_mut().now_or_never();
+    let router = client.connect();
+    let mut ends = EndsUnlessConnected(router.abort_handle(), false);
+    match at_once {
+        Some(connected) => connected?,
+        None => connected.await?,
+    }
+    ends.1 = true;
+    Ok(router)
 }
 
 #[cfg(test)]

@@ -200,7 +200,9 @@ impl Link {
     /// # Errors
     ///
     /// An error of the server or of the connection. It says whether the server may have executed the
-    /// command ([`StoreError::may_have_executed`]). [`StoreErrorKind::Other`] if there are no words.
+    /// command ([`StoreError::may_have_executed`]). The text of an EVAL must not return an error of
+    /// its own that begins as one of the server's does (`BUSY`, `MOVED`, `NOAUTH`): it would count as
+    /// not executed. [`StoreErrorKind::Other`] if there are no words.
     ///
     /// # Cancel safety
     ///
@@ -212,7 +214,10 @@ impl Link {
         }
         let until = Until::new(clock::Instant::now(), limit);
         let (_, connection) = self.up_by(until).await?;
-        let answer = connection.call(Request::Words(words), until).await;
+        let answer = match connection.call(Request::Words(words), until).await {
+            Ok(_) if self.is_left() => Err(Failure::Ended),
+            answer => answer,
+        };
         answer.map_err(|failure| match self.failed(failure) {
             error if refusal::is_script(words[0]) => refusal::of_a_script(error),
             error => error,

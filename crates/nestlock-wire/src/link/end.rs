@@ -35,7 +35,7 @@ impl Link {
         self.mark_closed();
         let link = Arc::clone(self);
         self.dial.settings.own.spawn(async move {
-            let over = Instant::now() + link.limit();
+            let left = Instant::now();
             let is_silent = link
                 .waits_since()
                 .is_some_and(|since| since.elapsed() >= HEARTBEAT);
@@ -45,7 +45,7 @@ impl Link {
             let (knock, ()) = tokio::join!(knock, sleep(HANGS));
             if let Ok(connection) = knock {
                 connection.end();
-                while link.in_flight() > 0 && Instant::now() < over {
+                while link.in_flight() > 0 && left.elapsed() < link.limit() {
                     sleep(HANGS / 10).await;
                 }
             }

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 
 use crate::{
     clock,
@@ -89,25 +92,36 @@ impl Link {
         }
     }
 
-    /// Connects as soon as the server accepts. Returns `None` if the link was closed or dropped.
+    /// Connects as soon as the server accepts. Returns `None` if the link was closed or dropped: it
+    /// leaves its turn to the other links at once.
     async fn reconnect(link: &Weak<Self>, before: Option<Instant>) -> Option<Connection> {
         let lost = Instant::now();
-        let mut limit = link.upgrade()?.dial.first_limit;
-        loop {
+        let (dial, pace, mut state) = {
             let link = link.upgrade()?;
-            if link.is_closed() {
-                return None;
-            }
-            match link
-                .pace
-                .attempt_connect(before, link.dial.connect(limit))
-                .await
-            {
-                Ok(connection) if link.is_closed() => connection.end(),
+            (
+                link.dial.clone(),
+                Arc::clone(&link.pace),
+                link.state.subscribe(),
+            )
+        };
+        let mut limit = dial.first_limit;
+        loop {
+            let attempt = tokio::select! {
+                biased;
+                () = Self::gone(link, &mut state) => return None,
+                attempt = pace.attempt_connect(before, dial.connect(limit)) => attempt,
+            };
+            let link = link.upgrade()?;
+            match attempt {
                 Ok(connection) => {
                     link.set_up(&connection);
+                    // after `set_up`: what closes the link later ends this connection
+                    if link.is_closed() {
+                        link.end();
+                        return None;
+                    }
                     if before.is_some() {
-                        catch_waker_panic(|| (link.dial.reconnected)(link.name()));
+                        catch_waker_panic(|| (dial.reconnected)(link.name()));
                     }
                     return Some(connection);
                 }
@@ -117,7 +131,7 @@ impl Link {
                 }) => {
                     if error.kind() == StoreErrorKind::Timeout {
                         // the server may be slow, not hung
-                        limit = (2 * limit).min(link.dial.settings.connect_timeout);
+                        limit = limit.saturating_mul(2).min(dial.settings.connect_timeout);
                     }
                     link.refuse(error.said());
                     // otherwise the new connection may just have broken again
@@ -128,6 +142,12 @@ impl Link {
                 }
             }
         }
+    }
+
+    /// Waits until the link is closed or dropped.
+    async fn gone(link: &Weak<Self>, state: &mut watch::Receiver<LinkState>) {
+        let is_there = || link.upgrade().is_some_and(|link| !link.is_closed());
+        while is_there() && state.changed().await.is_ok() {}
     }
 
     fn refuse(&self, why: String) {
