@@ -18,7 +18,7 @@ use super::{
     kind::{AcquireTerms, Adopts, Kind, WaitId, Wake},
     lease::{Lease, Millis},
     settle::CallInFlight,
-    state::{AcquireMode, AcquirePlan, HoldRequest, Ownership},
+    state::{AcquireMode, AcquirePlan, HoldRequest, HoldState, Ownership},
     turn::LastLook,
     wait::{place::QueueEntry, waiter::Waiter},
 };
@@ -200,7 +200,7 @@ impl<'a> Acquire<'a> {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes one attempt under the owner lock. `now` is the current time.
+    /// Makes one attempt. `now` is the current time.
     pub(super) async fn attempt(
         &self,
         told: AttemptCause<'_, 'a>,
@@ -209,14 +209,11 @@ impl<'a> Acquire<'a> {
     ) -> Result<Attempt<'a>> {
         let (core, kind, began) = (self.core, self.kind, now);
         if !core.store.is_connected() {
-            if let Err(error) = core.connected(deadline).await {
-                return if error.is_transient() {
-                    Ok(Attempt::Failed(error))
-                } else {
-                    Err(error)
-                };
+            match core.connected(deadline).await {
+                Ok(()) => now = Instant::now(),
+                Err(error) if error.is_transient() => return Ok(Attempt::Failed(error)),
+                Err(error) => return Err(error),
             }
-            now = Instant::now();
         }
         if self.owner.is_value() {
             if let Some(attempt) = self.attempt_by_a_value_that_is_left(deadline).await {
@@ -229,74 +226,103 @@ impl<'a> Acquire<'a> {
             hold: core.holds.get_or_insert(kind, &self.owner),
         };
         let hold = &under_way.hold;
-        let (_turn, mut now) = match core.lock_owner_at(hold, deadline, now).await {
+        let (_turn, now) = match core.lock_owner_at(hold, deadline, now).await {
             Ok(turn) => turn,
             Err(error) => return Ok(Attempt::OwnerLockTimeout(store_error(kind.name(), error))),
         };
-
-        // settles what this owner left behind: without that, the count that the server records is
-        // unknown
-        let (request, sent) = loop {
-            match hold.plan(
-                self.acquire_mode(kind, self.waits),
-                core.holds.sibling_state(hold),
-                now,
-            )? {
-                AcquirePlan::Send(request) => break (request, now),
-                AcquirePlan::Forget => {
-                    core.holds.forget(hold);
-                    return Ok(Attempt::Again);
-                }
-                AcquirePlan::Agree => {}
-            }
-            match self.in_time(deadline, pin!(core.settle(hold))).await {
-                Some(Ok(())) => {}
-                Some(Err(error)) => return self.failed(error),
-                None => return Ok(Attempt::GivenUp),
-            }
-            now = Instant::now();
+        let (request, sent) = match self.plan(hold, deadline, now).await {
+            Ok(planned) => planned,
+            Err(attempt) => return attempt,
         };
         let deadline = if sent > began {
             self.after_what_came_first(deadline, sent)
         } else {
             deadline
         };
-        let mut route = core.route(hold, sent);
+        let route = core.route(hold, sent);
         hold.send(&request, self.lease, route.epoch(), sent);
         // checked after the hold is in doubt: a shutdown that this check misses waits for the owner
         // lock
-        let refused = core
-            .check_open()
-            .err()
-            .map(Err)
-            .or_else(|| core.holds.rival(hold, request.count));
-        if let Some(refused) = refused {
-            hold.not_executed(&request);
-            return match self
-                .in_time(deadline, pin!(core.settle_rival(refused?)))
-                .await
-            {
-                Some(Ok(())) => Ok(Attempt::Again),
-                Some(Err(_)) if !self.waits => Err(hold.not_reentrant_error(&request.owner)),
-                Some(Err(error)) => self.failed(error),
-                None => Ok(Attempt::GivenUp),
-            };
+        let refused = core.check_open().err().map(Err);
+        if let Some(rival) = refused.or_else(|| core.holds.rival(hold, request.count)) {
+            hold.change(|state, _| state.not_executed(&request));
+            return self.settle_rival(hold, &request, rival?, deadline).await;
         }
         if let Some(ticket) = self.take(told, hold, &request) {
-            return Ok(Attempt::Entered((
-                Arc::clone(hold),
-                self.entered(hold, ticket)?,
-            )));
+            let ticket = self.entered(hold, ticket)?;
+            return Ok(Attempt::Entered((Arc::clone(hold), ticket)));
         }
-        let (call, since) = self.call(&request, sent);
+        self.ask(hold, &request, sent, route, deadline).await
+    }
+
+    /// Plans the request, and returns when to send it. Settles first what this owner left behind:
+    /// without that, the count that the server records is unknown. `Err`: the attempt ends with
+    /// this outcome.
+    async fn plan(
+        &self,
+        hold: &Arc<Hold>,
+        deadline: Option<Instant>,
+        mut now: Instant,
+    ) -> Result<(HoldRequest, Instant), Result<Attempt<'a>>> {
+        let core = self.core;
+        loop {
+            let (mode, siblings) = (
+                self.acquire_mode(self.kind, self.waits),
+                core.holds.sibling_state(hold),
+            );
+            match hold.plan(mode, siblings, now).map_err(Err)? {
+                AcquirePlan::Send(request) => return Ok((request, now)),
+                AcquirePlan::Forget => {
+                    core.holds.forget(hold);
+                    return Err(Ok(Attempt::Again));
+                }
+                AcquirePlan::Agree => {}
+            }
+            match self.in_time(deadline, pin!(core.settle(hold))).await {
+                Some(Ok(())) => {}
+                Some(Err(error)) => return Err(self.failed(error)),
+                None => return Err(Ok(Attempt::GivenUp)),
+            }
+            now = Instant::now();
+        }
+    }
+
+    /// Settles a hold of the same owner that excludes this one. The request was not sent.
+    async fn settle_rival(
+        &self,
+        hold: &Hold,
+        request: &HoldRequest,
+        rival: Arc<Hold>,
+        deadline: Option<Instant>,
+    ) -> Result<Attempt<'a>> {
+        let settles = pin!(self.core.settle_rival(rival));
+        match self.in_time(deadline, settles).await {
+            Some(Ok(())) => Ok(Attempt::Again),
+            Some(Err(_)) if !self.waits => Err(hold.not_reentrant_error(&request.owner)),
+            Some(Err(error)) => self.failed(error),
+            None => Ok(Attempt::GivenUp),
+        }
+    }
+
+    /// Sends the request, and takes in the reply.
+    async fn ask(
+        &self,
+        hold: &Arc<Hold>,
+        request: &HoldRequest,
+        sent: Instant,
+        mut route: Route,
+        deadline: Option<Instant>,
+    ) -> Result<Attempt<'a>> {
+        let (core, kind) = (self.core, self.kind);
+        let (call, since) = self.call(request, sent);
         // an adopted hold needs no new copies: until the replicas have its record, they have the
         // giver's
         route.copies = self
-            .copies_for_outer(hold, &request)
+            .copies_for_outer(hold, request)
             .filter(|_| self.from.is_none());
         // the grace at the end is for the reply alone: no connection or redirect is awaited in it
         route.give_up(deadline.map(|deadline| deadline - core.grace()));
-        let ask = core.acquire_by(&mut route, hold, &request, &call);
+        let ask = core.acquire_by(&mut route, hold, request, &call);
         let Some(answer) = self.in_time(deadline, pin!(ask)).await else {
             return Ok(Attempt::GivenUp);
         };
@@ -309,55 +335,60 @@ impl<'a> Acquire<'a> {
                     },
                     None => None,
                 };
-                match self.take_in(
-                    hold,
-                    &request,
-                    AcquireReply {
-                        sent: since,
-                        token,
-                        epoch,
-                        replicas,
-                    },
-                )? {
-                    Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
-                    // its lease counts from the first request, so a retry would be too late as well
-                    None if self.from.is_some() => {
-                        Err(store_error(kind.name(), why_not_entered(hold)))
-                    }
-                    None => self.failed(why_not_entered(hold)),
-                }
+                let reply = AcquireReply {
+                    sent: since,
+                    token,
+                    epoch,
+                    replicas,
+                };
+                self.granted(hold, request, reply)
             }
             Ok((Acquired::Busy { ttl, ahead, place }, epoch)) => {
                 let queued = self.waits && kind.about().queues;
                 let look = place.map(|place| LastLook { place, sent, epoch });
-                let place = queued.then(|| QueueEntry::new(core, hold, look));
-                hold.busy(&request, queued, epoch);
-                let far = ahead.is_some_and(|ahead| ahead >= FAR);
+                let queue_entry = queued.then(|| QueueEntry::new(core, hold, look));
+                hold.change(|state, _| state.busy(request, queued, epoch));
                 Ok(Attempt::Busy(Busy {
                     ttl,
                     wake: core.wake(kind, &request.owner),
-                    queue_entry: place,
-                    far,
+                    queue_entry,
+                    far: ahead.is_some_and(|ahead| ahead >= FAR),
                 }))
             }
             Ok((Acquired::Lost, epoch)) if self.from.is_some() => {
-                hold.busy(&request, false, epoch);
+                hold.change(|state, _| state.busy(request, false, epoch));
                 Err(hold.not_held_error(&request.owner))
             }
-            Ok((Acquired::Lost, _)) => Err(hold.refused_as_lost(&request)),
+            Ok((Acquired::Lost, _)) => Err(hold.refused_as_lost(request)),
             Ok((Acquired::WrongKind, _)) => {
-                hold.refused_as_another_kind(&request);
-                Err(Error::WrongLockKind {
-                    lock: kind.name().to_string(),
-                })
+                hold.change(|state, effects| state.refused_as_another_kind(request, effects));
+                let lock = kind.name().to_string();
+                Err(Error::WrongLockKind { lock })
             }
             Err(error) => {
                 if !error.may_have_executed() {
-                    hold.not_executed(&request);
+                    hold.change(|state, _| state.not_executed(request));
                     self.asked().take_if(|asked| *asked == sent);
                 }
                 self.failed(error)
             }
+        }
+    }
+
+    /// Enters the hold that the server has granted.
+    fn granted(
+        &self,
+        hold: &Arc<Hold>,
+        request: &HoldRequest,
+        reply: AcquireReply,
+    ) -> Result<Attempt<'a>> {
+        match self.take_in(hold, request, reply)? {
+            Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
+            // its lease counts from the first request, so a retry would be too late as well
+            None if self.from.is_some() => {
+                Err(store_error(self.kind.name(), why_not_entered(hold)))
+            }
+            None => self.failed(why_not_entered(hold)),
         }
     }
 
@@ -435,7 +466,9 @@ impl<'a> Acquire<'a> {
                         lock: self.kind.name().to_string(),
                     }),
                     Some(Ok(_)) => {
-                        left.lose(LossReason::RecordMissing);
+                        left.change(|state, effects| {
+                            state.lose(LossReason::RecordMissing, effects)
+                        });
                         self.core.tidy(&left);
                         return None;
                     }
@@ -483,7 +516,7 @@ impl<'a> Acquire<'a> {
     /// is entered: a shutdown that this check misses ends the hold itself.
     fn entered(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<Ticket> {
         if let Err(closed) = self.core.check_open() {
-            hold.shut_down();
+            hold.change(HoldState::shut_down);
             self.core.release_later(hold, &ticket);
             return Err(closed);
         }

@@ -18,16 +18,15 @@ use super::{
     kind::Kind,
     lease::{Lease, RenewalReply},
     state::{
-        Abandoned, AcquireMode, AcquirePlan, Answered, Due, Effects, HoldRequest, HoldState,
-        Ownership, Residue, SiblingState,
+        AcquireMode, AcquirePlan, Due, Effects, HoldRequest, HoldState, Ownership, Residue,
+        SiblingState,
     },
 };
 
 use crate::{
-    error::{Error, LossReason, Result, StoreError, StoreErrorKind},
+    error::{Error, LossReason, Result, StoreError},
     meter::Meter,
     owner::OwnerId,
-    store::Released,
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
@@ -271,22 +270,6 @@ impl Hold {
         });
     }
 
-    /// Records that the server did not execute the request: nothing new is in doubt.
-    pub(crate) fn not_executed(self: &Arc<Self>, request: &HoldRequest) {
-        self.change(|state, _| state.not_executed(request));
-    }
-
-    /// Records the reply that another owner holds the lock. `queued`: this request has a place in
-    /// its wait queue.
-    pub(crate) fn busy(self: &Arc<Self>, request: &HoldRequest, queued: bool, epoch: Epoch) {
-        self.change(|state, _| state.busy(request, queued, epoch));
-    }
-
-    /// Records the reply that the record is of another kind. A place in the queue stays as it was.
-    pub(crate) fn refused_as_another_kind(self: &Arc<Self>, request: &HoldRequest) {
-        self.change(|state, effects| state.refused_as_another_kind(request, effects));
-    }
-
     /// Records the reply that this owner does not hold what it re-entered. Returns the error for
     /// the caller.
     pub(crate) fn refused_as_lost(self: &Arc<Self>, request: &HoldRequest) -> Error {
@@ -325,21 +308,6 @@ impl Hold {
         self.state().waiters += 1;
     }
 
-    /// Removes a waiter from the queue. With the last one, the place in the queue is given up. See
-    /// [`HoldState::leave_queue_once`].
-    pub(crate) fn leave_queue_once(
-        self: &Arc<Self>,
-        in_turn: bool,
-        epoch: Epoch,
-    ) -> Option<Abandoned> {
-        self.change(|state, _| state.leave_queue_once(in_turn, epoch, Instant::now()))
-    }
-
-    /// Removes all waiters from the queue.
-    pub(crate) fn leave_queue(self: &Arc<Self>, epoch: Epoch) {
-        self.change(|state, _| state.leave_queue(epoch, Instant::now()));
-    }
-
     // --- holding ---
 
     /// Returns what the watchdog must do now.
@@ -347,17 +315,12 @@ impl Hold {
         self.change(|state, effects| state.poll(now, self.due.overdue(), effects))
     }
 
-    /// Makes the watchdog check the record at once, by a renewal if the hold is renewed.
-    pub(crate) fn check_soon(self: &Arc<Self>, now: Instant) {
-        self.change(|state, _| state.check_soon(now));
-    }
-
-    /// Records the reply to a renewal.
+    /// See [`HoldState::renewed`].
     pub(crate) fn renewed(self: &Arc<Self>, generation: &Arc<Generation>, reply: RenewalReply) {
         self.change(|state, effects| state.renewed(generation, reply, Instant::now(), effects));
     }
 
-    /// Records that a renewal was not confirmed. It is due again at `next`.
+    /// See [`HoldState::not_renewed`].
     pub(crate) fn not_renewed(self: &Arc<Self>, generation: &Arc<Generation>, next: Instant) {
         self.change(|state, effects| state.not_renewed(generation, next, Instant::now(), effects));
     }
@@ -382,29 +345,10 @@ impl Hold {
         })
     }
 
-    /// Leaves the hold of a guard to its lease: see [`HoldState::leave_to_lease`].
-    pub(crate) fn leave_to_lease(self: &Arc<Self>, ticket: &Ticket) {
-        self.change(|state, effects| state.leave_to_lease(ticket, Instant::now(), effects));
-    }
-
-    /// Ends what guards hold, because the client shuts down. What was left to its lease stays.
-    pub(crate) fn shut_down(self: &Arc<Self>) {
-        self.change(HoldState::shut_down);
-    }
-
     /// Marks that the sibling may have a hold under this name, if the name is that of this hold.
     pub(super) fn share_its_name(&self, owner: &OwnerId) {
         let mut state = self.state();
         state.sibling_in_doubt |= state.owner == *owner;
-    }
-
-    /// Gives up on a request whose future is no longer polled. Returns `None` if the request is no
-    /// longer in doubt, or if the hold is held or no longer this client's.
-    ///
-    /// `retire` gets the name while the state is locked, before another task can see that the hold
-    /// is orphaned. It must not lock the state of a hold.
-    pub(crate) fn orphan(self: &Arc<Self>, retire: impl FnOnce(&OwnerId)) -> Option<Abandoned> {
-        self.change(|state, _| state.orphan().inspect(|abandoned| retire(&abandoned.owner)))
     }
 
     /// Returns the outcome of a generation's release. Another release of the same owner may have
@@ -424,17 +368,7 @@ impl Hold {
         }
     }
 
-    /// Marks the lock as lost.
-    pub(crate) fn lose(self: &Arc<Self>, reason: LossReason) {
-        self.change(|state, effects| state.lose(reason, effects));
-    }
-
     // --- settling: in turn ---
-
-    /// Leaves a record whose release was refused to its lease, and its name to late requests.
-    pub(crate) fn write_off(self: &Arc<Self>, refusal: StoreErrorKind) -> Option<Abandoned> {
-        self.change(|state, _| state.write_off(refusal))
-    }
 
     /// Plans the release that makes the server agree, and marks it as in flight: the caller sends
     /// it next. Returns `None` if the server agrees already, or if this client no longer owns the
@@ -449,28 +383,6 @@ impl Hold {
             state.send(&request, epoch, now);
             Some(request)
         })
-    }
-
-    /// Records the reply to a release.
-    pub(super) fn released(
-        self: &Arc<Self>,
-        request: &HoldRequest,
-        released: Released,
-        epoch: Epoch,
-    ) -> Answered {
-        self.change(|state, effects| state.released(request, released, epoch, effects))
-    }
-
-    /// Records that the server has moved the hold. Returns `None` if the name was abandoned before;
-    /// otherwise the caller must pass the new name on.
-    pub(super) fn moved(self: &Arc<Self>, request: &HoldRequest, epoch: Epoch) -> Option<Answered> {
-        self.change(|state, effects| state.moved(request, epoch, effects))
-    }
-
-    /// Abandons the owner's name to late requests. Returns `None` if there are none, or if the lock
-    /// is held.
-    pub(crate) fn abandon_name_in_doubt(self: &Arc<Self>) -> Option<Abandoned> {
-        self.change(|state, _| state.abandon_name_in_doubt())
     }
 }
 

@@ -217,7 +217,7 @@ impl Core {
         if let Some(sibling) = self.holds.held_sibling(hold.kind(), &hold.caller) {
             sibling.share_its_name(&ticket.generation.owner);
         }
-        hold.leave_to_lease(ticket);
+        hold.change(|state, effects| state.leave_to_lease(ticket, Instant::now(), effects));
         self.tidy(hold);
     }
 
@@ -273,7 +273,7 @@ impl Core {
             && let Some(left) = self.holds.left(kind, owner)
             && left.generation_of(owner).is_some()
         {
-            left.lose(LossReason::RecordMissing);
+            left.change(|state, effects| state.lose(LossReason::RecordMissing, effects));
             self.tidy(&left);
         }
         released.map(drop)
@@ -491,8 +491,9 @@ impl Core {
         self.holds.for_each(|hold| held.push(Arc::clone(hold)));
         for hold in held {
             if hold.ownership() == Ownership::Ours {
-                hold.shut_down();
-                hold.leave_queue(self.epoch(&hold));
+                hold.change(HoldState::shut_down);
+                let epoch = self.epoch(&hold);
+                hold.change(|state, _| state.leave_queue(epoch, Instant::now()));
             }
             self.tidy(&hold);
         }

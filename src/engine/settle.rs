@@ -67,7 +67,7 @@ impl Core {
             },
             Err(error) if error.may_have_executed() => Agreement::Silent(error),
             Err(error) => {
-                hold.not_executed(&request);
+                hold.change(|state, _| state.not_executed(&request));
                 Agreement::Refused(error)
             }
         }
@@ -114,7 +114,9 @@ impl Core {
         released: Released,
         epoch: Epoch,
     ) -> bool {
-        self.settle_reply(hold, hold.released(request, released, epoch))
+        let answered =
+            hold.change(|state, effects| state.released(request, released, epoch, effects));
+        self.settle_reply(hold, answered)
     }
 
     /// Schedules cleanup of the names that a reply leaves behind. Returns whether the server had
@@ -137,19 +139,22 @@ impl Core {
 
     /// Abandons the name if a request under it is in doubt and nothing is held.
     pub(crate) fn abandon_name_in_doubt(&self, hold: &Arc<Hold>) {
-        self.abandon(hold, hold.abandon_name_in_doubt());
+        self.abandon(hold, hold.change(|state, _| state.abandon_name_in_doubt()));
     }
 
     /// Gives up on a release that the server refuses; the record is left to its lease.
     pub(crate) fn write_off(&self, hold: &Arc<Hold>, refusal: StoreErrorKind) {
-        self.abandon(hold, hold.write_off(refusal));
+        self.abandon(hold, hold.change(|state, _| state.write_off(refusal)));
     }
 
     /// Undoes what a stuck request may do: its future is no longer polled.
     pub(crate) fn orphan(&self, hold: &Arc<Hold>) {
         // Retire the name inside the transition: the owner's next acquire may start right after it,
         // and must not reuse the name.
-        if let Some(abandoned) = hold.orphan(|owner| self.retire_name(hold, owner)) {
+        if let Some(abandoned) = hold.change(|state, _| {
+            let abandoned = state.orphan();
+            abandoned.inspect(|abandoned| self.retire_name(hold, &abandoned.owner))
+        }) {
             self.schedule_cleanup(hold, abandoned);
             self.holds.forget(hold);
         }
@@ -164,7 +169,9 @@ impl Core {
         }
         // If a call has the owner lock, it may be about to send under this name.
         let turn = hold.owner_lock.try_acquire();
-        if let Some(place) = hold.leave_queue_once(turn.is_ok(), self.epoch(hold)) {
+        if let Some(place) = hold.change(|state, _| {
+            state.leave_queue_once(turn.is_ok(), self.epoch(hold), Instant::now())
+        }) {
             if let Ok(turn) = turn {
                 turn.forget();
             }

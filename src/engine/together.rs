@@ -7,7 +7,8 @@
 use std::{pin::pin, sync::Arc};
 
 use futures_util::future::join_all;
-use nestlock_wire::{Arg, Call, clock::Instant};
+use nestlock_wire::{Arg, Call, Epoch, clock::Instant};
+use tokio::sync::SemaphorePermit;
 
 use super::{
     attempt::{Acquire, AcquireReply, Entered, why_not_entered},
@@ -21,7 +22,7 @@ use super::{
 
 use crate::{
     error::{Error, Result, StoreError},
-    store::Acquired,
+    store::{Acquired, Route},
 };
 
 /// The outcome of [`Acquire::together`].
@@ -31,6 +32,13 @@ pub(crate) enum JointOutcome {
     Busy(usize),
     /// Nothing is held. Each lock by itself may succeed, or report the error.
     NotThisWay,
+}
+
+/// An acquire that is planned, under its owner lock.
+struct Planned<'h> {
+    hold: &'h Arc<Hold>,
+    request: HoldRequest,
+    _turn: SemaphorePermit<'h>,
 }
 
 /// Returns the scripts, if one request can take all these locks.
@@ -83,95 +91,41 @@ impl Acquire<'_> {
                 hold: core.holds.get_or_insert(kind, &self.owner),
             })
             .collect();
-        let (mut turns, mut requests, sent) = (Vec::new(), Vec::new(), Instant::now());
-        for (CallInFlight { hold, .. }, kind) in under_way.iter().zip(kinds) {
-            // also fails if one lock is named twice
-            let Ok(turn) = hold.owner_lock.try_acquire() else {
-                return Ok(JointOutcome::NotThisWay);
-            };
-            turns.push(turn);
-            if hold.count() > 0 {
-                return Ok(JointOutcome::NotThisWay);
-            }
-            let AcquirePlan::Send(request) = hold.plan(
-                self.acquire_mode(kind, false),
-                core.holds.sibling_state(hold),
-                sent,
-            )?
-            else {
-                return Ok(JointOutcome::NotThisWay);
-            };
-            requests.push((hold, request));
-        }
-        // a name may have been retired since the first plan, but the script takes one owner for all
-        // locks
-        let owner = requests[0].1.owner.clone();
-        if requests.iter().any(|(_, request)| request.owner != owner) {
+        let sent = Instant::now();
+        let Some(planned) = self.plan_together(kinds, &under_way, sent)? else {
             return Ok(JointOutcome::NotThisWay);
-        }
-        let mut route = core.route(requests[0].0, sent);
+        };
+        let mut route = core.route(planned[0].hold, sent);
         route.copies = self.copies;
-        for (hold, request) in &requests {
+        for Planned { hold, request, .. } in &planned {
             hold.send(request, self.lease, route.epoch(), sent);
         }
         let not_executed = || {
-            for (hold, request) in &requests {
-                hold.not_executed(request);
+            for Planned { hold, request, .. } in &planned {
+                hold.change(|state, _| state.not_executed(request));
             }
         };
         // checked after the holds are in doubt: a shutdown that this check misses waits for the
         // owner locks
         core.check_open().inspect_err(|_| not_executed())?;
         // one by one, the lock that has a rival reports the error
-        if requests
-            .iter()
-            .any(|(hold, request)| core.holds.rival(hold, request.count).is_some())
-        {
+        let has_rival = |one: &Planned<'_>| core.holds.rival(one.hold, one.request.count).is_some();
+        if planned.iter().any(has_rival) {
             not_executed();
             return Ok(JointOutcome::NotThisWay);
         }
 
-        let names = kinds.iter().map(|kind| Arc::clone(kind.name()));
-        let call = Call::new(
-            scripts.acquire,
-            names,
-            vec![Arg::from(&owner), self.lease.millis().into()],
+        let (names, owner) = (
+            kinds.iter().map(|kind| Arc::clone(kind.name())),
+            &planned[0].request.owner,
         );
+        let args = vec![Arg::from(owner), self.lease.millis().into()];
+        let call = Call::new(scripts.acquire, names, args);
         match core.store.acquire_together(&mut route, &call).await {
-            Ok((None, epoch)) => {
-                let replicas = match (self.copies, core.store.acknowledged(&route).await) {
-                    (None, _) => None,
-                    (Some(copies), Ok(Some(acks))) if acks.suffice(copies) => Some(acks.counted()),
-                    // each lock is released before its own attempt, which reports what is wrong
-                    _ => return Ok(JointOutcome::NotThisWay),
-                };
-                let (mut entered, mut late) = (Vec::new(), None);
-                for (hold, request) in &requests {
-                    match self.take_in(
-                        hold,
-                        request,
-                        AcquireReply {
-                            sent,
-                            token: None,
-                            epoch,
-                            replicas,
-                        },
-                    )? {
-                        Some(ticket) => entered.push((Arc::clone(hold), ticket)),
-                        None => late = Some(hold),
-                    }
-                }
-                if let Some(late) = late {
-                    for (hold, ticket) in &entered {
-                        core.release_later(hold, ticket);
-                    }
-                    return self.no_reply(why_not_entered(late));
-                }
-                Ok(JointOutcome::Entered(entered))
-            }
+            Ok((None, epoch)) => self.granted_together(&planned, &route, sent, epoch).await,
             Ok((Some((at, why)), epoch)) => {
-                for (hold, request) in &requests {
-                    hold.busy(request, false, epoch);
+                for Planned { hold, request, .. } in &planned {
+                    hold.change(|state, _| state.busy(request, false, epoch));
                 }
                 match why {
                     Acquired::WrongKind => Err(Error::WrongLockKind {
@@ -186,6 +140,79 @@ impl Acquire<'_> {
                 Ok(JointOutcome::NotThisWay)
             }
         }
+    }
+
+    /// Plans the acquires, all under one owner. Returns `None` if one of them is not plain.
+    fn plan_together<'h>(
+        &self,
+        kinds: &[Arc<dyn Kind>],
+        under_way: &'h [CallInFlight<'_>],
+        now: Instant,
+    ) -> Result<Option<Vec<Planned<'h>>>> {
+        let mut planned: Vec<Planned<'h>> = Vec::with_capacity(kinds.len());
+        for (CallInFlight { hold, .. }, kind) in under_way.iter().zip(kinds) {
+            // also fails if one lock is named twice
+            let Ok(turn) = hold.owner_lock.try_acquire() else {
+                return Ok(None);
+            };
+            if hold.count() > 0 {
+                return Ok(None);
+            }
+            let (mode, siblings) = (
+                self.acquire_mode(kind, false),
+                self.core.holds.sibling_state(hold),
+            );
+            let AcquirePlan::Send(request) = hold.plan(mode, siblings, now)? else {
+                return Ok(None);
+            };
+            planned.push(Planned {
+                hold,
+                request,
+                _turn: turn,
+            });
+        }
+        // a name may have been retired since the first plan, but the script takes one owner for all
+        // locks
+        let owner = &planned[0].request.owner;
+        let is_one = planned.iter().all(|one| one.request.owner == *owner);
+        Ok(is_one.then_some(planned))
+    }
+
+    /// Enters all of these holds, which the server has granted.
+    async fn granted_together(
+        &self,
+        planned: &[Planned<'_>],
+        route: &Route,
+        sent: Instant,
+        epoch: Epoch,
+    ) -> Result<JointOutcome> {
+        let core = self.core;
+        let replicas = match (self.copies, core.store.acknowledged(route).await) {
+            (None, _) => None,
+            (Some(copies), Ok(Some(acks))) if acks.suffice(copies) => Some(acks.counted()),
+            // each lock is released before its own attempt, which reports what is wrong
+            _ => return Ok(JointOutcome::NotThisWay),
+        };
+        let reply = AcquireReply {
+            sent,
+            token: None,
+            epoch,
+            replicas,
+        };
+        let (mut entered, mut late) = (Vec::new(), None);
+        for Planned { hold, request, .. } in planned {
+            match self.take_in(hold, request, reply)? {
+                Some(ticket) => entered.push((Arc::clone(hold), ticket)),
+                None => late = Some(hold),
+            }
+        }
+        if let Some(late) = late {
+            for (hold, ticket) in &entered {
+                core.release_later(hold, ticket);
+            }
+            return self.no_reply(why_not_entered(late));
+        }
+        Ok(JointOutcome::Entered(entered))
     }
 
     /// Returns `NotThisWay` if there is time left to try lock by lock, and the error otherwise.
@@ -263,7 +290,7 @@ impl Core {
                     turns.push(turn);
                     asked.push((*hold, release));
                 }
-                Some(release) => hold.not_executed(&release),
+                Some(release) => hold.change(|state, _| state.not_executed(&release)),
                 None => {}
             }
         }
@@ -293,7 +320,7 @@ impl Core {
             Err(error) if error.may_have_executed() => return Err(error),
             Err(_) => asked
                 .iter()
-                .for_each(|(hold, release)| hold.not_executed(release)),
+                .for_each(|(hold, release)| hold.change(|state, _| state.not_executed(release))),
         }
         Ok(())
     }

@@ -225,22 +225,9 @@ impl Core {
         }
         if let Some(sibling) = &sibling
             && moves.given_up.is_none()
+            && let Some(error) = self.settle_sibling(sibling).await?
         {
-            // both halves have one name on the server: a sibling that was just given up must be
-            // settled first
-            if sibling.count() == 0
-                && let Agreement::Refused(error) | Agreement::Silent(error) =
-                    self.agree(sibling, Instant::now()).await
-            {
-                return Ok(Some(error));
-            }
-            if sibling.count() > 0 {
-                let lock = hold.lock_name().to_string();
-                return Err(Error::CannotHandOver {
-                    lock,
-                    reason: READS_AND_WRITES,
-                });
-            }
+            return Ok(Some(error));
         }
         let generation = match &moves.given_up {
             Some(generation) => Arc::clone(generation),
@@ -262,7 +249,9 @@ impl Core {
             .transfer(&request.owner, &moves.to, millis(moves.keep));
         match self.acquire_by(&mut route, hold, &request, &transfer).await {
             Ok((Acquired::Yes { .. }, epoch)) => {
-                let answered = hold.moved(&request, epoch).ok_or_else(settled_otherwise)?;
+                let answered = hold
+                    .change(|state, effects| state.moved(&request, epoch, effects))
+                    .ok_or_else(settled_otherwise)?;
                 self.settle_reply(hold, answered);
                 // no await from here on: the caller is sure to receive the name
                 Ok(None)
@@ -273,11 +262,29 @@ impl Core {
             }
             Err(error) => {
                 if !error.may_have_executed() {
-                    hold.not_executed(&request);
+                    hold.change(|state, _| state.not_executed(&request));
                 }
                 Ok(Some(error))
             }
         }
+    }
+
+    /// Settles the sibling of a hold that is to move, or refuses the move. Both have one name on the
+    /// server. Returns `Some` if a retry may succeed.
+    async fn settle_sibling(&self, sibling: &Arc<Hold>) -> Result<Option<StoreError>> {
+        if sibling.count() == 0
+            && let Agreement::Refused(error) | Agreement::Silent(error) =
+                self.agree(sibling, Instant::now()).await
+        {
+            return Ok(Some(error));
+        }
+        if sibling.count() > 0 {
+            return Err(Error::CannotHandOver {
+                lock: sibling.lock_name().to_string(),
+                reason: READS_AND_WRITES,
+            });
+        }
+        Ok(None)
     }
 
     /// Gives the hold up in our ledger, as soon as the server agrees with it. `Ok(Err(_))`: a retry

@@ -7,7 +7,7 @@
 use std::{
     collections::{HashMap, HashSet},
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -77,6 +77,20 @@ struct BatchTarget<'a> {
     refusing: &'a Refusing,
 }
 
+impl BatchEntry {
+    /// Makes the hold due again.
+    fn not_renewed(&self) {
+        let next = again(&self.renewal, Instant::now());
+        self.hold.not_renewed(&self.renewal.generation, next);
+    }
+}
+
+impl BatchTarget<'_> {
+    fn refusing(&self) -> MutexGuard<'_, HashSet<u16>> {
+        self.refusing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Runs the watchdog until the client ends.
 pub(crate) async fn run(core: Arc<Core>) {
     let (refusing, server_of) = (Refusing::default(), |group| core.store.server_of(group));
@@ -119,7 +133,7 @@ pub(crate) async fn run(core: Arc<Core>) {
             changed = connections.changed() => match changed {
                 Ok(()) => {
                     let now = Instant::now();
-                    core.holds.for_each(|hold| hold.check_soon(now));
+                    core.holds.for_each(|hold| hold.change(|state, _| state.check_soon(now)));
                 }
                 Err(_) => return,
             },
@@ -172,12 +186,10 @@ async fn renew(core: &Arc<Core>, target: BatchTarget<'_>, batch: Vec<BatchEntry>
     let Some(script) = batch.first().map(|entry| entry.hold.kind().renew()) else {
         return;
     };
-    let BatchTarget { server, refusing } = target;
-    let refusing = || refusing.lock().unwrap_or_else(PoisonError::into_inner);
     let mut refused_in_a_row = 0;
     let mut parts = vec![batch];
     while let Some(mut part) = parts.pop() {
-        let now = Instant::now();
+        let sent = Instant::now();
         // A generation that ended since it became due needs no renewal.
         part.retain(|entry| entry.hold.is_current(&entry.renewal.generation));
         if part.is_empty() {
@@ -185,69 +197,22 @@ async fn renew(core: &Arc<Core>, target: BatchTarget<'_>, batch: Vec<BatchEntry>
         }
         let ttls: Vec<Duration> = part
             .iter()
-            .map(|entry| entry.renewal.keep.ttl(now))
+            .map(|entry| entry.renewal.keep.ttl(sent))
             .collect();
-        // A mere check of the record writes nothing, so it waits for no replicas.
-        let copies = |entry: &BatchEntry| {
-            let replicas = (entry.renewal.keep != Keep::AsItIs)
-                .then(|| entry.renewal.generation.ledger().replicas)?;
-            core.config.copies(replicas)
-        };
-        let copies_of_all = part
-            .iter()
-            .filter_map(copies)
-            .max_by_key(|copies| copies.replicas);
-        match core
-            .store
-            .renew(&call(script, &part, &ttls), copies_of_all)
-            .await
-        {
-            Ok((answers, acks)) => {
-                // Treat an unacknowledged renewal as failed: a replica without it may end the
-                // record earlier.
-                let acks = acks.inspect_err(
-                    |error| log::later!(DEBUG, error = error; "nobody knows who has a renewal"),
-                );
-                let has_copies = |entry: &BatchEntry| {
-                    copies(entry)
-                        .is_none_or(|copies| matches!(acks, Ok(Some(acks)) if acks.suffice(copies)))
-                };
-                refusing().remove(&server);
+        let copies = part.iter().filter_map(|entry| copies(core, entry));
+        let most = copies.max_by_key(|copies| copies.replicas);
+        match core.store.renew(&call(script, &part, &ttls), most).await {
+            Ok((renewed, acks)) => {
+                target.refusing().remove(&target.server);
                 refused_in_a_row = 0;
-                if meter::IS_ON {
-                    let now = Instant::now();
-                    let late =
-                        |entry: &BatchEntry| Some(now.saturating_duration_since(entry.renewal.due));
-                    let counted = part.iter().zip(&answers);
-                    let counted = counted
-                        .map(|(entry, answer)| counted_as(entry, outcome(*answer), late(entry)));
-                    core.config.meter.renewals(counted.collect());
-                }
-                for ((entry, ttl), answer) in part.iter().zip(ttls).zip(answers) {
-                    let BatchEntry {
-                        hold,
-                        renewal:
-                            DueRenewal {
-                                generation, period, ..
-                            },
-                    } = entry;
-                    if answer == Renewed::Unknown || answer == Renewed::Yes && !has_copies(entry) {
-                        hold.not_renewed(generation, again(&entry.renewal, Instant::now()));
-                    } else {
-                        let next = Some(now + *period);
-                        hold.renewed(
-                            generation,
-                            RenewalReply {
-                                renewed: answer,
-                                sent: now,
-                                ttl,
-                                next,
-                            },
-                        );
-                    }
-                    // The hold may be lost, or was released since.
-                    core.tidy(hold);
-                }
+                let replies = part.iter().zip(ttls).zip(renewed);
+                let replies = replies.map(|((entry, ttl), renewed)| RenewalReply {
+                    renewed,
+                    sent,
+                    ttl,
+                    next: Some(sent + entry.renewal.period),
+                });
+                take_in(core, &part, replies.collect(), acks);
             }
             // Some keys of the slot have moved. Bisecting one part after the other could take a
             // slow master longer than the leases.
@@ -256,7 +221,8 @@ async fn renew(core: &Arc<Core>, target: BatchTarget<'_>, batch: Vec<BatchEntry>
             }
             Err(error) => {
                 refused_in_a_row += 1;
-                let hopeless = refused_in_a_row >= MOST_REFUSALS || refusing().contains(&server);
+                let hopeless =
+                    refused_in_a_row >= MOST_REFUSALS || target.refusing().contains(&target.server);
                 let halves = may_concern_one(&error) && !hopeless;
                 if halves && part.len() > 1 {
                     let right = part.split_off(part.len() / 2);
@@ -265,27 +231,67 @@ async fn renew(core: &Arc<Core>, target: BatchTarget<'_>, batch: Vec<BatchEntry>
                 }
                 if !halves {
                     part.extend(parts.drain(..).flatten());
-                    refusing().insert(server);
+                    target.refusing().insert(target.server);
                 }
-                log::later!(
-                    WARN, locks = part.len(), error = error; "renewal failed; trying again until the lease ends"
-                );
-                if meter::IS_ON {
-                    core.config.meter.renewals(
-                        part.iter()
-                            .map(|entry| counted_as(entry, "failed", None))
-                            .collect(),
-                    );
-                }
-                for entry in &part {
-                    entry.hold.not_renewed(
-                        &entry.renewal.generation,
-                        again(&entry.renewal, Instant::now()),
-                    );
-                    core.tidy(&entry.hold);
-                }
+                failed(core, &part, &error);
             }
         }
+    }
+}
+
+/// Returns the copies that a renewal must have. A mere check of the record writes nothing, so it
+/// waits for no replicas.
+fn copies(core: &Core, entry: &BatchEntry) -> Option<Copies> {
+    let replicas =
+        (entry.renewal.keep != Keep::AsItIs).then(|| entry.renewal.generation.ledger().replicas)?;
+    core.config.copies(replicas)
+}
+
+/// Takes in the replies to one batch.
+fn take_in(
+    core: &Core,
+    part: &[BatchEntry],
+    replies: Vec<RenewalReply>,
+    acks: Result<Option<Acks>, StoreError>,
+) {
+    // Treat an unacknowledged renewal as failed: a replica without it may end the record earlier.
+    let acks = acks
+        .inspect_err(|error| log::later!(DEBUG, error = error; "nobody knows who has a renewal"));
+    let has_copies = |entry: &BatchEntry| {
+        copies(core, entry)
+            .is_none_or(|copies| matches!(acks, Ok(Some(acks)) if acks.suffice(copies)))
+    };
+    if meter::IS_ON {
+        let now = Instant::now();
+        let counted = part.iter().zip(&replies).map(|(entry, reply)| {
+            let late = now.saturating_duration_since(entry.renewal.due);
+            counted_as(entry, outcome(reply.renewed), Some(late))
+        });
+        core.config.meter.renewals(counted.collect());
+    }
+    for (entry, reply) in part.iter().zip(replies) {
+        match reply.renewed {
+            Renewed::Unknown => entry.not_renewed(),
+            Renewed::Yes if !has_copies(entry) => entry.not_renewed(),
+            _ => entry.hold.renewed(&entry.renewal.generation, reply),
+        }
+        // The hold may be lost, or was released since.
+        core.tidy(&entry.hold);
+    }
+}
+
+/// Records that a batch was not renewed: each hold is due again.
+fn failed(core: &Core, part: &[BatchEntry], error: &StoreError) {
+    log::later!(
+        WARN, locks = part.len(), error = error; "renewal failed; trying again until the lease ends"
+    );
+    if meter::IS_ON {
+        let failed = part.iter().map(|entry| counted_as(entry, "failed", None));
+        core.config.meter.renewals(failed.collect());
+    }
+    for entry in part {
+        entry.not_renewed();
+        core.tidy(&entry.hold);
     }
 }
 

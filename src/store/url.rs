@@ -59,141 +59,104 @@ impl Url {
         let Some((name, rest)) = url.split_once("://") else {
             return refuse(format!("it is no URL; {FORMS}"));
         };
-        let (scheme, is_secret) = match name {
-            "redis+unix" | "valkey+unix" => (Scheme::Socket, false),
-            "redis" | "valkey" => (Scheme::Server, false),
-            "rediss" | "valkeys" => (Scheme::Server, true),
-            "redis-cluster" | "valkey-cluster" => (Scheme::Cluster, false),
-            "rediss-cluster" | "valkeys-cluster" => (Scheme::Cluster, true),
-            "redis-sentinel" | "valkey-sentinel" => (Scheme::Sentinel, false),
-            "rediss-sentinel" | "valkeys-sentinel" => (Scheme::Sentinel, true),
-            _ => return refuse(format!("nestlock knows no such scheme; {FORMS}")),
-        };
-        if is_secret && !cfg!(feature = "rustls") {
-            return refuse(format!(
-                "{name}:// needs TLS; enable the feature `rustls` of nestlock"
-            ));
-        }
-        if let Some(blank) = rest.chars().find(|c| c.is_whitespace() || c.is_control()) {
-            return refuse(format!(
-                "the URL has {blank:?} in it; leave it out, or {}",
-                percent_encode(blank, "the URL")
-            ));
-        }
+        let (scheme, is_secret) = read_scheme(name)?;
         let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-        if let Some(end) = behind.chars().next()
-            && behind.contains('@')
-            // after an empty authority comes the path of a socket, in which no login can end
-            && !(scheme == Scheme::Socket && authority.is_empty())
-        {
-            let password = percent_encode(end, "the password");
-            return refuse(format!(
-                "the URL has an `@` behind `{end}`; {password}, or, behind the address, `@` as %40"
-            ));
-        }
-        if behind.contains('#') {
-            return refuse(format!(
-                "the URL has a fragment, which means nothing; {}",
-                percent_encode('#', "the URL")
-            ));
-        }
+        refuse_unencoded(
+            rest,
+            behind,
+            scheme == Scheme::Socket && authority.is_empty(),
+        )?;
         let (login, hosts) = match authority.rsplit_once('@') {
             Some((login, hosts)) => (Some(read_login(login)?), hosts),
             None => (None, authority),
         };
         let (path, query) = behind.split_once('?').unwrap_or((behind, ""));
         let mut options = Options::read(query, scheme)?;
-        let wire = match options.take("wire").as_deref() {
-            None => None,
-            Some("own") => Some(Wire::Own),
-            #[cfg(feature = "fred")]
-            Some("fred") => Some(Wire::Fred),
-            #[cfg(not(feature = "fred"))]
-            Some("fred") => {
-                return refuse(
-                    "wire=fred needs fred's client; enable the feature `fred` of nestlock",
-                );
-            }
-            Some(_) => return refuse("the option `wire` must be own or fred"),
-        };
-        if scheme == Scheme::Socket {
+        let wire = options.wire()?;
+        let (leads, login, database) = if scheme == Scheme::Socket {
             if !matches!(hosts, "" | "localhost") {
                 return refuse(
                     "a socket has no host; write redis+unix://user:password@/path/to/socket",
                 );
             }
-            let path = decoded("the path", path)?;
-            // other clients read `/a/../b` as `/b`, which may be another socket
-            if path.len() < 2
-                || path.contains('\0')
-                || path.split('/').any(|name| matches!(name, "." | ".."))
-            {
-                return refuse(
-                    "the path must be that of a socket, without `.` and `..`; write redis+unix:///path/to/socket",
-                );
-            }
-            let database = options
-                .take("db")
-                .as_deref()
-                .map_or(Ok(None), read_database)?;
-            let of_options = login_of(options.take("user"), options.take("pass"))?;
-            if login.is_some() && of_options.is_some() {
-                return refuse("the login is given twice, before `@` and after `?`; leave one out");
-            }
-            let (leads, login) = (Leads::Socket(path.into()), login.or(of_options));
-            return Ok(Self {
-                leads,
-                login,
-                database,
-                wire,
-                is_secret,
-            });
-        }
-        let port = if scheme == Scheme::Sentinel {
-            26379
+            let database = options.take("db");
+            let database = database.as_deref().map_or(Ok(None), read_database)?;
+            (read_socket(path)?, options.login_beside(login)?, database)
         } else {
-            6379
-        };
-        let mut at = hosts
-            .split(',')
-            .map(|host| read_address(host, port))
-            .collect::<Result<Vec<_>>>()?;
-        while let Some(node) = options.take("node") {
-            at.push(read_address(&node, port)?);
-        }
-        let path = path.strip_prefix('/').unwrap_or(path);
-        let (leads, database) = match scheme {
-            Scheme::Sentinel => {
-                let (service, database) = if let Some(service) = options.take("sentinelServiceName")
-                {
-                    // as in fred's URLs: the path is only the database
-                    (service, path)
-                } else {
-                    let (service, database) = path.split_once('/').unwrap_or((path, ""));
-                    (decoded("the name of the service", service)?, database)
-                };
-                if service.is_empty() {
-                    return refuse(
-                        "the URL names no service; write it behind the addresses: redis-sentinel://a,b,c/name",
-                    );
-                }
-                let login = login_of(
-                    options.take("sentinelUsername"),
-                    options.take("sentinelPassword"),
-                )?;
-                (Leads::Sentinels { at, service, login }, database)
-            }
-            Scheme::Cluster => (Leads::Cluster(at), path),
-            Scheme::Server | Scheme::Socket => (Leads::Servers(at), path),
+            let path = path.strip_prefix('/').unwrap_or(path);
+            let (leads, database) = options.servers(scheme, hosts, path)?;
+            (leads, login, read_database(database)?)
         };
         Ok(Self {
             leads,
             login,
-            database: read_database(database)?,
+            database,
             wire,
             is_secret,
         })
     }
+}
+
+/// Reads the scheme, and whether it is by TLS.
+fn read_scheme(name: &str) -> Result<(Scheme, bool)> {
+    let (scheme, is_secret) = match name {
+        "redis+unix" | "valkey+unix" => (Scheme::Socket, false),
+        "redis" | "valkey" => (Scheme::Server, false),
+        "rediss" | "valkeys" => (Scheme::Server, true),
+        "redis-cluster" | "valkey-cluster" => (Scheme::Cluster, false),
+        "rediss-cluster" | "valkeys-cluster" => (Scheme::Cluster, true),
+        "redis-sentinel" | "valkey-sentinel" => (Scheme::Sentinel, false),
+        "rediss-sentinel" | "valkeys-sentinel" => (Scheme::Sentinel, true),
+        _ => return refuse(format!("nestlock knows no such scheme; {FORMS}")),
+    };
+    if is_secret && !cfg!(feature = "rustls") {
+        return refuse(format!(
+            "{name}:// needs TLS; enable the feature `rustls` of nestlock"
+        ));
+    }
+    Ok((scheme, is_secret))
+}
+
+/// Refuses what must be percent-encoded. `behind`: what follows the addresses. `is_path`: that is
+/// the path of a socket, in which no login can end.
+fn refuse_unencoded(rest: &str, behind: &str, is_path: bool) -> Result<()> {
+    if let Some(blank) = rest.chars().find(|c| c.is_whitespace() || c.is_control()) {
+        return refuse(format!(
+            "the URL has {blank:?} in it; leave it out, or {}",
+            percent_encode(blank, "the URL")
+        ));
+    }
+    if let Some(end) = behind.chars().next()
+        && behind.contains('@')
+        && !is_path
+    {
+        let password = percent_encode(end, "the password");
+        return refuse(format!(
+            "the URL has an `@` behind `{end}`; {password}, or, behind the address, `@` as %40"
+        ));
+    }
+    if behind.contains('#') {
+        return refuse(format!(
+            "the URL has a fragment, which means nothing; {}",
+            percent_encode('#', "the URL")
+        ));
+    }
+    Ok(())
+}
+
+/// Reads the path of a socket.
+fn read_socket(path: &str) -> Result<Leads> {
+    let path = decoded("the path", path)?;
+    // other clients read `/a/../b` as `/b`, which may be another socket
+    if path.len() < 2
+        || path.contains('\0')
+        || path.split('/').any(|name| matches!(name, "." | ".."))
+    {
+        return refuse(
+            "the path must be that of a socket, without `.` and `..`; write redis+unix:///path/to/socket",
+        );
+    }
+    Ok(Leads::Socket(path.into()))
 }
 
 /// The options after `?`, decoded.
@@ -236,6 +199,72 @@ impl Options {
             options.push((name.to_owned(), decoded(&what, value)?));
         }
         Ok(Self(options))
+    }
+
+    /// Takes the client that carries requests.
+    fn wire(&mut self) -> Result<Option<Wire>> {
+        match self.take("wire").as_deref() {
+            None => Ok(None),
+            Some("own") => Ok(Some(Wire::Own)),
+            #[cfg(feature = "fred")]
+            Some("fred") => Ok(Some(Wire::Fred)),
+            #[cfg(not(feature = "fred"))]
+            Some("fred") => {
+                refuse("wire=fred needs fred's client; enable the feature `fred` of nestlock")
+            }
+            Some(_) => refuse("the option `wire` must be own or fred"),
+        }
+    }
+
+    /// Takes the login of a socket. `login`: the one before `@`.
+    fn login_beside(&mut self, login: Option<Login>) -> Result<Option<Login>> {
+        let own = login_of(self.take("user"), self.take("pass"))?;
+        if login.is_some() && own.is_some() {
+            return refuse("the login is given twice, before `@` and after `?`; leave one out");
+        }
+        Ok(login.or(own))
+    }
+
+    /// Reads the addresses and, of the path, the service. Returns the rest of the path too, which is
+    /// the database.
+    fn servers<'p>(
+        &mut self,
+        scheme: Scheme,
+        hosts: &str,
+        path: &'p str,
+    ) -> Result<(Leads, &'p str)> {
+        let port = if scheme == Scheme::Sentinel {
+            26379
+        } else {
+            6379
+        };
+        let mut at = hosts
+            .split(',')
+            .map(|host| read_address(host, port))
+            .collect::<Result<Vec<_>>>()?;
+        while let Some(node) = self.take("node") {
+            at.push(read_address(&node, port)?);
+        }
+        match scheme {
+            Scheme::Cluster => return Ok((Leads::Cluster(at), path)),
+            Scheme::Server | Scheme::Socket => return Ok((Leads::Servers(at), path)),
+            Scheme::Sentinel => {}
+        }
+        let (service, database) = if let Some(service) = self.take("sentinelServiceName") {
+            // as in fred's URLs: the path is only the database
+            (service, path)
+        } else {
+            let (service, database) = path.split_once('/').unwrap_or((path, ""));
+            (decoded("the name of the service", service)?, database)
+        };
+        if service.is_empty() {
+            return refuse(
+                "the URL names no service; write it behind the addresses: redis-sentinel://a,b,c/name",
+            );
+        }
+        let (user, password) = (self.take("sentinelUsername"), self.take("sentinelPassword"));
+        let login = login_of(user, password)?;
+        Ok((Leads::Sentinels { at, service, login }, database))
     }
 
     /// Removes and returns the first option of this name.

@@ -1,4 +1,4 @@
-//! Tests of what guards, late replies and giving away may do to a hold.
+//! Tests of what guards and late replies may do to a hold.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
     keys::LockName,
     lock::Reentrant,
     owner::ClientId,
-    store::Renewed,
+    store::{Released, Renewed},
     sync::{
         spawn,
         tests::{explore, moments},
@@ -57,7 +57,7 @@ fn a_stale_ticket_never_gives_back_a_later_hold() {
             let hold = new(&holds);
             let lease = Duration::from_secs(30);
             let stale = entered(&holds, &hold, Instant::now(), lease).unwrap();
-            hold.lose(LossReason::RecordMissing);
+            hold.change(|state, effects| state.lose(LossReason::RecordMissing, effects));
             let inside = hold.plan(MODE, holds.sibling_state(&hold), Instant::now());
             assert!(
                 matches!(inside, Err(Error::Lost { .. })),
@@ -101,7 +101,9 @@ fn a_hold_that_was_taken_anew_does_not_expire() {
             }
             // The record is gone, too.
             if let Some(request) = hold.send_release(Epoch::FIRST, Instant::now()) {
-                hold.released(&request, Released::NotHeld, Epoch::FIRST);
+                hold.change(|state, effects| {
+                    state.released(&request, Released::NotHeld, Epoch::FIRST, effects)
+                });
             }
             let fresh = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
             assert!(matches!(hold.poll(Instant::now()), Due::Nothing));
@@ -150,15 +152,15 @@ fn a_hold_that_is_left_is_neither_planned_nor_released() {
             let holds = Holds::new(Duration::from_secs(3), Meter::default());
             let hold = new(&holds);
             let ticket = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
-            hold.leave_to_lease(&ticket);
+            hold.change(|state, effects| state.leave_to_lease(&ticket, Instant::now(), effects));
             assert!(matches!(
                 hold.plan(MODE, holds.sibling_state(&hold), Instant::now()),
                 Ok(AcquirePlan::Forget)
             ));
             assert!(hold.send_release(Epoch::FIRST, Instant::now()).is_none());
-            hold.shut_down();
+            hold.change(HoldState::shut_down);
             assert_eq!(hold.residue(), Residue::Left);
-            hold.lose(LossReason::LeaseExpired);
+            hold.change(|state, effects| state.lose(LossReason::LeaseExpired, effects));
             assert_eq!(hold.residue(), Residue::Nothing);
         },
         1,
@@ -189,18 +191,20 @@ async fn comes_and_goes(
         drop(known);
         if leaves {
             holds.retire_names();
-            hold.leave_to_lease(&ticket);
+            hold.change(|state, effects| state.leave_to_lease(&ticket, Instant::now(), effects));
             drop(turn);
             moments(3).await;
             holds.forget(&hold);
             moments(3).await;
-            hold.lose(LossReason::RecordMissing);
+            hold.change(|state, effects| state.lose(LossReason::RecordMissing, effects));
         } else {
             hold.leave(&ticket, Instant::now()).unwrap();
             let request = hold
                 .send_release(Epoch::FIRST, Instant::now())
                 .expect("it was held");
-            hold.released(&request, Released::Free, Epoch::FIRST);
+            hold.change(|state, effects| {
+                state.released(&request, Released::Free, Epoch::FIRST, effects)
+            });
             drop(turn);
         }
         drop(ticket);
@@ -262,7 +266,9 @@ fn a_hold_is_forgotten_whoever_looks_at_it_when_it_ends() {
             let request = last
                 .send_release(Epoch::FIRST, Instant::now())
                 .expect("it was held");
-            last.released(&request, Released::Free, Epoch::FIRST);
+            last.change(|state, effects| {
+                state.released(&request, Released::Free, Epoch::FIRST, effects)
+            });
             of_user.reap(&last);
         });
         holds.reap_again();
