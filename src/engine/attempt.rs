@@ -384,6 +384,7 @@ impl<'a> Acquire<'a> {
     ) -> Result<Attempt<'a>> {
         match self.take_in(hold, request, reply)? {
             Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
+            None if hold.is_left() => Ok(Attempt::Again),
             // its lease counts from the first request, so a retry would be too late as well
             None if self.from.is_some() => {
                 Err(store_error(self.kind.name(), why_not_entered(hold)))
@@ -467,7 +468,7 @@ impl<'a> Acquire<'a> {
                     }),
                     Some(Ok(_)) => {
                         left.change(|state, effects| {
-                            state.lose(LossReason::RecordMissing, effects)
+                            state.lose(LossReason::RecordMissing, effects);
                         });
                         self.core.tidy(&left);
                         return None;

@@ -278,8 +278,7 @@ impl Generation {
         }
         let end = match (lost, self.ledger().end) {
             (Some((reason, _)), _) => HoldEnd::Lost(reason),
-            // It was lost when no guard was alive.
-            (None, Some(GenerationEnd::Lost(_))) => HoldEnd::LeftToLease,
+            (None, None) => HoldEnd::LeftToLease,
             (None, _) => HoldEnd::Released,
         };
         let held = self.since.elapsed();

@@ -294,12 +294,12 @@ impl Hold {
         granted.map_err(|(generation, end)| self.end_error(&generation, end))
     }
 
-    /// Postpones the check for a stuck request, if a queued waiter is between two attempts. Then
-    /// the owner lock is free, so no request belongs to a future that is no longer polled. Returns
-    /// `false` if there is no such waiter.
-    pub(super) fn bear_with_queue(self: &Arc<Self>) -> bool {
+    /// Postpones the check for a stuck request, if a queued waiter or the janitor is between two
+    /// attempts. Then the owner lock is free, so no request belongs to a future that is no longer
+    /// polled. Returns `false` if that is not so.
+    pub(super) fn bear(self: &Arc<Self>) -> bool {
         let turn = self.owner_lock.try_acquire();
-        turn.is_ok() && self.change(|state, _| state.bear_with_queue(Instant::now()))
+        turn.is_ok() && self.change(|state, _| state.bear(Instant::now()))
     }
 
     /// Adds a waiter to the queue. Needs neither the owner lock nor [`Hold::change`]: nothing that
@@ -333,16 +333,11 @@ impl Hold {
         left.map_err(|end| self.end_error(&ticket.generation, end))
     }
 
-    /// Gives back one hold of the generation that is held, whichever guard it belongs to.
-    pub(crate) fn leave_without_guard(
-        self: &Arc<Self>,
-        owner: &OwnerId,
-    ) -> Result<Arc<Generation>> {
-        let left = self.change(|state, effects| state.leave_without_guard(Instant::now(), effects));
-        left.map_err(|end| match end {
-            Some(GenerationEnd::Lost(reason)) => self.lost_error(&self.owner(), reason),
-            _ => self.not_held_error(owner),
-        })
+    /// Gives back one hold of the generation that is held, whichever guard it belongs to. Returns
+    /// `Ok(None)` if no guard holds it.
+    pub(crate) fn leave_without_guard(self: &Arc<Self>) -> Result<Option<Arc<Generation>>> {
+        self.change(|state, effects| state.leave_without_guard(Instant::now(), effects))
+            .map_err(|reason| self.lost_error(&self.owner(), reason))
     }
 
     /// Marks that the sibling may have a hold under this name, if the name is that of this hold.

@@ -349,7 +349,17 @@ impl Holds {
     ///
     /// Of two concurrent acquires, at least one sees the other, because both are in doubt by then.
     pub(super) fn rival(&self, hold: &Hold, count: u32) -> Option<Result<Arc<Hold>>> {
-        let family = hold.kind().about().rival.filter(|_| count == 1)?;
+        if count > 1 {
+            return None;
+        }
+        // what this one is nested in was left since the plan, which must be made again
+        if let Some(sibling) = self.known_sibling(hold.kind(), &hold.caller)
+            && sibling.is_left()
+            && sibling.owner() == hold.owner()
+        {
+            return Some(Ok(sibling));
+        }
+        let family = hold.kind().about().rival?;
         let other = self.find(Key {
             family,
             ..Key::new(hold.kind(), &hold.caller)

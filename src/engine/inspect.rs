@@ -18,8 +18,7 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ClientStats {
-    /// Number of pairs of lock and owner that are held, being acquired or being released, or that
-    /// were handed over and are still renewed.
+    /// Number of pairs of lock and owner that are held, being acquired or being released.
     pub holds: usize,
     /// Number of subscribed channels and of lists waited for: locks that this client waits for, or
     /// did a moment ago.

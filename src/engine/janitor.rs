@@ -282,6 +282,14 @@ async fn take_off(
     tell: oneshot::Sender<Result<()>>,
 ) {
     let deadline = deadline(core, kind, Instant::now());
+    // what this client has not settled yet would be taken for this release
+    if let Some(left) = core.holds.get(kind, owner)
+        && left.residue() == Residue::Doubt
+        && left.generation_of(owner).is_some()
+        && let Ok(_turn) = core.lock_owner(&left, None).await
+    {
+        core.agree(&left, Instant::now()).await;
+    }
     let (mut retry, mut in_doubt, mut tell) = (retry(), None, Some(tell));
     loop {
         let outcome = core.release_elsewhere(kind, owner, &mut in_doubt).await;

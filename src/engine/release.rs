@@ -225,15 +225,15 @@ impl Core {
     pub(crate) async fn release_owner(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<()> {
         self.enter(kind.name()).await?;
         if let Some(hold) = self.holds.get(kind, owner)
-            && !hold.is_left()
             && hold.generation_of(owner).is_some()
         {
             let under_way = CallInFlight { core: self, hold };
             let hold = &under_way.hold;
-            let generation = hold.leave_without_guard(owner)?;
             let now = Instant::now();
-            let deadline = now + self.config.command_timeout();
-            return self.released(hold, &generation, now, deadline).await;
+            if let Some(generation) = hold.leave_without_guard()? {
+                let deadline = now + self.config.command_timeout();
+                return self.released(hold, &generation, now, deadline).await;
+            }
         }
         if !owner.is_exact() {
             return Err(not_held(kind, owner));

@@ -156,7 +156,21 @@ impl Core {
             abandoned.inspect(|abandoned| self.retire_name(hold, &abandoned.owner))
         }) {
             self.schedule_cleanup(hold, abandoned);
+        }
+        if hold.ownership() == Ownership::Orphaned {
             self.holds.forget(hold);
+        }
+    }
+
+    /// Gives up on the request of a read lock inside a write lock that was left: the owner is not
+    /// inside that any more.
+    fn orphan_nested(&self, hold: &Arc<Hold>) {
+        let sibling = hold.kind().about().sibling;
+        if sibling.is_some_and(|sibling| sibling.excludes)
+            && let Some(nested) = self.holds.known_sibling(hold.kind(), &hold.caller)
+            && nested.owner() == hold.owner()
+        {
+            self.orphan(&nested);
         }
     }
 
@@ -238,7 +252,11 @@ impl Core {
         if !self.store.is_ours() {
             return;
         }
-        match hold.residue() {
+        let residue = hold.residue();
+        if residue != Residue::Held && hold.is_left() {
+            self.orphan_nested(hold);
+        }
+        match residue {
             Residue::Held => {}
             Residue::Doubt => self.janitor.settle(hold),
             Residue::Left => self.holds.forget(hold),

@@ -375,20 +375,22 @@ impl HoldState {
     /// Returns when the watchdog must poll the hold, and how much earlier it may. Returns `None` if
     /// it need not. `overdue`: the longest time that a request can be in flight.
     pub(super) fn next_poll(&self, overdue: Duration) -> Option<(Instant, Duration)> {
-        if let Some((_, ledger)) = self.held() {
-            if ledger.deadline == Instant::NEVER && ledger.renew_at.is_none() {
-                return None;
-            }
-            let end = (ledger.deadline, Duration::ZERO);
-            let renewal = ledger.renew_at.map(|at| (at, slack(&ledger)));
-            return Some(
-                renewal
-                    .filter(|(at, _)| *at < ledger.deadline)
-                    .unwrap_or(end),
-            );
-        }
-        let stuck = self.is_in_doubt() && self.ownership == Ownership::Ours;
-        stuck.then(|| (self.last_sent + overdue, STUCK_SLACK))
+        let in_doubt = self.may_be_stuck();
+        let stuck = in_doubt.then(|| (self.last_sent + overdue, STUCK_SLACK));
+        let Some((_, ledger)) = self.held() else {
+            return stuck;
+        };
+        let renewal = ledger.renew_at.map(|at| (at, slack(&ledger)));
+        // Nobody must learn of the end of what was left. A value's owner must: it has no other name.
+        let ends = ledger.deadline != Instant::NEVER
+            && (!self.is_left || in_doubt || self.owner.is_value() || renewal.is_some());
+        let end = ends.then_some((ledger.deadline, Duration::ZERO));
+        // A nested request that is stuck holds nothing, unless what it was nested in was left.
+        let stuck = stuck.filter(|_| self.is_left);
+        [end, renewal, stuck]
+            .into_iter()
+            .flatten()
+            .min_by_key(|(at, _)| *at)
     }
 }
 
@@ -415,13 +417,14 @@ impl HoldState {
         }
     }
 
-    /// Treats the last request as sent just now if a waiter is in the wait queue, so that it does
-    /// not count as stuck. Returns whether one is.
-    pub(super) fn bear_with_queue(&mut self, now: Instant) -> bool {
-        if self.waiters > 0 {
+    /// Treats the last request as sent just now, so that it does not count as stuck: if a waiter is
+    /// in the wait queue, or if the janitor settles what was left. Returns whether that is so.
+    pub(super) fn bear(&mut self, now: Instant) -> bool {
+        let bears = self.waiters > 0 || self.is_left;
+        if bears {
             self.last_sent = now;
         }
-        self.waiters > 0
+        bears
     }
 
     /// Marks the server's side as in doubt, by a request over the connection `epoch`.
@@ -475,7 +478,6 @@ impl HoldState {
         };
         let generation = Arc::clone(generation);
         ledger.end = Some(GenerationEnd::Lost(reason));
-        // What was left to its lease is no concern of this client.
         effects.lost = (ledger.guards > 0).then_some((reason, ledger.count));
         drop(ledger);
         let record_is_gone = matches!(reason, LossReason::RecordMissing | LossReason::TakenOver);
@@ -483,7 +485,19 @@ impl HoldState {
             self.server = ServerSide::Holds(0);
         }
         self.sibling_in_doubt = false;
-        effects.ended = Some(generation);
+        // The end of what was left is no concern of this client.
+        effects.ended = (!self.is_left).then_some(generation);
+    }
+
+    /// Returns whether a request is in flight that matters.
+    fn may_be_stuck(&self) -> bool {
+        self.ownership == Ownership::Ours && self.is_in_doubt() && !self.agrees()
+    }
+
+    /// Returns whether a request has been in flight for longer than is possible if its future is
+    /// polled.
+    pub(super) fn is_stuck(&self, now: Instant, overdue: Duration) -> bool {
+        self.may_be_stuck() && self.last_sent + overdue <= now + STUCK_SLACK
     }
 
     /// Marks the generation as lost if its lease has ended. Returns whether it had.

@@ -11,7 +11,7 @@ use super::{
     refusal::Refusal,
     state::{
         Abandoned, AcquireMode, AcquirePlan, Answered, Due, DueRenewal, Effects, HeldSibling,
-        HoldRequest, HoldState, Ownership, STUCK_SLACK, ServerSide, SiblingState, slack,
+        HoldRequest, HoldState, Ownership, ServerSide, SiblingState, slack,
     },
 };
 
@@ -299,6 +299,9 @@ impl HoldState {
         if self.lose_if_over(now, effects) {
             return Due::Ended;
         }
+        if self.is_left && self.is_stuck(now, overdue) {
+            return Due::Stuck;
+        }
         if let Some((generation, mut ledger)) = self.held() {
             let early = slack(&ledger);
             let Some(due) = ledger.renew_at.filter(|at| *at <= now + early) else {
@@ -326,9 +329,10 @@ impl HoldState {
                 period: period.unwrap_or(ledger.deadline.saturating_duration_since(now)),
             });
         }
-        match self.next_poll(overdue) {
-            Some((at, _)) if at <= now + STUCK_SLACK => Due::Stuck,
-            _ => Due::Nothing,
+        if self.is_stuck(now, overdue) {
+            Due::Stuck
+        } else {
+            Due::Nothing
         }
     }
 
@@ -435,21 +439,24 @@ impl HoldState {
     }
 
     /// Gives back one hold of the generation that is held, whichever guard it belongs to. Returns
-    /// `Err(None)` if nothing is held.
+    /// `Ok(None)` if no guard holds it, and `Err` if it was lost just now.
     pub(super) fn leave_without_guard(
         &mut self,
         now: Instant,
         effects: &mut Effects,
-    ) -> Result<Arc<Generation>, Option<GenerationEnd>> {
+    ) -> Result<Option<Arc<Generation>>, LossReason> {
+        if self.is_left {
+            return Ok(None);
+        }
         if self.lose_if_over(now, effects) {
-            return Err(Some(GenerationEnd::Lost(LossReason::LeaseExpired)));
+            return Err(LossReason::LeaseExpired);
         }
         let Some(generation) = self.held().map(|(generation, _)| Arc::clone(generation)) else {
-            return Err(None);
+            return Ok(None);
         };
         let ledger = generation.ledger();
         self.leave_ledger(&generation, ledger, None, effects);
-        Ok(generation)
+        Ok(Some(generation))
     }
 
     fn leave_ledger(
@@ -459,10 +466,35 @@ impl HoldState {
         ticket: Option<&Ticket>,
         effects: &mut Effects,
     ) {
+        self.note_end(&ledger);
         ledger.leave(ticket);
-        self.is_left |= ledger.guards == 0 && ledger.is_held();
         if !ledger.is_held() {
             self.sibling_in_doubt = false;
+            effects.ended = Some(Arc::clone(generation));
+        }
+        self.notice_left(generation, ledger, effects);
+    }
+
+    /// Notes until when the record may live, before a hold stops being renewed.
+    fn note_end(&mut self, ledger: &Ledger) {
+        if let Some((ttl, _)) = ledger.watch() {
+            self.ends = self
+                .ends
+                .max(ledger.deadline + ttl.saturating_sub(validity(ttl)));
+        }
+    }
+
+    /// Notices that no guard is left of what is held. The client then reports its end: later, nobody
+    /// learns of it. It counts as held for as long as its record may live.
+    fn notice_left(
+        &mut self,
+        generation: &Arc<Generation>,
+        mut ledger: MutexGuard<'_, Ledger>,
+        effects: &mut Effects,
+    ) {
+        if ledger.guards == 0 && ledger.is_held() {
+            self.is_left = true;
+            ledger.deadline = ledger.deadline.max(self.ends);
             effects.ended = Some(Arc::clone(generation));
         }
     }
@@ -474,9 +506,10 @@ impl HoldState {
             self.lose_if_over(now, effects);
         }
         let mut ledger = ticket.generation.ledger();
+        self.note_end(&ledger);
         ledger.guards -= u32::from(ticket.leave());
         ledger.unwatch(ticket);
-        self.is_left |= ledger.guards == 0 && ledger.is_held();
+        self.notice_left(&ticket.generation, ledger, effects);
     }
 
     /// Ends what guards hold, because the client shuts down. What was left to its lease stays.
@@ -495,15 +528,19 @@ impl HoldState {
     }
 
     /// Gives up on a request whose future is no longer polled. Returns `None` if the request is no
-    /// longer in doubt, or if the hold is held or no longer this client's.
+    /// longer in doubt, or if the hold is held or no longer this client's. What was left to its
+    /// lease is orphaned, and nothing is undone: what the request may acquire ends with that lease.
     pub(super) fn orphan(&mut self) -> Option<Abandoned> {
         let ServerSide::InDoubt { .. } = self.server else {
             return None;
         };
-        if self.held().is_some() || self.ownership != Ownership::Ours {
+        if self.ownership != Ownership::Ours || self.held().is_some() && !self.is_left {
             return None;
         }
         self.ownership = Ownership::Orphaned;
+        if self.is_left {
+            return None;
+        }
         let epoch = self.doubts(self.server)?;
         Some(self.abandon(epoch))
     }
@@ -512,7 +549,7 @@ impl HoldState {
     /// overtook. Returns `None` if there are none or the lock is held: a late nested request only
     /// changes the hold count, which each release sets again.
     pub(super) fn abandon_name_in_doubt(&mut self) -> Option<Abandoned> {
-        if self.wanted() > 0 || self.ownership != Ownership::Ours {
+        if self.wanted() > 0 || self.is_left || self.ownership != Ownership::Ours {
             return None;
         }
         let epoch = self.doubts(self.server)?;

@@ -164,7 +164,8 @@ fn poll_due(core: &Arc<Core>) -> Vec<BatchEntry> {
             // send. That is not stuck: the server's own clock drops the place of a waiter that is
             // gone. If the server is reachable, the future is no longer polled, and the request in
             // doubt may hold the lock itself.
-            Due::Stuck if !core.store.is_up(hold.kind().record()) && hold.bear_with_queue() => {}
+            Due::Stuck if !core.store.is_up(hold.kind().record()) && hold.bear() => {}
+            Due::Stuck if hold.is_left() && hold.bear() => {}
             Due::Stuck => {
                 log::later!(
                     WARN, lock = hold.lock_name(), owner = hold.owner();

@@ -1,8 +1,14 @@
 //! A hold that was left to its lease is no longer any concern of its client.
 
-use std::time::Duration;
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::{Arc, Barrier},
+    task::Poll,
+    time::Duration,
+};
 
-use nestlock::{AcquireOptions, Error, LockClient, OwnerId};
+use nestlock::{AcquireOptions, Error, LockClient, LockGuard, OwnerId, Result};
 
 use crate::support::{
     Server, eventually,
@@ -454,4 +460,198 @@ async fn holds_beside_one_that_was_left_are_counted_by_name() {
     assert_eq!(read.hold_count(&me).await.unwrap(), 3);
     read.release(&given).await.unwrap();
     assert_eq!(read.hold_count(&me).await.unwrap(), 2);
+}
+
+// --- what an attack found ---
+
+type Parked<'a> = Pin<Box<dyn Future<Output = Result<Option<LockGuard>>> + Send + 'a>>;
+
+/// Polls once, which sends the request.
+async fn poll_once(future: &mut Parked<'_>) -> bool {
+    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_pending())).await
+}
+
+/// Connects with a command timeout of 300 ms.
+async fn hasty(proxy: &Proxy, watchdog: u64) -> LockClient {
+    LockClient::builder()
+        .command_timeout(ms(300))
+        .watchdog_timeout(ms(watchdog))
+        .connect(proxy.url())
+        .await
+        .unwrap()
+}
+
+/// A nested acquire is not polled any more. Its client undoes nothing, and its owner goes on.
+#[tokio::test]
+async fn an_unpolled_acquire_beside_what_was_left_undoes_nothing() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let (a, b) = (hasty(&proxy, 900).await, server.client().await);
+    let (here, there) = (
+        a.reentrant_lock("l").unwrap(),
+        b.reentrant_lock("l").unwrap(),
+    );
+    let me = a.owner("me").unwrap();
+    let mine = || AcquireOptions::new().owner(me.clone());
+    let outer = here.lock_with(mine()).await.unwrap();
+    proxy.once(Verb::Acquire, Action::Late(ms(30)));
+    let mut nested: Parked<'_> = Box::pin(here.try_lock_with(mine()));
+    assert!(poll_once(&mut nested).await);
+    let given = outer.leave_to_lease();
+    there.extend(&given, Duration::from_secs(60)).await.unwrap();
+    // It counts as stuck after 1.3 s, and the lease was 0.9 s.
+    eventually("it is given up", || async { a.stats().settling == 0 }).await;
+    tokio::time::sleep(ms(1000)).await;
+    assert_eq!(proxy.count(Verb::Release), 0, "it releases what was left");
+    assert!(server.pttl("l") > 50_000);
+    assert!(here.try_lock_with(mine()).await.unwrap().is_none());
+    while there.release(&given).await.is_ok() {}
+    let next = here.try_lock_with(mine()).await.unwrap().expect("free");
+    drop(nested);
+    next.unlock().await.unwrap();
+    a.shutdown().await.unwrap();
+    assert!(!server.exists("l"));
+}
+
+/// No reply comes to what settles a hold that was left, until its lease is over.
+#[tokio::test]
+async fn what_was_left_in_doubt_is_not_released_after_its_lease() {
+    for is_acquire in [false, true] {
+        let server = Server::start();
+        let proxy = Proxy::start(&server);
+        let (a, b) = (hasty(&proxy, 900).await, server.client().await);
+        let (here, there) = (
+            a.reentrant_lock("l").unwrap(),
+            b.reentrant_lock("l").unwrap(),
+        );
+        let outer = here.lock().await.unwrap();
+        let inner = here.lock().await.unwrap();
+        let start = std::time::Instant::now();
+        proxy.rule(move |request| match request.verb() {
+            Some(Verb::Acquire | Verb::Release) if start.elapsed() < ms(1400) => Action::Swallow,
+            _ => Action::Pass,
+        });
+        if is_acquire {
+            let mut nested: Parked<'_> = Box::pin(here.try_lock_for(ms(300)));
+            assert!(poll_once(&mut nested).await);
+            drop(nested);
+        }
+        drop(inner);
+        let given = outer.leave_to_lease();
+        there.extend(&given, Duration::from_secs(60)).await.unwrap();
+        eventually("it is given up", || async { a.stats().settling == 0 }).await;
+        while start.elapsed() < ms(2500) {
+            assert!(server.exists("l"), "released by its client");
+            tokio::time::sleep(ms(10)).await;
+        }
+        assert!(server.pttl("l") > 50_000);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_beside_the_leave_takes_it() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let me = a.owner("me").unwrap();
+    for round in 0..1000_u64 {
+        let name = format!("l{round}");
+        let lock = a.reentrant_lock(&name).unwrap();
+        let options = AcquireOptions::new().owner(me.clone());
+        let guard = lock.lock_with(options).await.unwrap();
+        let (owner, barrier) = (guard.owner(), Arc::new(Barrier::new(2)));
+        let leaver = std::thread::spawn({
+            let barrier = Arc::clone(&barrier);
+            move || {
+                barrier.wait();
+                for _ in 0..(round % 40) * 5 {
+                    std::hint::spin_loop();
+                }
+                guard.leave_to_lease()
+            }
+        });
+        let releaser = tokio::spawn({
+            let lock = lock.clone();
+            async move {
+                barrier.wait();
+                lock.release(&owner).await
+            }
+        });
+        releaser.await.unwrap().unwrap();
+        leaver.join().unwrap();
+        a.idle().await;
+        let is_held = b.reentrant_lock(&name).unwrap().is_locked().await.unwrap();
+        assert!(!is_held, "round {round}: it said that it released");
+    }
+}
+
+/// The drop of the inner hold is settled first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_right_after_a_drop_and_a_leave_ends_it() {
+    let server = Server::start();
+    let a = server.client().await;
+    for round in 0..200 {
+        let name = format!("l{round}");
+        let here = a.reentrant_lock(&name).unwrap();
+        let outer = here.lock().await.unwrap();
+        let inner = here.lock().await.unwrap();
+        drop(inner);
+        let given = outer.leave_to_lease();
+        here.release(&given).await.unwrap();
+        a.idle().await;
+        assert!(!server.exists(&name), "round {round}");
+    }
+}
+
+/// A read inside a write is in flight when the write is left: its owner is not inside any more.
+#[tokio::test]
+async fn a_read_in_flight_does_not_enter_a_write_that_was_left() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let (a, b) = (
+        LockClient::connect(proxy.url()).await.unwrap(),
+        server.client().await,
+    );
+    let (rw, me) = (a.read_write_lock("l").unwrap(), a.owner("me").unwrap());
+    let mine = || AcquireOptions::new().owner(me.clone());
+    let write = rw.write_lock().lock_with(mine()).await.unwrap();
+    proxy.once(Verb::Acquire, Action::Late(ms(200)));
+    let before = proxy.count(Verb::Acquire);
+    let reading = tokio::spawn({
+        let (read, mine) = (rw.read_lock(), mine());
+        async move { read.try_lock_with(mine).await }
+    });
+    eventually("it is sent", || async {
+        proxy.count(Verb::Acquire) > before
+    })
+    .await;
+    let given = write.leave_to_lease();
+    let read = reading.await.unwrap();
+    assert!(
+        !matches!(read, Ok(Some(_))),
+        "it re-entered {given}: {read:?}"
+    );
+    a.idle().await;
+    let there = b.read_write_lock("l").unwrap();
+    there.write_lock().release(&given).await.unwrap();
+    assert!(!server.exists("l"));
+}
+
+/// The lease ends on the server a moment later than for guards, by 1 % and 2 ms.
+#[tokio::test]
+async fn a_value_is_not_re_entered_before_its_lease_is_over() {
+    let server = Server::start();
+    let a = server.client().await;
+    let lock = a.string_lock("l").unwrap();
+    let value = || AcquireOptions::new().value("t").lease(ms(5000));
+    let guard = lock.try_lock_with(value()).await.unwrap().unwrap();
+    guard.leave_to_lease();
+    tokio::time::sleep(ms(4800)).await;
+    loop {
+        let (at, ttl) = (std::time::Instant::now(), server.pttl("l"));
+        if lock.try_lock_with(value()).await.unwrap().is_some() {
+            let left = i128::from(ttl) - at.elapsed().as_millis() as i128;
+            assert!(left < 10, "re-entered {left} ms before the lease's end");
+            break;
+        }
+    }
 }

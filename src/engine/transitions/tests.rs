@@ -337,9 +337,9 @@ impl World {
                     self.count -= 1;
                 }
             }
-            Step::LeaveWithoutGuard if !self.state.is_left => {
+            Step::LeaveWithoutGuard => {
                 let left = self.state.leave_without_guard(now, effects);
-                if left.is_ok() {
+                if let Ok(Some(_)) = left {
                     self.count -= 1;
                 }
             }
@@ -475,10 +475,11 @@ impl World {
             );
             assert!(
                 ledger.count > 0
-                    && effects
-                        .ended
-                        .as_ref()
-                        .is_none_or(|ended| !Arc::ptr_eq(ended, generation))
+                    && (self.state.is_left
+                        || effects
+                            .ended
+                            .as_ref()
+                            .is_none_or(|ended| !Arc::ptr_eq(ended, generation)))
             );
             // A guard that relies on the lock relies on a record.
             let count = self.server.count(&generation.owner);
@@ -498,7 +499,7 @@ impl World {
             );
             drop(ledger);
             assert!(
-                self.state.next_poll(OVERDUE).is_some(),
+                self.state.is_left || self.state.next_poll(OVERDUE).is_some(),
                 "nobody would notice its end"
             );
         }
