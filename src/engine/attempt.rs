@@ -24,10 +24,10 @@ use super::{
 };
 
 use crate::{
-    error::{Error, LossReason, Result, StoreError},
+    error::{Error, Result, StoreError},
     options::{AcquireOptions, Wait, checked_lease},
     owner::OwnerId,
-    store::{Acquired, Inspected, Route},
+    store::{Acquired, Route},
 };
 
 /// The reply that granted the lock.
@@ -436,50 +436,6 @@ impl<'a> Acquire<'a> {
         )
     }
 
-    /// Checks the record before an acquire under a value whose hold was left to its lease. The
-    /// server cannot tell the two holders of a value apart, so the acquire may be sent only if the
-    /// record does not list the value. Returns `None` if it may be sent. Boxed, as it is rare.
-    fn attempt_by_a_value_that_is_left(
-        &self,
-        deadline: Option<Instant>,
-    ) -> Pin<Box<dyn Future<Output = Option<Result<Attempt<'a>>>> + Send + '_>> {
-        Box::pin(async move {
-            let left = self.core.holds.left(self.kind, &self.owner)?;
-            Some(
-                match self
-                    .in_time(
-                        deadline,
-                        pin!(self.core.store.inspect(&self.kind.inspect())),
-                    )
-                    .await
-                {
-                    Some(Ok(Inspected::Held { ttl, holders }))
-                        if holders.iter().any(|(owner, _)| *owner == self.owner) =>
-                    {
-                        Ok(Attempt::Busy(Busy {
-                            ttl,
-                            wake: self.core.wake(self.kind, &self.owner),
-                            queue_entry: None,
-                            far: false,
-                        }))
-                    }
-                    Some(Ok(Inspected::WrongKind)) => Err(Error::WrongLockKind {
-                        lock: self.kind.name().to_string(),
-                    }),
-                    Some(Ok(_)) => {
-                        left.change(|state, effects| {
-                            state.lose(LossReason::RecordMissing, effects);
-                        });
-                        self.core.tidy(&left);
-                        return None;
-                    }
-                    Some(Err(error)) => self.failed(error),
-                    None => Ok(Attempt::GivenUp),
-                },
-            )
-        })
-    }
-
     /// Enters the hold that the server has granted. Returns `None` if its lease is over already, or
     /// if the hold is no longer this client's.
     pub(super) fn take_in(
@@ -583,7 +539,7 @@ impl<'a> Acquire<'a> {
         })
     }
 
-    fn failed(&self, error: StoreError) -> Result<Attempt<'a>> {
+    pub(super) fn failed(&self, error: StoreError) -> Result<Attempt<'a>> {
         let transient = error.is_transient();
         let error = store_error(self.kind.name(), error);
         if transient {

@@ -17,7 +17,7 @@ use super::{
     kind::Kind,
     retry::Retry,
     settle::Agreement,
-    state::{Ownership, Residue},
+    state::Residue,
     wait::{queue::WaitQueue, relay::RelayExpiry},
 };
 
@@ -128,13 +128,15 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
     let mut retry = retry();
     loop {
         // The future that has the owner lock may never be polled again. Then the watchdog orphans
-        // the hold, and this loop must notice that, hence the timeout.
+        // the hold, or its lease ends, and this loop must notice that, hence the timeout.
         let turn = core
             .lock_owner(&hold, Some(Instant::now() + core.holds.due.overdue()))
             .await;
-        if hold.ownership() != Ownership::Ours {
+        if hold.residue() != Residue::Doubt {
             hold.unlist();
-            break;
+            if hold.residue() != Residue::Doubt || !hold.list() {
+                break;
+            }
         }
         let Ok(turn) = turn else { continue };
         let slot = core.janitor.slot().await;

@@ -31,6 +31,7 @@ mod redirect;
 mod settle;
 
 pub(crate) mod attempt;
+mod left;
 
 mod acquire;
 mod inspect;

@@ -205,22 +205,6 @@ impl Core {
         self.tidy(hold);
     }
 
-    /// Leaves the hold of a guard to its lease: from here on, any client that knows its owner may
-    /// release or extend it.
-    pub(crate) fn leave_to_lease(&self, hold: &Arc<Hold>, ticket: &Ticket) {
-        if !self.store.is_ours() {
-            return;
-        }
-        // first: the owner's next acquire may come as soon as the hold is left, and must have
-        // another name
-        self.holds.retire_names();
-        if let Some(sibling) = self.holds.held_sibling(hold.kind(), &hold.caller) {
-            sibling.share_its_name(&ticket.generation.owner);
-        }
-        hold.change(|state, effects| state.leave_to_lease(ticket, Instant::now(), effects));
-        self.tidy(hold);
-    }
-
     /// Gives up one hold of an owner, without a guard.
     pub(crate) async fn release_owner(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<()> {
         self.enter(kind.name()).await?;

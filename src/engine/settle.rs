@@ -162,18 +162,6 @@ impl Core {
         }
     }
 
-    /// Gives up on the request of a read lock inside a write lock that was left: the owner is not
-    /// inside that any more.
-    fn orphan_nested(&self, hold: &Arc<Hold>) {
-        let sibling = hold.kind().about().sibling;
-        if sibling.is_some_and(|sibling| sibling.excludes)
-            && let Some(nested) = self.holds.known_sibling(hold.kind(), &hold.caller)
-            && nested.owner() == hold.owner()
-        {
-            self.orphan(&nested);
-        }
-    }
-
     /// Removes one waiter from the queue. The janitor gives up the place of the last one. It keeps
     /// the owner lock until the connection has that request, so the owner's next request goes out
     /// behind it and need not wait for its reply.
@@ -258,6 +246,8 @@ impl Core {
         }
         match residue {
             Residue::Held => {}
+            // Its owner continues with another one, whatever still has a handle of this one.
+            Residue::Nothing if hold.is_left() => self.holds.forget(hold),
             Residue::Doubt => self.janitor.settle(hold),
             Residue::Left => self.holds.forget(hold),
             Residue::Nothing => self.holds.reap(hold),

@@ -475,58 +475,6 @@ impl HoldState {
         self.notice_left(generation, ledger, effects);
     }
 
-    /// Notes until when the record may live, before a hold stops being renewed.
-    fn note_end(&mut self, ledger: &Ledger) {
-        if let Some((ttl, _)) = ledger.watch() {
-            self.ends = self
-                .ends
-                .max(ledger.deadline + ttl.saturating_sub(validity(ttl)));
-        }
-    }
-
-    /// Notices that no guard is left of what is held. The client then reports its end: later, nobody
-    /// learns of it. It counts as held for as long as its record may live.
-    fn notice_left(
-        &mut self,
-        generation: &Arc<Generation>,
-        mut ledger: MutexGuard<'_, Ledger>,
-        effects: &mut Effects,
-    ) {
-        if ledger.guards == 0 && ledger.is_held() {
-            self.is_left = true;
-            ledger.deadline = ledger.deadline.max(self.ends);
-            effects.ended = Some(Arc::clone(generation));
-        }
-    }
-
-    /// Leaves the hold of a guard to its lease: it stays in the hold count, and is no longer
-    /// renewed.
-    pub(super) fn leave_to_lease(&mut self, ticket: &Ticket, now: Instant, effects: &mut Effects) {
-        if self.is_current(&ticket.generation) {
-            self.lose_if_over(now, effects);
-        }
-        let mut ledger = ticket.generation.ledger();
-        self.note_end(&ledger);
-        ledger.guards -= u32::from(ticket.leave());
-        ledger.unwatch(ticket);
-        self.notice_left(&ticket.generation, ledger, effects);
-    }
-
-    /// Ends what guards hold, because the client shuts down. What was left to its lease stays.
-    pub(super) fn shut_down(&mut self, effects: &mut Effects) {
-        if self.is_left {
-            return;
-        }
-        let left = self
-            .held()
-            .and_then(|(generation, ledger)| generation.left_over(&ledger));
-        self.lose(LossReason::ShutDown, effects);
-        if left.is_some() {
-            self.current = left;
-            self.is_left = true;
-        }
-    }
-
     /// Gives up on a request whose future is no longer polled. Returns `None` if the request is no
     /// longer in doubt, or if the hold is held or no longer this client's. What was left to its
     /// lease is orphaned, and nothing is undone: what the request may acquire ends with that lease.

@@ -24,8 +24,7 @@ use futures_util::{
     stream::{FuturesUnordered, StreamExt},
 };
 use nestlock_wire::{
-    AnnouncedNames, CloseOnDrop, Dialer, Failure, Link, Pace, Request, Server, Until,
-    clock::Instant, log,
+    CloseOnDrop, Dialer, Failure, Link, Pace, Request, Server, Until, clock::Instant, log,
 };
 use tokio::{
     sync::{Notify, watch},
@@ -282,12 +281,10 @@ impl Cluster {
     ) -> Result<(NodeMap, bool), (&'s Server, StoreError)> {
         let failed = |error: StoreError| (seed, error);
         let mut dialer = dials.for_scripts().at(seed);
-        if let super::Deployment::Cluster(seeds) = &dials.endpoint.place
-            && seeds.contains(seed)
-        {
+        if dials.endpoint.has_seed(seed) {
             // verified by the configured address, as at the first connect: an announced name may
             // have changed since, and the new one is learned here
-            dialer.settings.server.announced = AnnouncedNames::default();
+            drop(std::mem::take(&mut dialer.settings.server.announced));
         }
         let connected = dialer.connect(dials.config.connect_timeout).await;
         let ends = CloseOnDrop::new(connected.map_err(|refused| failed(refused.error))?);

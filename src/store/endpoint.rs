@@ -137,6 +137,11 @@ impl Endpoint {
         Ok(self)
     }
 
+    /// Returns whether this is a configured node of a cluster.
+    pub(super) fn has_seed(&self, server: &Server) -> bool {
+        matches!(&self.place, Deployment::Cluster(seeds) if seeds.contains(server))
+    }
+
     /// Returns the wire to use: the URL's, or else the configured one.
     pub(crate) fn wire(&self, config: &Config) -> Wire {
         self.wire.unwrap_or(config.tuning.wire)

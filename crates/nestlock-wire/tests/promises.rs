@@ -80,8 +80,8 @@ fn over(wire: Wire, settings: ConnectionSettings) -> Dialer {
 async fn accepted(link: &Link) -> u64 {
     let info = link.command(&["INFO", "stats"], SECOND).await.unwrap();
     let prefix = "total_connections_received:";
-    let lines = info.as_str().unwrap().lines();
-    let number = lines.filter_map(|line| line.strip_prefix(prefix)).next();
+    let mut lines = info.as_str().unwrap().lines();
+    let number = lines.find_map(|line| line.strip_prefix(prefix));
     number.unwrap().trim().parse().unwrap()
 }
 

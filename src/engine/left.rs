@@ -1,0 +1,156 @@
+//! Holds that are left to their lease: a guard is dropped, and its hold stays in the hold count.
+//!
+//! Without another guard, the owner is not inside it any more: it continues with another hold,
+//! under another name. A value has no other name, so its next acquire asks the server first.
+
+use std::{
+    future::Future,
+    pin::{Pin, pin},
+    sync::{Arc, MutexGuard},
+};
+
+use nestlock_wire::clock::Instant;
+
+use super::{
+    attempt::{Acquire, Attempt, Busy},
+    core::Core,
+    generation::{Generation, Ledger, Ticket},
+    hold::Hold,
+    state::{Effects, HoldState},
+};
+
+use crate::{
+    error::{Error, LossReason, Result},
+    options::validity,
+    store::Inspected,
+};
+
+impl HoldState {
+    /// Notes until when the record may live, before a hold stops being renewed.
+    pub(super) fn note_end(&mut self, ledger: &Ledger) {
+        if let Some((ttl, _)) = ledger.watch() {
+            self.ends = self
+                .ends
+                .max(ledger.deadline + ttl.saturating_sub(validity(ttl)));
+        }
+    }
+
+    /// Notices that no guard is left of what is held. The client then reports its end: later, nobody
+    /// learns of it. It counts as held for as long as its record may live.
+    pub(super) fn notice_left(
+        &mut self,
+        generation: &Arc<Generation>,
+        mut ledger: MutexGuard<'_, Ledger>,
+        effects: &mut Effects,
+    ) {
+        if ledger.guards == 0 && ledger.is_held() {
+            self.is_left = true;
+            ledger.deadline = ledger.deadline.max(self.ends);
+            effects.ended = Some(Arc::clone(generation));
+        }
+    }
+
+    /// Leaves the hold of a guard to its lease: it stays in the hold count, and is no longer
+    /// renewed.
+    pub(super) fn leave_to_lease(&mut self, ticket: &Ticket, now: Instant, effects: &mut Effects) {
+        if self.is_current(&ticket.generation) {
+            self.lose_if_over(now, effects);
+        }
+        let mut ledger = ticket.generation.ledger();
+        self.note_end(&ledger);
+        ledger.guards -= u32::from(ticket.leave());
+        ledger.unwatch(ticket);
+        self.notice_left(&ticket.generation, ledger, effects);
+    }
+
+    /// Ends what guards hold, because the client shuts down. What was left to its lease stays.
+    pub(super) fn shut_down(&mut self, effects: &mut Effects) {
+        if self.is_left {
+            return;
+        }
+        let left = self
+            .held()
+            .and_then(|(generation, ledger)| generation.left_over(&ledger));
+        self.lose(LossReason::ShutDown, effects);
+        if left.is_some() {
+            self.current = left;
+            self.is_left = true;
+        }
+    }
+}
+
+impl Core {
+    /// Leaves the hold of a guard to its lease: from here on, any client that knows its owner may
+    /// release or extend it.
+    pub(crate) fn leave_to_lease(&self, hold: &Arc<Hold>, ticket: &Ticket) {
+        if !self.store.is_ours() {
+            return;
+        }
+        // first: the owner's next acquire may come as soon as the hold is left, and must have
+        // another name
+        self.holds.retire_names();
+        if let Some(sibling) = self.holds.held_sibling(hold.kind(), &hold.caller) {
+            sibling.share_its_name(&ticket.generation.owner);
+        }
+        hold.change(|state, effects| state.leave_to_lease(ticket, Instant::now(), effects));
+        self.tidy(hold);
+    }
+
+    /// Gives up on the request of a read lock inside a write lock that was left: the owner is not
+    /// inside that any more.
+    pub(super) fn orphan_nested(&self, hold: &Arc<Hold>) {
+        let sibling = hold.kind().about().sibling;
+        if sibling.is_some_and(|sibling| sibling.excludes)
+            && let Some(nested) = self.holds.known_sibling(hold.kind(), &hold.caller)
+            && nested.owner() == hold.owner()
+        {
+            self.orphan(&nested);
+        }
+    }
+}
+
+impl<'a> Acquire<'a> {
+    /// Checks the record before an acquire under a value whose hold was left to its lease. The
+    /// server cannot tell the two holders of a value apart, so the acquire may be sent only if the
+    /// record does not list the value. Returns `None` if it may be sent. Boxed, as it is rare.
+    pub(super) fn attempt_by_a_value_that_is_left(
+        &self,
+        deadline: Option<Instant>,
+    ) -> Pin<Box<dyn Future<Output = Option<Result<Attempt<'a>>>> + Send + '_>> {
+        Box::pin(async move {
+            let left = self.core.holds.left(self.kind, &self.owner)?;
+            Some(
+                match self
+                    .in_time(
+                        deadline,
+                        pin!(self.core.store.inspect(&self.kind.inspect())),
+                    )
+                    .await
+                {
+                    Some(Ok(Inspected::Held { ttl, holders }))
+                        if holders.iter().any(|(owner, _)| *owner == self.owner) =>
+                    {
+                        Ok(Attempt::Busy(Busy {
+                            ttl,
+                            wake: self.core.wake(self.kind, &self.owner),
+                            queue_entry: None,
+                            far: false,
+                        }))
+                    }
+                    Some(Ok(Inspected::WrongKind)) => Err(Error::WrongLockKind {
+                        lock: self.kind.name().to_string(),
+                    }),
+                    Some(Ok(_)) => {
+                        left.change(|state, effects| {
+                            state.lose(LossReason::RecordMissing, effects);
+                        });
+                        self.core.tidy(&left);
+                        return None;
+                    }
+                    Some(Err(error)) => self.failed(error),
+                    None => Ok(Attempt::GivenUp),
+                },
+            )
+        })
+    }
+}
