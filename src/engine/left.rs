@@ -16,7 +16,7 @@ use super::{
     core::Core,
     generation::{Generation, Ledger, Ticket},
     hold::Hold,
-    state::{Effects, HoldState},
+    state::{Effects, HoldState, Ownership},
 };
 
 use crate::{
@@ -105,6 +105,8 @@ impl Core {
             && nested.owner() == hold.owner()
         {
             self.orphan(&nested);
+            // its call goes on with another hold
+            nested.change(|state, _| state.is_left |= state.ownership == Ownership::Orphaned);
         }
     }
 }
