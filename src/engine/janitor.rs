@@ -132,13 +132,13 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
         let turn = core
             .lock_owner(&hold, Some(Instant::now() + core.holds.due.overdue()))
             .await;
-        if hold.residue() != Residue::Doubt {
+        let Ok(turn) = turn else {
             hold.unlist();
             if hold.residue() != Residue::Doubt || !hold.list() {
                 break;
             }
-        }
-        let Ok(turn) = turn else { continue };
+            continue;
+        };
         let slot = core.janitor.slot().await;
         let refused = match core.agree(&hold, Instant::now()).await {
             Agreement::Reached { .. } => {

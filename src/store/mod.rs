@@ -526,8 +526,8 @@ impl Store {
         Ok((reply::released(&answer)?, epoch))
     }
 
-    /// Runs a release script that no ledger records: of an unsettled request, or of a hold that was
-    /// given away. Follows redirects.
+    /// Runs a release script that no ledger records: of an unsettled request, or of a hold without a
+    /// guard. Follows redirects.
     pub(crate) async fn release_unrecorded(
         &self,
         call: &Call,

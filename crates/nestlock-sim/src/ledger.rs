@@ -46,7 +46,7 @@ pub(crate) enum Doing {
     Other(String),
 }
 
-/// A hold that was given away, for another task to take over.
+/// A hold that was handed over or left to its lease, for another task to take over or release.
 #[derive(Debug, Clone)]
 pub(crate) struct Given {
     pub(crate) lock: String,

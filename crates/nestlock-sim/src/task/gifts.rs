@@ -1,4 +1,4 @@
-//! Takes over the holds that other tasks gave away: releases or adopts them.
+//! Adopts the holds that other tasks handed over, and releases those that they left.
 
 use std::sync::{
     Arc,
@@ -16,15 +16,14 @@ use crate::{
 };
 
 impl Task {
-    /// Releases or adopts what other tasks gave away: all of those tasks may be waiting for these
-    /// locks.
+    /// Releases or adopts what other tasks left: all of those tasks may be waiting for these locks.
     pub(crate) async fn inherit(mut self, is_over: Arc<AtomicBool>) {
         while !is_over.load(Relaxed) {
             nap(self.rng.between(500, 2_000)).await;
             self.take_given().await;
             book(|book| _ = book.tasks.remove(&self.who));
         }
-        // this task may have given away what it adopted
+        // this task may have left what it adopted
         self.take_all_given().await;
         book(|book| _ = book.tasks.remove(&self.who));
     }
@@ -35,7 +34,7 @@ impl Task {
         }
     }
 
-    /// Releases or adopts a hold that was given away. Returns `true` if there is more to take.
+    /// Releases or adopts a hold that was left. Returns `true` if there is more to take.
     pub(super) async fn take_given(&mut self) -> bool {
         let Some(given) = book(|book| book.given.pop()) else {
             return false;
