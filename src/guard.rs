@@ -259,13 +259,17 @@ impl LockGuard {
     /// [`release`](crate::Lock::release) or [`extend`](crate::Lock::extend) the lock. To let another
     /// task or process carry on under it, [`hand_over`](Self::hand_over).
     ///
-    /// Other guards of the same owner stay held, and are renewed as before, and the lock with them;
-    /// their releases do not end what was left. Each hold that was left needs its own release. The
-    /// server may not have counted yet what the same owner gave up a moment ago, or what it gave up
-    /// while a connection broke: await [`idle`](crate::LockClient::idle) before the owner is used
-    /// elsewhere, or holds may stay recorded until the lease ends (too many, not too few). The read
-    /// lock of a read-write lock cannot be taken again by a writer that left it to its lease, until
-    /// the writer has released the write lock.
+    /// Other guards of the same owner stay held and renewed, and so does the lock; their releases do
+    /// not end what was left. Each hold that was left needs its own release, after those guards are
+    /// gone: an earlier one is not counted, and the lock then stays held until its lease ends. Before
+    /// you send the owner elsewhere, await [`idle`](crate::LockClient::idle), so that the server has
+    /// counted the releases of dropped guards. If the connection broke during a nested acquire or
+    /// release, the server may record a hold too many or too few until the lease ends. A writer that
+    /// left its nested read lock cannot read again until it has released the write lock.
+    ///
+    /// An owner that is a [`value`](crate::AcquireOptions::value) has no other name: its client may
+    /// acquire the lock again a round trip before the lease ends, or after the first lease if another
+    /// client has extended it.
     ///
     /// A lost lock is not left. A multi-lock leaves all members. The returned owner is that of the
     /// first member; the other members have the same owner only if all belong to one client.

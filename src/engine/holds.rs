@@ -162,9 +162,10 @@ impl Holds {
         self.find(Key::new(kind, owner))
     }
 
-    /// Returns the hold that this owner has left to a lease that has not ended, if it is known.
+    /// Returns the hold that was left under this owner to a lease that has not ended, if it is known.
     pub(super) fn left(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
-        self.get(kind, owner).filter(|hold| hold.is_left_to_lease())
+        self.get(kind, owner)
+            .filter(|hold| hold.is_left_to_lease() && hold.generation_of(owner).is_some())
     }
 
     /// Returns the owner that has the hold recorded under this name, if another owner of this
@@ -340,8 +341,8 @@ impl Holds {
     }
 
     /// Returns the obstacle to a first hold: the same owner's hold of a kind that excludes this
-    /// one. Returns `None` if there is none. Call with the request marked as in flight but not yet
-    /// sent.
+    /// one, or the hold that it was to be nested in, which was left since the plan. Returns `None`
+    /// if there is none. Call with the request marked as in flight but not yet sent.
     ///
     /// `Err`: the other lock is held, or waited for in its queue, or was lost and a guard is alive.
     /// `Ok`: the server does not agree with the other hold. Settle that first: both have one name
@@ -352,7 +353,7 @@ impl Holds {
         if count > 1 {
             return None;
         }
-        // what this one is nested in was left since the plan, which must be made again
+        // the next plan nests in nothing
         if let Some(sibling) = self.known_sibling(hold.kind(), &hold.caller)
             && sibling.is_left()
             && sibling.owner() == hold.owner()

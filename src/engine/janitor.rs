@@ -285,9 +285,8 @@ async fn take_off(
 ) {
     let deadline = deadline(core, kind, Instant::now());
     // what this client has not settled yet would be taken for this release
-    if let Some(left) = core.holds.get(kind, owner)
+    if let Some(left) = core.holds.left(kind, owner)
         && left.residue() == Residue::Doubt
-        && left.generation_of(owner).is_some()
         && let Ok(_turn) = core.lock_owner(&left, None).await
     {
         core.agree(&left, Instant::now()).await;

@@ -35,8 +35,8 @@ impl HoldState {
         }
     }
 
-    /// Notices that no guard is left of what is held. The client then reports its end: later, nobody
-    /// learns of it. It counts as held for as long as its record may live.
+    /// Notices that no guard is left of what is held. The client reports its end now, since it need
+    /// not notice the end of the lease. It counts as held for as long as its record may live.
     pub(super) fn notice_left(
         &mut self,
         generation: &Arc<Generation>,

@@ -255,7 +255,6 @@ impl Core {
         let released = self.take_one_off(kind, owner, in_doubt).await;
         if let Ok(Released::Free) | Err(Error::NotHeld { .. }) = released
             && let Some(left) = self.holds.left(kind, owner)
-            && left.generation_of(owner).is_some()
         {
             left.change(|state, effects| state.lose(LossReason::RecordMissing, effects));
             self.tidy(&left);

@@ -240,14 +240,17 @@ impl Core {
         if !self.store.is_ours() {
             return;
         }
-        let residue = hold.residue();
-        if residue != Residue::Held && hold.is_left() {
+        let (residue, is_left) = {
+            let state = hold.state();
+            (state.residue(), state.is_left)
+        };
+        if is_left && residue != Residue::Held {
             self.orphan_nested(hold);
         }
         match residue {
             Residue::Held => {}
             // Its owner continues with another one, whatever still has a handle of this one.
-            Residue::Nothing if hold.is_left() => self.holds.forget(hold),
+            Residue::Nothing if is_left => self.holds.forget(hold),
             Residue::Doubt => self.janitor.settle(hold),
             Residue::Left => self.holds.forget(hold),
             Residue::Nothing => self.holds.reap(hold),

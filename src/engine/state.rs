@@ -381,7 +381,8 @@ impl HoldState {
             return stuck;
         };
         let renewal = ledger.renew_at.map(|at| (at, slack(&ledger)));
-        // Nobody must learn of the end of what was left. A value's owner must: it has no other name.
+        // The client need not notice the end of what was left, unless its owner is a value, which
+        // has no other name.
         let ends = ledger.deadline != Instant::NEVER
             && (!self.is_left || in_doubt || self.owner.is_value() || renewal.is_some());
         let end = ends.then_some((ledger.deadline, Duration::ZERO));

@@ -2,19 +2,15 @@
 //! promise that the defect broke.
 
 use std::{
-    future::Future,
-    pin::Pin,
     sync::Arc,
-    task::Poll,
     time::{Duration, Instant},
 };
 
-use futures::future::poll_fn;
 use nestlock::{AcquireOptions, Error, Lock, LockClient};
 use tokio::sync::Notify;
 
 use crate::support::{
-    Server, eventually,
+    Server, eventually, poll_once,
     proxy::{Action, Proxy, Verb, Way},
     within,
 };
@@ -45,14 +41,6 @@ async fn assert_free_soon(server: &Server, client: &LockClient) {
         "held by nobody for {} ms more",
         server.pttl("l")
     );
-}
-
-async fn poll_once<F: Future + ?Sized>(future: &mut Pin<Box<F>>) {
-    poll_fn(|cx| {
-        let _ = future.as_mut().poll(cx);
-        Poll::Ready(())
-    })
-    .await;
 }
 
 /// Promise: an abandoned hold is released as soon as the server takes writes again.
@@ -189,7 +177,7 @@ async fn a06_a_late_polled_future_does_not_lengthen_other_waits() {
     // The delay keeps the reply out of the first poll, even if this thread stalls.
     proxy.rule(|_| Action::Late(ms(50)));
     let mut parked = Box::pin(lock.lock());
-    poll_once(&mut parked).await;
+    let _ = poll_once(parked.as_mut()).await;
     proxy.pass();
     tokio::time::sleep(ms(2000)).await;
     let guard = parked.await.unwrap();
@@ -355,7 +343,7 @@ async fn a11_an_unlock_amid_a_parked_re_entry_never_says_unexecuted() {
     let outer = lock.lock().await.unwrap();
     proxy.rule(|_| Action::Late(ms(20)));
     let mut parked = Box::pin(lock.lock());
-    poll_once(&mut parked).await;
+    let _ = poll_once(parked.as_mut()).await;
     proxy.pass();
     tokio::time::sleep(ms(2500)).await;
     let start = Instant::now();
@@ -385,7 +373,7 @@ async fn a12_a_future_that_is_polled_again_leaves_no_orphaned_hold() {
     // The server does not know the script, so a second request must follow the first poll.
     proxy.rule(|_| Action::Late(ms(50)));
     let mut parked = Box::pin(lock.lock());
-    poll_once(&mut parked).await;
+    let _ = poll_once(parked.as_mut()).await;
     proxy.pass();
     tokio::time::sleep(ms(2500)).await;
     a.idle().await;
@@ -617,7 +605,7 @@ async fn a22_a_release_polled_late_spares_a_later_hold_of_the_value() {
     // The server does not know the script, so a second request must follow the first poll.
     proxy.rule(|_| Action::Late(ms(50)));
     let mut parked = Box::pin(first.unlock());
-    poll_once(&mut parked).await;
+    let _ = poll_once(parked.as_mut()).await;
     proxy.pass();
     tokio::time::sleep(ms(2500)).await;
     a.idle().await;

@@ -13,7 +13,7 @@ use proptest::{
     test_runner::{Config, RngSeed, TestRunner},
 };
 
-use crate::support::{Server, eventually};
+use crate::support::{Server, eventually, poll_once};
 
 const TEN_YEARS: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 const PASSWORD: &str = "hunter2-s3cret";
@@ -601,8 +601,7 @@ async fn r43_n4_a_release_says_what_the_background_found_out_first() {
         // nothing.
         tokio::time::sleep(Duration::from_millis(50)).await;
         let mut unlock = Box::pin(outer.unlock());
-        let polled =
-            std::future::poll_fn(|cx| std::task::Poll::Ready(unlock.as_mut().poll(cx))).await;
+        let polled = poll_once(unlock.as_mut()).await;
         server.cont();
         assert!(polled.is_pending());
         match soon(unlock).await {

@@ -19,7 +19,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
     contract::nothing_is_left,
-    support::{Server, came_too_late, eventually, within},
+    support::{Server, came_too_late, eventually, poll_once, within},
 };
 
 const SOON: Duration = Duration::from_secs(15);
@@ -881,7 +881,7 @@ async fn a_call_left_halfway_does_not_hang_its_owners_next_call() {
     let parked = loop {
         let mut parked = Box::pin(lock.lock());
         // The reply may be there already: then try again.
-        match poll_fn(|cx| Poll::Ready(parked.as_mut().poll(cx))).await {
+        match poll_once(parked.as_mut()).await {
             Poll::Pending => break parked,
             Poll::Ready(inner) => inner.unwrap().unlock().await.unwrap(),
         }

@@ -328,7 +328,7 @@ fn the_ground_plan_has_every_part_of_the_engine() {
 /// Files with more than the allowed 400 lines of code. Each may only shrink.
 const LONG: [(&str, usize); 8] = [
     ("src/engine/attempt.rs", 453),
-    ("src/engine/release.rs", 431),
+    ("src/engine/release.rs", 430),
     ("src/engine/transitions.rs", 435),
     ("src/lock/quorum.rs", 444),
     ("src/lock/red.rs", 436),

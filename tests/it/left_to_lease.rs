@@ -1,17 +1,16 @@
 //! A hold that was left to its lease is no longer any concern of its client.
 
 use std::{
-    future::{Future, poll_fn},
+    future::Future,
     pin::Pin,
     sync::{Arc, Barrier},
-    task::Poll,
     time::Duration,
 };
 
 use nestlock::{AcquireOptions, Error, LockClient, LockGuard, OwnerId, Result};
 
 use crate::support::{
-    Server, eventually,
+    Server, eventually, poll_once,
     proxy::{Action, Proxy, Verb},
 };
 
@@ -466,11 +465,6 @@ async fn holds_beside_one_that_was_left_are_counted_by_name() {
 
 type Parked<'a> = Pin<Box<dyn Future<Output = Result<Option<LockGuard>>> + Send + 'a>>;
 
-/// Polls once, which sends the request.
-async fn poll_once(future: &mut Parked<'_>) -> bool {
-    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_pending())).await
-}
-
 /// Connects with a command timeout of 300 ms.
 async fn hasty(proxy: &Proxy, watchdog: u64) -> LockClient {
     LockClient::builder()
@@ -498,7 +492,7 @@ async fn an_unpolled_acquire_beside_what_was_left_undoes_nothing() {
         let outer = here.lock_with(mine()).await.unwrap();
         proxy.once(Verb::Acquire, Action::Late(ms(30)));
         let mut nested: Parked<'_> = Box::pin(here.try_lock_with(mine()));
-        assert!(poll_once(&mut nested).await);
+        assert!(poll_once(nested.as_mut()).await.is_pending());
         let given = outer.leave_to_lease();
         there.extend(&given, Duration::from_secs(60)).await.unwrap();
         eventually("it is given up", || async { a.stats().settling == 0 }).await;
@@ -535,7 +529,7 @@ async fn what_was_left_in_doubt_is_not_released_after_its_lease() {
         });
         if is_acquire {
             let mut nested: Parked<'_> = Box::pin(here.try_lock_for(ms(300)));
-            assert!(poll_once(&mut nested).await);
+            assert!(poll_once(nested.as_mut()).await.is_pending());
             drop(nested);
         }
         drop(inner);

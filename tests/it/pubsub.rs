@@ -1,13 +1,11 @@
 //! Wake-ups: what a message does, and what happens if messages are missing.
 
 use std::{
-    future::Future,
-    pin::{Pin, pin},
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -16,7 +14,7 @@ use nestlock::{LockClient, Tuning};
 use crate::support::{
     Server,
     child::{ByHand, channel},
-    eventually,
+    eventually, poll_once,
     proxy::{Action, Proxy},
     within,
 };
@@ -39,11 +37,6 @@ async fn patient_client(server: &Server) -> LockClient {
         .await
         .unwrap();
     client
-}
-
-/// Polls once, so that the future sends its request.
-async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Poll<F::Output> {
-    std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
 }
 
 /// Spawns `count` tasks that lock and unlock once each.

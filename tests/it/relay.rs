@@ -10,13 +10,12 @@ use std::{
     time::Duration,
 };
 
-use futures::future::poll_fn;
 use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, LossReason, OwnerId, Tuning};
 
 use crate::support::{
     Pauses, Server,
     child::{ByHand, channel},
-    eventually,
+    eventually, poll_once,
 };
 
 /// Far beyond the limit of each test, so that a missed wake-up shows.
@@ -318,7 +317,7 @@ async fn one_has_it_at_a_time_whoever_is_dropped_or_not_polled() {
         let mut future = Box::pin(OwnerId::scope(lock.lock()));
         // Polled a few times, so that it waits, and then never again, even if it is woken.
         for _ in 0..20 {
-            if let Poll::Ready(guard) = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await {
+            if let Poll::Ready(guard) = poll_once(future.as_mut()).await {
                 guard.unwrap().unlock().await.unwrap();
                 future = Box::pin(OwnerId::scope(lock.lock()));
             }
@@ -359,7 +358,7 @@ async fn what_nobody_takes_is_for_the_next() {
         });
         // Polls it until it sleeps.
         while client.stats().waiters < 2 {
-            assert!(poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx).is_pending())).await);
+            assert!(poll_once(unpolled.as_mut()).await.is_pending());
             tokio::time::sleep(ms(1)).await;
         }
         asleep(&server, &client, 2).await;
@@ -489,13 +488,13 @@ async fn lying<'a>(
     let mut unpolled: std::pin::Pin<Box<dyn Future<Output = _>>> =
         Box::pin(OwnerId::scope(lock.lock()));
     while client.stats().waiters < before + 2 {
-        assert!(poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx).is_pending())).await);
+        assert!(poll_once(unpolled.as_mut()).await.is_pending());
         tokio::time::sleep(ms(1)).await;
     }
     asleep(server, client, before + 2).await;
     // It may be woken to poll once more when the subscription is confirmed.
     for _ in 0..20 {
-        assert!(poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx).is_pending())).await);
+        assert!(poll_once(unpolled.as_mut()).await.is_pending());
         tokio::time::sleep(ms(1)).await;
     }
     other.release();
@@ -681,9 +680,7 @@ async fn what_lies_there_and_is_forced_free_is_nobodys() {
             }
             tried += 1;
             for _ in 0..10 {
-                if let Poll::Ready(guard) =
-                    poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx))).await
-                {
+                if let Poll::Ready(guard) = poll_once(unpolled.as_mut()).await {
                     let guard = guard.unwrap();
                     assert_eq!(
                         server.record("l"),
@@ -774,7 +771,7 @@ async fn an_answer_that_lay_there_is_no_recent_one() {
     let mut polls = 0;
     while client.stats().waiters < 2 || polls < 50 {
         for waiter in &mut both {
-            assert!(poll_fn(|cx| Poll::Ready(waiter.as_mut().poll(cx).is_pending())).await);
+            assert!(poll_once(waiter.as_mut()).await.is_pending());
         }
         polls += 1;
         tokio::time::sleep(ms(1)).await;
@@ -783,7 +780,7 @@ async fn an_answer_that_lay_there_is_no_recent_one() {
     tokio::time::sleep(ms(20)).await;
     // The request is sent, and then this thread is busy.
     for waiter in &mut both {
-        assert!(poll_fn(|cx| Poll::Ready(waiter.as_mut().poll(cx).is_pending())).await);
+        assert!(poll_once(waiter.as_mut()).await.is_pending());
     }
     tokio::time::sleep(ms(20)).await;
     assert!(server.exists("l"));
@@ -816,8 +813,7 @@ async fn what_lay_there_through_a_reconnect_is_not_taken() {
         server.call(&["DEL", "l"]);
         tokio::time::sleep(ms(8)).await;
         for _ in 0..50 {
-            if let Poll::Ready(guard) = poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx))).await
-            {
+            if let Poll::Ready(guard) = poll_once(unpolled.as_mut()).await {
                 let guard = guard.unwrap();
                 if guard.owner() == owner {
                     // After a reconnect the client checks all holds at once, and reports the loss.

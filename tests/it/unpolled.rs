@@ -2,11 +2,10 @@
 
 use std::{future::Future, pin::Pin, task::Poll, time::Duration};
 
-use futures::future::poll_fn;
 use nestlock::{AcquireOptions, Lock, LockClient, LockGuard, OwnerId, Result};
 
 use crate::support::{
-    Server, eventually,
+    Server, eventually, poll_once,
     proxy::{Action, Proxy, Verb},
 };
 
@@ -21,7 +20,7 @@ type Parked<'a> = Pin<Box<dyn Future<Output = Result<LockGuard>> + Send + 'a>>;
 async fn park(lock: &Lock) -> Parked<'_> {
     loop {
         let mut future: Parked<'_> = Box::pin(lock.lock());
-        let polled = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await;
+        let polled = poll_once(future.as_mut()).await;
         match polled {
             Poll::Pending => return future,
             Poll::Ready(guard) => guard.unwrap().unlock().await.unwrap(),
@@ -83,10 +82,7 @@ async fn a_try_that_was_not_polled_is_told_so() {
     let parked = loop {
         let mut tries =
             Box::pin(lock.try_lock_with(AcquireOptions::new().lease(Duration::from_secs(30))));
-        if poll_fn(|cx| Poll::Ready(tries.as_mut().poll(cx)))
-            .await
-            .is_pending()
-        {
+        if poll_once(tries.as_mut()).await.is_pending() {
             break tries;
         }
         eventually("it is free", || async { !server.exists("l") }).await;

@@ -74,7 +74,7 @@ pub(crate) struct FredConnection {
     is_ended: watch::Sender<bool>,
 }
 
-/// Ends a connection together with the task that has this, be it that its runtime has ended.
+/// Ends a connection together with the task that has this, also when the task's runtime ends.
 struct EndOnDrop(Weak<FredConnection>);
 
 impl Drop for EndOnDrop {

@@ -160,7 +160,7 @@ fn a_hold_that_is_left_is_neither_planned_nor_released() {
             assert!(hold.send_release(Epoch::FIRST, Instant::now()).is_none());
             hold.change(HoldState::shut_down);
             assert_eq!(hold.residue(), Residue::Left);
-            // nobody keeps it: there may be many, with long leases
+            // no list keeps it: there may be many, with long leases
             assert_eq!(hold.state().next_poll(Duration::from_secs(3)), None);
             hold.change(|state, effects| state.lose(LossReason::LeaseExpired, effects));
             assert_eq!(hold.residue(), Residue::Nothing);

@@ -12,11 +12,13 @@ pub mod server;
 pub mod wire;
 
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -30,6 +32,11 @@ pub const WIRES: &[Wire] = &[
     #[cfg(feature = "fred")]
     Wire::Fred,
 ];
+
+/// Polls once, so that the future sends its request.
+pub async fn poll_once<F: Future + ?Sized>(mut future: Pin<&mut F>) -> Poll<F::Output> {
+    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
+}
 
 /// Returns whether a short wait ended before its reply arrived, or before an earlier call of the
 /// same owner ended, which happens on a busy machine.

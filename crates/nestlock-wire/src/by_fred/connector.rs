@@ -123,11 +123,14 @@ pub async fn fred_client(
 /// Connects a client. fred's `init` leaves the task that has the connection behind if it is dropped
 /// midway; this does not.
 pub(super) async fn start(client: &Client) -> Result<ConnectHandle, FredError> {
-    struct EndsUnlessConnected(AbortHandle, bool);
-    impl Drop for EndsUnlessConnected {
+    struct EndOnDrop {
+        router: AbortHandle,
+        is_connected: bool,
+    }
+    impl Drop for EndOnDrop {
         fn drop(&mut self) {
-            if !self.1 {
-                self.0.abort();
+            if !self.is_connected {
+                self.router.abort();
             }
         }
     }
@@ -135,12 +138,15 @@ pub(super) async fn start(client: &Client) -> Result<ConnectHandle, FredError> {
     let mut connected = pin!(client.wait_for_connect());
     let at_once = connected.as_mut().now_or_never();
     let router = client.connect();
-    let mut ends = EndsUnlessConnected(router.abort_handle(), false);
+    let mut ends = EndOnDrop {
+        router: router.abort_handle(),
+        is_connected: false,
+    };
     match at_once {
         Some(connected) => connected?,
         None => connected.await?,
     }
-    ends.1 = true;
+    ends.is_connected = true;
     Ok(router)
 }
 
