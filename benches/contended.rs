@@ -187,7 +187,7 @@ async fn many_tasks(link: &Link) {
     let start = Instant::now();
     let tasks: Vec<_> = (0..64)
         .map(|_| {
-            let lock = client.reentrant_lock("hot").expect("a name");
+            let lock = client.mutex("hot").expect("a name");
             tokio::spawn(async move {
                 for _ in 0..holds_each {
                     lock.lock()

@@ -50,10 +50,7 @@ fn crowd(
     over: &Arc<AtomicBool>,
 ) -> Vec<tokio::task::JoinHandle<Vec<f64>>> {
     let spawn = |_| {
-        let (lock, over) = (
-            client.reentrant_lock("hot").expect("a name"),
-            Arc::clone(over),
-        );
+        let (lock, over) = (client.mutex("hot").expect("a name"), Arc::clone(over));
         tokio::spawn(async move {
             let mut waits = Vec::new();
             while !over.load(Ordering::Relaxed) {

@@ -11,7 +11,11 @@ use std::{
 use async_trait::async_trait;
 
 use crate::{
-    engine::{Anchor, attempt::Entered, generation::Ticket, hold::Hold},
+    engine::{
+        Anchor,
+        generation::Ticket,
+        hold::{Entered, Hold},
+    },
     error::{Error, LossReason, Result},
     hand_over::HandOver,
     owner::OwnerId,

@@ -29,6 +29,7 @@ use std::{
     cell::Cell,
     fmt,
     io::Write,
+    num::NonZeroU8,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -44,7 +45,15 @@ const NOBODY: &str = "handed-over";
 const MAX_NAME_PART: usize = 64;
 
 tokio::task_local! {
-    static SCOPE: u64;
+    static SCOPE: Scope;
+}
+
+/// The owner that a scope names.
+#[derive(Clone, Copy)]
+struct Scope {
+    number: u64,
+    /// It belongs to one acquire.
+    is_single: bool,
 }
 
 /// Returns the number behind `b` and `s`: counted per process, and never reused.
@@ -155,18 +164,19 @@ fn host() -> String {
 /// ```
 #[derive(Clone)]
 pub struct OwnerId {
-    /// The text in the record. In a lent name, the name of the borrower follows.
+    /// The text in the record.
     text: Arc<str>,
     /// Where the suffix begins that is added after an unknown outcome; the length of `text` if
-    /// there is none. In a lent name: where the name of the borrower begins.
+    /// there is none.
     base: u32,
     /// Whether the user chose the text, which then never gets a suffix.
     is_value: bool,
     /// Whether it is the exact name in one record, rather than a task or a named owner under any
     /// suffix.
     is_exact: bool,
-    /// Whether the hold now belongs to an owner with another name: see [`OwnerId::lent_to`].
-    is_lent: bool,
+    /// For the owner of one acquire: which of the record's holders this is, from 1, since a hold
+    /// may be handed off to the owner of another acquire, and keeps its name. 0 for other owners.
+    turn: u8,
 }
 
 impl OwnerId {
@@ -182,14 +192,17 @@ impl OwnerId {
             text: (&*text).into(),
             is_value: false,
             is_exact: false,
-            is_lent: false,
+            turn: 0,
         }
     }
 
     /// Returns the caller: the scope, otherwise the task, otherwise the thread.
     pub(crate) fn current(client: &ClientId) -> Self {
-        if let Ok(scope) = SCOPE.try_with(|scope| *scope) {
-            return Self::new(client, format_args!("s{scope}"));
+        if let Ok(Scope { number, is_single }) = SCOPE.try_with(|scope| *scope) {
+            return Self {
+                turn: is_single.into(),
+                ..Self::new(client, format_args!("s{number}"))
+            };
         }
         match tokio::task::try_id() {
             Some(task) => Self::new(client, format_args!("{task}")),
@@ -224,9 +237,28 @@ impl OwnerId {
             text,
             base: length(self.base()),
             is_exact: true,
-            is_lent: false,
             ..*self
         }
+    }
+
+    /// Returns the same name for the next holder of the record.
+    pub(crate) fn next_turn(&self) -> Self {
+        Self {
+            text: Arc::clone(&self.text),
+            turn: self.turn.saturating_add(1),
+            ..*self
+        }
+    }
+
+    /// Returns which of the record's holders this is, if it is the owner of one acquire.
+    pub(crate) fn turn(&self) -> Option<NonZeroU8> {
+        NonZeroU8::new(self.turn)
+    }
+
+    /// Returns whether a caller that has this name means the hold of `held`. A name that was read
+    /// from a record means its first holder.
+    pub(crate) fn means(&self, held: &Self) -> bool {
+        !self.is_exact || self == held && self.turn.max(1) == held.turn.max(1)
     }
 
     /// Returns whether [`OwnerId::with_suffix`] with this number returns this name.
@@ -238,20 +270,7 @@ impl OwnerId {
             Some(suffix) => is_written(suffix) && suffix.parse() == Ok(number),
             None => number == 0,
         };
-        self.is_exact && !self.is_lent && (self.is_value || is_it())
-    }
-
-    /// Returns the same name in the record, for a hold that now belongs to `borrower`: the client
-    /// finds the hold by the name of the borrower.
-    pub(crate) fn lent_to(&self, borrower: &Self) -> Self {
-        let text = format!("{self}{}", borrower.base()).into();
-        Self {
-            text,
-            base: length(self.as_str()),
-            is_value: false,
-            is_exact: true,
-            is_lent: true,
-        }
+        self.is_exact && (self.is_value || is_it())
     }
 
     /// Returns whether this is a text that the user chose, rather than a task of a client.
@@ -259,11 +278,9 @@ impl OwnerId {
         self.is_value
     }
 
-    /// Returns the name without the suffix that an unknown outcome adds. For a lent name, that of
-    /// the borrower.
+    /// Returns the name without the suffix that an unknown outcome adds.
     pub(crate) fn base(&self) -> &str {
-        let (before, behind) = self.text.split_at(self.base as usize);
-        if self.is_lent { behind } else { before }
+        &self.text[..self.base as usize]
     }
 
     /// Returns whether it is the exact name in one record, rather than a task or a named owner
@@ -281,19 +298,11 @@ impl OwnerId {
     /// Returns the owner as it is in the lock record.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        if self.is_lent {
-            &self.text[..self.base as usize]
-        } else {
-            &self.text
-        }
+        &self.text
     }
 
     pub(crate) fn to_arc(&self) -> Arc<str> {
-        if self.is_lent {
-            self.as_str().into()
-        } else {
-            Arc::clone(&self.text)
-        }
+        Arc::clone(&self.text)
     }
 
     /// Runs `future` as an owner of its own, different from the surrounding task and from every
@@ -307,7 +316,17 @@ impl OwnerId {
     ///
     /// As cancel safe as `future`.
     pub async fn scope<F: Future>(future: F) -> F::Output {
-        SCOPE.scope(fresh_number(), future).await
+        Self::as_owner(false, future).await
+    }
+
+    /// Runs `future`, which makes one acquire, as an owner that no other acquire has.
+    pub(crate) async fn of_one_acquire<F: Future>(future: F) -> F::Output {
+        Self::as_owner(true, future).await
+    }
+
+    fn as_owner<F: Future>(is_single: bool, future: F) -> impl Future<Output = F::Output> {
+        let number = fresh_number();
+        SCOPE.scope(Scope { number, is_single }, future)
     }
 }
 
@@ -320,7 +339,7 @@ impl OwnerId {
             base: length(text),
             is_value: true,
             is_exact: true,
-            is_lent: false,
+            turn: 0,
         })
     }
 }
@@ -363,8 +382,8 @@ mod tests {
         assert_eq!(later.base(), owner.base());
         assert_eq!(later.with_suffix(0), owner);
         assert!(later.has_suffix(3) && !later.has_suffix(0) && later.with_suffix(0).has_suffix(0));
-        // a name that is not in a record yet, a lent name, and names that others may have written
-        assert!(!owner.has_suffix(0) && !later.lent_to(&later).has_suffix(3));
+        // a name that is not in a record yet, and names that others may have written
+        assert!(!owner.has_suffix(0));
         let read = |suffix: &str| format!("{owner}{suffix}").parse::<OwnerId>().unwrap();
         for other in [".03", ".+3", ".3.3", ".", ".18446744073709551616"].map(read) {
             assert!(
@@ -376,26 +395,21 @@ mod tests {
         assert!(value.has_suffix(4), "it has no other name");
     }
 
-    /// A lent name reads as the record does, and belongs to the borrower.
-    #[test]
-    fn a_lent_name_reads_as_in_the_record_and_is_the_borrowers() {
+    /// Each holder of one record has the same text, and means its own hold only.
+    #[tokio::test]
+    async fn a_name_means_the_hold_of_its_own_turn() {
         let client = ClientId::random();
-        let [one, two] = ["one", "two"].map(|name| OwnerId::named(&client, name).unwrap());
-        let recorded = one.with_suffix(3);
-        let lent = recorded.lent_to(&two.with_suffix(7));
-        assert_eq!(
-            (lent.as_str(), &*lent.to_arc(), lent.to_string()),
-            (recorded.as_str(), recorded.as_str(), recorded.to_string())
-        );
-        assert!(lent == recorded && lent.is_of(&client) && lent.is_exact());
-        assert_eq!(lent.base(), two.base());
-        assert_eq!(lent.with_suffix(9), two.with_suffix(9));
-        assert_eq!(lent.with_suffix(0), two);
-        let again = lent.lent_to(&one);
-        assert_eq!(
-            (again.as_str(), again.base()),
-            (recorded.as_str(), one.base())
-        );
+        let caller = OwnerId::of_one_acquire(async { OwnerId::current(&client) }).await;
+        let first = caller.with_suffix(0);
+        let second = first.next_turn();
+        assert_eq!(first, second);
+        assert!(first.means(&first) && second.means(&second));
+        assert!(!first.means(&second) && !second.means(&first));
+        assert!(caller.means(&second), "inside its acquire it has one hold");
+        let read = OwnerId::recorded(first.as_str());
+        assert!(read.means(&first) && !read.means(&second));
+        let task = OwnerId::current(&client).with_suffix(0);
+        assert!(task.turn().is_none() && task.means(&task));
     }
 
     #[test]

@@ -6,9 +6,10 @@ use nestlock_wire::clock::{Instant, millis};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
-    attempt::{Acquire, Attempt, AttemptCause, Busy, Entered},
+    attempt::{Acquire, Attempt, Busy},
     core::REPLY_GRACE,
     failure::{NO_REPLY, no_reply, store_error},
+    hold::Entered,
     kind::Wake,
     retry::{Failing, jittered},
     wait::{
@@ -22,13 +23,38 @@ use crate::error::{Error, Result};
 /// How often a sleeping acquire checks for a shutdown: no wake-up reports one.
 const SHUTDOWN_POLL: Duration = Duration::from_millis(200);
 
+/// What one acquire knows between its attempts.
+struct Attempts<'a> {
+    waiter: Option<Waiter<'a>>,
+    /// The permit of the message that led to this attempt. If the attempt is not made, dropping it
+    /// wakes the next waiter.
+    told: Option<OwnedSemaphorePermit>,
+    made: u32,
+    /// The last reply was that the lock is busy, or another holder of this client keeps it busy.
+    was_busy: bool,
+    /// Boxed, as it is rare: the future of each waiter stays small.
+    failing: Option<Box<Failing>>,
+}
+
+/// What follows an attempt.
+enum Next<'b> {
+    /// The acquire is over: with the lock, or without it since its wait is over.
+    Over(Option<Entered>),
+    Again,
+    /// Try again after this pause.
+    Pause(Pin<Box<dyn Future<Output = ()> + Send + 'b>>),
+    /// Try again when the waiter is woken.
+    Sleep,
+}
+
 impl<'a> Acquire<'a> {
     /// Acquires the lock. Returns `None` if it was busy until the wait was over.
     pub(crate) fn run(self) -> impl Future<Output = Result<Option<Entered>>> + Send + use<'a> {
         // a waiter that is subscribed before its first attempt misses no message, and needs no
         // second attempt
-        let mut waiter = if self.waits {
-            self.core.join_existing(self.kind, &self.owner, self.lease)
+        let waiter = if self.waits {
+            self.core
+                .join_existing(self.kind, &self.owner, self.takes())
         } else {
             None
         };
@@ -43,127 +69,52 @@ impl<'a> Acquire<'a> {
                     None,
                 )
             });
-            let (mut told, mut handed): (
-                Option<OwnedSemaphorePermit>,
-                Option<OwnedSemaphorePermit>,
-            ) = (None, None);
-            let (mut attempts, mut was_busy) = (0_u32, false);
-            // boxed, as it is rare: the future of each waiter stays small
-            let mut failing: Option<Box<Failing>> = None;
+            let mut attempts = Attempts {
+                waiter,
+                told: None,
+                made: 0,
+                was_busy: false,
+                failing: None,
+            };
             loop {
                 self.core.check_open()?;
-                let tried = if attempts == 0 && !was_busy {
+                let is_first = attempts.made == 0 && !attempts.was_busy;
+                let tried = if is_first {
                     self.started
                 } else {
                     Instant::now()
                 };
-                let knows =
-                    |waiter: &&Waiter<'_>| waiter.is_request_pointless(self.kind, &self.owner);
-                if let Some(waiter) = waiter
-                    .as_ref()
-                    .filter(|_| attempts == 0 && !was_busy)
-                    .filter(knows)
+                if let Some(waiter) = &attempts.waiter
+                    && is_first
+                    && waiter.is_request_pointless()
                 {
-                    was_busy = true;
+                    attempts.was_busy = true;
                     waiter.poll_after(None);
                 } else {
-                    attempts += 1;
-                    // an outage must end the call when its patience is over, not one attempt later
-                    let outage = failing
-                        .as_ref()
-                        .map(|failing| failing.since + self.core.config.outage_patience);
-                    let told_of = AttemptCause::at(waiter.as_ref(), handed.is_some());
                     // boxed: no part of an attempt stays in the future of a waiter that sleeps
-                    let attempt =
-                        match Box::pin(self.attempt(told_of, tried, self.attempt_deadline(outage)))
-                            .await
-                        {
-                            Err(error) => {
-                                return Err(match &mut failing {
-                                    Some(failing) => failing.as_a_whole(error),
-                                    None => error,
-                                });
-                            }
-                            Ok(attempt) => attempt,
-                        };
-                    // the permit returns, and wakes the next waiter, only if the hand-off is still
-                    // there
-                    if let (Some(permit), Some(waiter)) = (handed.take(), &waiter)
-                        && !waiter.is_handed_something()
-                    {
-                        permit.forget();
+                    match Box::pin(self.next(&mut attempts, tried)).await? {
+                        Next::Over(entered) => return Ok(entered),
+                        Next::Again => continue,
+                        Next::Pause(pause) => {
+                            pause.await;
+                            continue;
+                        }
+                        Next::Sleep => {}
                     }
-                    // the permit has led to an attempt: if it returned, it would wake another
-                    // waiter in vain
-                    if matches!(attempt, Attempt::Entered(_) | Attempt::Busy(_))
-                        && let Some(permit) = told.take()
-                    {
-                        permit.forget();
-                    }
-                    let failure = match attempt {
-                        Attempt::Entered(entered) => {
-                            match &waiter {
-                                Some(waiter) if self.kind.about().shared => waiter.pass_on(),
-                                Some(waiter) if self.kind.about().own_channel => waiter.wake_next(),
-                                _ => {}
-                            }
-                            if attempts > 1 {
-                                let waited_ms = millis(self.started.elapsed());
-                                tracing::debug!(lock = %self.kind.name(), owner = %self.owner, waited_ms, attempts, "acquired");
-                            }
-                            return Ok(Some(entered));
-                        }
-                        Attempt::Busy(busy) => {
-                            was_busy = true;
-                            if self.is_over() {
-                                return Ok(None);
-                            }
-                            if let Some(pause) = self.listen(busy, &mut waiter, attempts) {
-                                pause.await;
-                            }
-                            None
-                        }
-                        Attempt::Again => continue,
-                        // the last reply was "busy", and the wait is over: the outcome is known
-                        Attempt::OwnerLockTimeout(_) | Attempt::GivenUp
-                            if was_busy && self.is_over() =>
-                        {
-                            return Ok(None);
-                        }
-                        Attempt::GivenUp => {
-                            return Err(store_error(self.kind.name(), no_reply(NO_REPLY)));
-                        }
-                        Attempt::Failed(error) | Attempt::OwnerLockTimeout(error) => {
-                            drop(told.take()); // the next waiter may have better luck
-                            let failing =
-                                failing.get_or_insert_with(|| Box::new(Failing::since(tried)));
-                            let deadline = self
-                                .deadline
-                                .unwrap_or(failing.since + self.core.config.outage_patience);
-                            if Instant::now() >= deadline {
-                                return Err(failing.as_a_whole(error));
-                            }
-                            tracing::debug!(lock = %self.kind.name(), %error, "trying again");
-                            if matches!(error, Error::Unconfirmed { .. }) {
-                                failing.unconfirmed = Some(error);
-                            }
-                            Some(deadline)
-                        }
-                    };
-                    if let (Some(deadline), Some(failing)) = (failure, &mut failing) {
-                        self.pause(failing.retry.next(), deadline).await;
-                        continue;
-                    }
-                    failing = None;
                 }
-                let Some(waiter) = &waiter else { continue };
+                let Some(waiter) = &attempts.waiter else {
+                    continue;
+                };
                 if waiter.was_notified_since(tried) {
-                    told = waiter.take_permit();
+                    attempts.told = waiter.take_permit();
                     continue;
                 }
                 match waiter.wait(self.deadline).await {
-                    Woken::Notified(permit) => told = Some(permit),
-                    Woken::Handed(permit) => handed = Some(permit),
+                    Woken::Notified(permit) => attempts.told = Some(permit),
+                    Woken::Handed((hold, ticket)) => {
+                        let ticket = self.entered(&hold, ticket)?;
+                        return Ok(Some((hold, ticket)));
+                    }
                     Woken::Poll => {}
                     Woken::TimedOut => return Ok(None),
                     Woken::Closed => return Err(Error::Closed),
@@ -171,9 +122,94 @@ impl<'a> Acquire<'a> {
             }
         }
     }
-}
 
-impl<'a> Acquire<'a> {
+    /// Makes an attempt, and returns what follows it.
+    async fn next(&self, attempts: &mut Attempts<'a>, tried: Instant) -> Result<Next<'_>> {
+        attempts.made += 1;
+        // an outage must end the call when its patience is over, not one attempt later
+        let outage = attempts
+            .failing
+            .as_ref()
+            .map(|failing| failing.since + self.core.config.outage_patience);
+        let attempt = self
+            .attempt(
+                attempts.waiter.as_ref(),
+                tried,
+                self.attempt_deadline(outage),
+            )
+            .await
+            .map_err(|error| match &mut attempts.failing {
+                Some(failing) => failing.as_a_whole(error),
+                None => error,
+            })?;
+        // the permit has led to an attempt: if it returned, it would wake another waiter in vain
+        if matches!(attempt, Attempt::Entered(_) | Attempt::Busy(_))
+            && let Some(permit) = attempts.told.take()
+        {
+            permit.forget();
+        }
+        match attempt {
+            Attempt::Entered(entered) => {
+                self.acquired(attempts);
+                Ok(Next::Over(Some(entered)))
+            }
+            Attempt::Busy(_) if self.is_over() => Ok(Next::Over(None)),
+            Attempt::Busy(busy) => {
+                attempts.was_busy = true;
+                attempts.failing = None;
+                let pause = self.listen(busy, &mut attempts.waiter, attempts.made);
+                Ok(pause.map_or(Next::Sleep, Next::Pause))
+            }
+            Attempt::Again => Ok(Next::Again),
+            // the last reply was "busy", and the wait is over: the outcome is known
+            Attempt::OwnerLockTimeout(_) | Attempt::GivenUp
+                if attempts.was_busy && self.is_over() =>
+            {
+                Ok(Next::Over(None))
+            }
+            Attempt::GivenUp => Err(store_error(self.kind.name(), no_reply(NO_REPLY))),
+            Attempt::Failed(error) | Attempt::OwnerLockTimeout(error) => {
+                self.after_failure(attempts, error, tried)
+            }
+        }
+    }
+
+    fn acquired(&self, attempts: &Attempts<'a>) {
+        match &attempts.waiter {
+            Some(waiter) if self.kind.about().shared => waiter.pass_on(),
+            Some(waiter) if self.kind.about().own_channel => waiter.wake_next(),
+            _ => {}
+        }
+        if attempts.made > 1 {
+            let (waited_ms, attempts) = (millis(self.started.elapsed()), attempts.made);
+            tracing::debug!(lock = %self.kind.name(), owner = %self.owner, waited_ms, attempts, "acquired");
+        }
+    }
+
+    /// Returns the pause after a failed attempt, or the error if its patience is over.
+    fn after_failure(
+        &self,
+        attempts: &mut Attempts<'a>,
+        error: Error,
+        tried: Instant,
+    ) -> Result<Next<'_>> {
+        drop(attempts.told.take()); // the next waiter may have better luck
+        let failing = attempts
+            .failing
+            .get_or_insert_with(|| Box::new(Failing::since(tried)));
+        let deadline = self
+            .deadline
+            .unwrap_or(failing.since + self.core.config.outage_patience);
+        if Instant::now() >= deadline {
+            return Err(failing.as_a_whole(error));
+        }
+        tracing::debug!(lock = %self.kind.name(), %error, "trying again");
+        if matches!(error, Error::Unconfirmed { .. }) {
+            failing.unconfirmed = Some(error);
+        }
+        Ok(Next::Pause(self.pause(failing.retry.next(), deadline)))
+    }
+
     fn is_over(&self) -> bool {
         self.deadline
             .is_some_and(|deadline| deadline <= Instant::now())
@@ -198,7 +234,7 @@ impl<'a> Acquire<'a> {
                 // the name in the queue may have changed, and the channel with it
                 let same = waiter.take().filter(|waiter| waiter.listens_to(&channel));
                 let waiter = waiter.insert(
-                    same.unwrap_or_else(|| self.core.join(self.kind, &channel, far, self.lease)),
+                    same.unwrap_or_else(|| self.core.join(self.kind, &channel, far, self.takes())),
                 );
                 waiter.keep(place);
                 waiter.poll_after(ttl);

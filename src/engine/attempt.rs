@@ -14,7 +14,8 @@ use super::{
     core::Core,
     failure::{NO_RECEIPT, no_reply, not_entered, not_replicated, store_error},
     generation::{Copied, Grant, Ticket},
-    hold::Hold,
+    hand_off::relayed_lease,
+    hold::{Entered, Hold},
     kind::{AcquireTerms, Adopts, Kind, WaitId, Wake},
     lease::{Lease, Millis},
     settle::CallInFlight,
@@ -47,14 +48,13 @@ pub(super) struct AcquireReply {
 /// message; if it has, it polls within the poll cap.
 const FAR: u32 = 16;
 
-/// A hold that was acquired, and its ticket.
-pub(crate) type Entered = (Arc<Hold>, Ticket);
-
 /// One call that acquires a lock, with all options resolved.
 pub(crate) struct Acquire<'a> {
     pub(super) core: &'a Core,
     pub(super) kind: &'a Arc<dyn Kind>,
     pub(super) owner: OwnerId,
+    /// The caller named the owner, rather than being it.
+    is_named: bool,
     pub(super) lease: Lease,
     /// The copies that must exist before the acquire counts.
     pub(super) copies: Option<Copies>,
@@ -85,26 +85,6 @@ pub(super) enum Attempt<'a> {
     GivenUp,
     /// The state of this owner has changed: retry at once.
     Again,
-}
-
-/// Why an attempt is made.
-#[derive(Clone, Copy)]
-pub(super) enum AttemptCause<'w, 'a> {
-    Nothing,
-    /// The last holder hands the lock off to this waiter.
-    Handed(&'w Waiter<'a>),
-    /// A message may have come, and may say that the lock was granted.
-    Something(&'w Waiter<'a>),
-}
-
-impl<'w, 'a> AttemptCause<'w, 'a> {
-    pub(super) fn at(waiter: Option<&'w Waiter<'a>>, is_handed: bool) -> Self {
-        match waiter {
-            Some(waiter) if is_handed => Self::Handed(waiter),
-            Some(waiter) => Self::Something(waiter),
-            None => Self::Nothing,
-        }
-    }
 }
 
 /// A reply that the lock is busy.
@@ -168,11 +148,12 @@ impl<'a> Acquire<'a> {
             started,
             deadline: wait.until(started),
             owner: core.resolve(kind, options)?,
+            is_named: options.rare().owner.is_some(),
         })
     }
 
     /// Returns how this call acquires a lock of this kind.
-    pub(super) fn acquire_mode(&self, kind: &Arc<dyn Kind>, waits: bool) -> AcquireMode {
+    pub(super) fn acquire_mode(&self, kind: &Arc<dyn Kind>, waits: bool) -> AcquireMode<'_> {
         let about = kind.about();
         let max_holds = self.core.config.max_holds.min(about.max_holds);
         AcquireMode {
@@ -181,6 +162,7 @@ impl<'a> Acquire<'a> {
             adopts: self.adopts(),
             max_holds,
             after_loss: self.after_loss,
+            named: self.is_named.then_some(&self.owner),
         }
     }
 
@@ -200,10 +182,11 @@ impl<'a> Acquire<'a> {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes one attempt. `now` is the current time.
+    /// Makes one attempt. `waiter`: a release may have granted the lock to it. `now` is the current
+    /// time.
     pub(super) async fn attempt(
         &self,
-        told: AttemptCause<'_, 'a>,
+        waiter: Option<&Waiter<'a>>,
         mut now: Instant,
         deadline: Option<Instant>,
     ) -> Result<Attempt<'a>> {
@@ -248,7 +231,9 @@ impl<'a> Acquire<'a> {
             hold.change(|state, _| state.not_executed(&request));
             return self.settle_rival(hold, &request, rival?, deadline).await;
         }
-        if let Some(ticket) = self.take(told, hold, &request) {
+        if let Some(ticket) =
+            waiter.and_then(|waiter| waiter.take_granted(hold, &request, self.lease))
+        {
             let ticket = self.entered(hold, ticket)?;
             return Ok(Attempt::Entered((Arc::clone(hold), ticket)));
         }
@@ -393,21 +378,6 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Takes a lock that was handed off or granted to this waiter, without a request. Returns
-    /// `None` if there is nothing to take.
-    fn take(
-        &self,
-        told: AttemptCause<'_, 'a>,
-        hold: &Arc<Hold>,
-        request: &HoldRequest,
-    ) -> Option<Ticket> {
-        match told {
-            AttemptCause::Nothing => None,
-            AttemptCause::Handed(waiter) => waiter.take(hold, request, self.lease, self.replicas()),
-            AttemptCause::Something(waiter) => waiter.take_granted(hold, request, self.lease),
-        }
-    }
-
     /// Returns the script call, and the instant from which its lease counts. A retried adoption
     /// counts from its first request, which may have been executed.
     fn call(&self, request: &HoldRequest, sent: Instant) -> (Call, Instant) {
@@ -469,9 +439,22 @@ impl<'a> Acquire<'a> {
         ticket.map(|ticket| self.entered(hold, ticket)).transpose()
     }
 
+    /// Returns how many replicas a hand-off must have, if this acquire can receive one: it wants
+    /// just what each acquire of a mutex does.
+    pub(super) fn takes(&self) -> Option<u32> {
+        let config = &self.core.config;
+        let is_plain = config.tuning.relay
+            && self.kind.about().relayed
+            && self.owner.turn().is_some()
+            && !self.is_named
+            && self.from.is_none()
+            && self.lease == relayed_lease(config.watchdog_timeout);
+        is_plain.then(|| self.replicas())
+    }
+
     /// Returns the ticket, or releases the hold if the client was shut down. Checked after the hold
     /// is entered: a shutdown that this check misses ends the hold itself.
-    fn entered(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<Ticket> {
+    pub(super) fn entered(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<Ticket> {
         if let Err(closed) = self.core.check_open() {
             hold.change(HoldState::shut_down);
             self.core.release_later(hold, &ticket);

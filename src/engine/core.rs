@@ -225,13 +225,13 @@ impl Core {
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.beginning.tell();
-        for hand_off in self
+        for (hold, ticket) in self
             .subscriptions
             .close()
             .into_iter()
             .chain(self.signals.close())
         {
-            self.janitor.schedule_cleanup(hand_off.into());
+            self.release_later(&hold, &ticket);
         }
     }
 

@@ -37,35 +37,22 @@ pub(crate) struct Generation {
     pub(crate) token: Option<NonZeroU64>,
     /// [`Grant::sent`] of the first hold.
     pub(crate) since: Instant,
-    /// Its place in a series of hand-offs.
-    pub(crate) hop: Hop,
+    /// The server's last word on the record, from before any hand-off.
+    pub(crate) confirmed: Confirmed,
     ledger: Mutex<Ledger>,
     /// Notified when it ends. Notify it with no mutex locked: wakers are user code.
     pub(crate) ended: Notify,
 }
 
-/// The server's confirmation of a record, and how many times the record was handed off since.
+/// The server's reply that granted a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Hop {
-    /// When the client received the confirmation, over the connection `epoch`.
-    pub(crate) confirmed: Instant,
+pub(crate) struct Confirmed {
+    /// When the client received it, over the connection `epoch`.
+    pub(crate) at: Instant,
     pub(crate) epoch: Epoch,
-    /// The number of hand-offs since.
-    pub(crate) number: u32,
     /// The number of replicas that had acknowledged the record by then, as
     /// [`counted`](crate::store::Acks::counted). `None`: not requested, or unknown.
     pub(crate) replicas: Option<u8>,
-}
-
-impl Hop {
-    pub(crate) fn first(confirmed: Instant, epoch: Epoch, replicas: Option<u8>) -> Self {
-        Self {
-            confirmed,
-            epoch,
-            number: 0,
-            replicas,
-        }
-    }
 }
 
 /// The client's account of a generation. Lock order: first the state of its hold, then the ledger.
@@ -177,12 +164,12 @@ pub(crate) struct Copied {
 
 impl Generation {
     /// Creates a generation without a hold: [`Generation::add`] adds the first.
-    pub(crate) fn new(owner: &OwnerId, grant: &Grant, hop: Hop) -> Arc<Self> {
+    pub(crate) fn new(owner: &OwnerId, grant: &Grant, confirmed: Confirmed) -> Arc<Self> {
         Arc::new(Self {
             owner: owner.clone(),
             token: grant.token,
             since: grant.sent,
-            hop,
+            confirmed,
             ledger: Mutex::new(Ledger {
                 count: 0,
                 guards: 0,
@@ -249,7 +236,7 @@ impl Generation {
                 owner: self.owner.clone(),
                 token: self.token,
                 since: self.since,
-                hop: self.hop,
+                confirmed: self.confirmed,
                 ledger: Mutex::new(Ledger {
                     count,
                     guards: 0,
@@ -394,7 +381,7 @@ mod tests {
                 owner,
                 token,
                 since,
-                hop,
+                confirmed,
                 ledger,
                 ended: _,
             } = self;
@@ -403,7 +390,7 @@ mod tests {
                 owner: owner.clone(),
                 token: *token,
                 since: *since,
-                hop: *hop,
+                confirmed: *confirmed,
                 ledger: Mutex::new(ledger),
                 ended: Notify::new(),
             })
@@ -482,6 +469,14 @@ mod tests {
         }
     }
 
+    fn confirmed(at: Instant) -> Confirmed {
+        Confirmed {
+            at,
+            epoch: Epoch::FIRST,
+            replicas: None,
+        }
+    }
+
     /// Each nested hold has its own TTL, in whatever order the holds are released.
     #[test]
     fn each_hold_takes_its_own_watch_along() {
@@ -489,11 +484,7 @@ mod tests {
         let sent = Instant::now();
         let grant = |ttl| Grant::of(sent, Lease::Watched { ttl, times: None });
         let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
-        let generation = Generation::new(
-            &owner,
-            &grant(ttls[0]),
-            Hop::first(sent, Epoch::FIRST, None),
-        );
+        let generation = Generation::new(&owner, &grant(ttls[0]), confirmed(sent));
         let tickets = ttls.map(|ttl| generation.add(&grant(ttl)));
         let watch = || {
             generation
@@ -523,7 +514,7 @@ mod tests {
         let generation = Generation::new(
             &OwnerId::named(&ClientId::random(), "me").unwrap(),
             &grant,
-            Hop::first(grant.sent, Epoch::FIRST, None),
+            confirmed(grant.sent),
         );
         let _ticket = generation.add(&grant);
         for renewals_left in [2, 1] {

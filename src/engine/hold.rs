@@ -52,6 +52,9 @@ pub(crate) struct Hold {
     to_be_reaped: AtomicBool,
 }
 
+/// A hold that was acquired, and its ticket.
+pub(crate) type Entered = (Arc<Hold>, Ticket);
+
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hold")
@@ -175,7 +178,13 @@ impl Hold {
     /// any.
     pub(crate) fn generation_of(&self, owner: &OwnerId) -> Option<Arc<Generation>> {
         self.generation()
-            .filter(|generation| !owner.is_exact() || generation.owner == *owner)
+            .filter(|generation| owner.means(&generation.owner))
+    }
+
+    /// Returns whether all that `owner` had of it has ended or was handed off: it is the owner of
+    /// one acquire, so what the record says under its name is another holder's.
+    pub(crate) fn has_ended_for(&self, owner: &OwnerId) -> bool {
+        self.caller.turn().is_some() && !self.is_left() && self.generation_of(owner).is_none()
     }
 
     /// Returns whether this generation is held.
@@ -248,7 +257,7 @@ impl Hold {
     /// Plans the next acquire.
     pub(crate) fn plan(
         self: &Arc<Self>,
-        mode: AcquireMode,
+        mode: AcquireMode<'_>,
         siblings: SiblingState<'_>,
         now: Instant,
     ) -> Result<AcquirePlan> {
@@ -333,11 +342,15 @@ impl Hold {
         left.map_err(|end| self.end_error(&ticket.generation, end))
     }
 
-    /// Gives back one hold of the generation that is held, whichever guard it belongs to. Returns
-    /// `Ok(None)` if no guard holds it.
-    pub(crate) fn leave_without_guard(self: &Arc<Self>) -> Result<Option<Arc<Generation>>> {
-        self.change(|state, effects| state.leave_without_guard(Instant::now(), effects))
-            .map_err(|reason| self.lost_error(&self.owner(), reason))
+    /// Gives back one hold of a generation, whichever guard it belongs to. Returns `Ok(false)` if
+    /// it is not held, or no guard holds it.
+    pub(crate) fn leave_without_guard(
+        self: &Arc<Self>,
+        generation: &Arc<Generation>,
+        now: Instant,
+    ) -> Result<bool> {
+        self.change(|state, effects| state.leave_without_guard(generation, now, effects))
+            .map_err(|reason| self.lost_error(&generation.owner, reason))
     }
 
     /// Marks that the sibling may have a hold under this name, if the name is that of this hold.

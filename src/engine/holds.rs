@@ -168,19 +168,6 @@ impl Holds {
             .filter(|hold| hold.is_left_to_lease() && hold.generation_of(owner).is_some())
     }
 
-    /// Returns the owner that has the hold recorded under this name, if another owner of this
-    /// client took it over: see [`OwnerId::lent_to`].
-    pub(super) fn lent(&self, kind: &Arc<dyn Kind>, recorded: &OwnerId) -> Option<OwnerId> {
-        let name = |hold: Arc<Hold>| {
-            hold.generation_of(recorded)
-                .map(|generation| generation.owner.clone())
-        };
-        if self.get(kind, recorded).and_then(name).is_some() {
-            return None;
-        }
-        self.of_lock(kind).into_iter().find_map(name)
-    }
-
     fn find(&self, key: Key<'_>) -> Option<Arc<Hold>> {
         self.by_lock_and_owner
             .get(&key as &dyn Keyed)

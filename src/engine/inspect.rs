@@ -10,6 +10,7 @@ use nestlock_wire::Call;
 
 use crate::{
     error::{Error, Result},
+    owner::OwnerId,
     store::{Guarded, Inspected},
     token::FencingToken,
 };
@@ -33,22 +34,20 @@ pub struct ClientStats {
 }
 
 impl Core {
-    /// Queries the holders of a lock. A record that passed between tasks of this client is reported
-    /// under the owner that holds it now.
+    /// Queries the holders of a lock.
     pub(crate) async fn inspect(&self, kind: &Arc<dyn Kind>) -> Result<Inspected> {
         self.enter(kind.name()).await?;
-        let mut inspected = self.send_inspect(kind).await?;
-        if let Inspected::Held { holders, .. } = &mut inspected {
-            for (holder, _) in holders
-                .iter_mut()
-                .filter(|(holder, _)| holder.is_of(&self.client))
-            {
-                if let Some(lent) = self.holds.lent(kind, holder) {
-                    *holder = lent;
-                }
-            }
-        }
-        Ok(inspected)
+        self.send_inspect(kind).await
+    }
+
+    /// Returns whether the record does not count for this owner, whatever it says under its name: it
+    /// is the owner of one acquire, whose hold has ended or was handed off.
+    pub(crate) fn has_ended_for(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> bool {
+        owner.turn().is_some()
+            && self
+                .holds
+                .get(kind, owner)
+                .is_some_and(|hold| hold.has_ended_for(owner))
     }
 
     /// Queries the holders without checking that the client is open: the janitor works on after a

@@ -328,9 +328,9 @@ pub(crate) async fn expire_relays(
                 match queue.relay.expire(seen) {
                     RelayExpiry::Busy(number) => seen = number,
                     RelayExpiry::Quiet => return,
-                    RelayExpiry::Unclaimed(hand_off) => {
-                        log::later!(DEBUG, lock = hand_off.kind.name(); "nobody has taken a hold that was handed on");
-                        return core.janitor.schedule_cleanup(hand_off.into());
+                    RelayExpiry::Unclaimed((hold, ticket)) => {
+                        log::later!(DEBUG, lock = hold.lock_name(); "no waiter took a hold that was handed off");
+                        return core.release_later(&hold, &ticket);
                     }
                 }
                 sleep(TAKEN_WITHIN + core.store.round_trip()).await;

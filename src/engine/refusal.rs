@@ -14,6 +14,8 @@ pub(super) enum Refusal {
     NotReentrant(OwnerId),
     NoToken(OwnerId),
     TooManyHolds(OwnerId, u32),
+    /// The owner of one acquire holds nothing any more.
+    AcquireEnded(OwnerId),
     /// The owner is a value, which has no other name, and an earlier request under it may still
     /// run. Waiters get this error too: a late release would end what they acquire.
     ValueInDoubt,
@@ -35,6 +37,11 @@ impl Refusal {
             Self::NotReentrant(owner) => Error::NotReentrant { lock, owner },
             Self::NoToken(owner) => Error::NoToken { lock, owner },
             Self::TooManyHolds(owner, holds) => Error::TooManyHolds { lock, owner, holds },
+            Self::AcquireEnded(owner) => Error::InvalidOwner {
+                owner: owner.to_string(),
+                reason: "it belongs to one acquire, whose hold has ended; \
+                         acquire without an owner, or as one of LockClient::owner",
+            },
             Self::Upgrade(owner) => Error::UpgradeRefused { lock, owner },
             Self::ValueInDoubt => Error::Unconfirmed {
                 lock,

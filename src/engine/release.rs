@@ -11,7 +11,7 @@ use super::{
     core::Core,
     failure::{NOT_CONFIRMED, no_reply, not_replicated, store_error},
     generation::{Generation, Ticket},
-    hand_off::{HAND_OFF_WINDOW, HandOff, RecordId},
+    hand_off::HAND_OFF_WINDOW,
     hold::Hold,
     jobs::Job,
     kind::{Kind, Wake},
@@ -90,7 +90,7 @@ impl Core {
     /// janitor finishes, provided that the caller tidies then.
     pub(crate) async fn release(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<()> {
         self.check_ours(hold.lock_name())?;
-        if self.hand_on(hold, &ticket) {
+        if self.hand_off(hold, &ticket) {
             return Ok(());
         }
         // before the first await: from here on the hold is neither renewed nor relied on, even if
@@ -103,9 +103,10 @@ impl Core {
 
     /// Hands the hold off to the next waiter of this client, if that can take it as it is. Returns
     /// `false` if not; then nothing has changed.
-    fn hand_on(&self, hold: &Arc<Hold>, ticket: &Ticket) -> bool {
+    fn hand_off(&self, hold: &Arc<Hold>, ticket: &Ticket) -> bool {
         if !self.config.tuning.relay
             || !hold.kind().about().relayed
+            || hold.caller.turn().is_none()
             || self.subscriptions.is_empty()
         {
             return false;
@@ -131,23 +132,21 @@ impl Core {
             return false;
         };
         let mut effects = Effects::default();
-        let must_be_minded = queue.relay.hand_on(|| {
+        let must_expire = queue.relay.hand_off(|| {
             let (epoch, ttl) = (self.epoch(hold), self.config.watchdog_timeout);
             let handed = hold.change_quietly(|state, effects| {
-                state.hand_on(hold.kind(), ticket, epoch, ttl, Instant::now(), effects)
+                state.hand_off(ticket, epoch, ttl, Instant::now(), effects)
             });
             effects = handed.1;
-            // the owner needs a new name: the server would take its next acquire under this one for
-            // a re-entry
-            handed.0.inspect(|_| self.holds.retire_names())
+            handed.0.map(|ticket| (Arc::clone(hold), ticket))
         });
         // not before the relay is unlocked: wakers are the user's code
         hold.notify(effects);
-        if must_be_minded == Some(true) {
+        if must_expire == Some(true) {
             // fails only if the client has ended, and its waiters with it
             let _ = self.relays.send(queue);
         }
-        must_be_minded.is_some()
+        must_expire.is_some()
     }
 
     /// Takes one hold off the count that the server records. Once polled, it finishes even if it is
@@ -197,7 +196,7 @@ impl Core {
         if !self.store.is_ours() {
             return;
         }
-        if self.hand_on(hold, ticket) {
+        if self.hand_off(hold, ticket) {
             return self.tidy(hold);
         }
         // after an error, the hold was lost: nothing is to be given up
@@ -208,31 +207,20 @@ impl Core {
     /// Gives up one hold of an owner, without a guard.
     pub(crate) async fn release_owner(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<()> {
         self.enter(kind.name()).await?;
-        if let Some(hold) = self.holds.get(kind, owner)
-            && hold.generation_of(owner).is_some()
-        {
-            let under_way = CallInFlight { core: self, hold };
-            let hold = &under_way.hold;
-            let now = Instant::now();
-            if let Some(generation) = hold.leave_without_guard()? {
+        if let Some(hold) = self.holds.get(kind, owner) {
+            let call = CallInFlight { core: self, hold };
+            let (hold, now) = (&call.hold, Instant::now());
+            if let Some(generation) = hold.generation_of(owner)
+                && hold.leave_without_guard(&generation, now)?
+            {
                 let deadline = now + self.config.command_timeout();
                 return self.released(hold, &generation, now, deadline).await;
             }
+            if hold.has_ended_for(owner) {
+                return Err(not_held(kind, owner));
+            }
         }
         if !owner.is_exact() {
-            return Err(not_held(kind, owner));
-        }
-        // a hold that was handed off under this name is no longer the caller's
-        let mut is_handed_on = false;
-        self.with_relay(kind, |hand_off| {
-            let is_theirs =
-                |hold: &Arc<Hold>| !hold.is_left() && hold.generation_of(owner).is_some();
-            is_handed_on = hand_off
-                .as_ref()
-                .is_some_and(|hand_off| hand_off.record().is_of(owner))
-                || self.holds.of_lock(kind).iter().any(is_theirs);
-        });
-        if is_handed_on {
             return Err(not_held(kind, owner));
         }
         // left to its lease, or another client's: only the record has the count
@@ -325,7 +313,8 @@ impl Core {
         let current = generation
             .as_ref()
             .zip(known.as_ref().map(|known| &known.hold));
-        if current.is_none() && !owner.is_exact() {
+        let has_ended = |known: &CallInFlight<'_>| known.hold.has_ended_for(owner);
+        if current.is_none() && (!owner.is_exact() || known.as_ref().is_some_and(has_ended)) {
             return Err(not_held(kind, owner));
         }
         let name = current.map_or(owner, |(generation, _)| &generation.owner);
@@ -375,42 +364,28 @@ impl Core {
     /// Frees a lock, no matter which owner holds it. Returns `false` if it was free.
     pub(crate) async fn force_unlock(&self, kind: &Arc<dyn Kind>) -> Result<bool> {
         self.enter(kind.name()).await?;
-        // notes what is held or handed off now: a hold that begins after this must not be ended
+        // notes what is held now: a hold that begins after this must not be ended
         let ours: Vec<_> = self
             .holds
             .of_lock(kind)
             .into_iter()
-            .map(|hold| CallInFlight { core: self, hold })
+            .map(|hold| {
+                let since = hold.generation().map(|generation| generation.since);
+                (CallInFlight { core: self, hold }, since)
+            })
             .collect();
-        let mut records = Vec::new();
-        self.with_relay(kind, |hand_off| {
-            let held = ours.iter().filter_map(|ours| ours.hold.generation());
-            records.extend(held.map(|generation| RecordId::of(&generation)));
-            records.extend(hand_off.as_ref().map(HandOff::record));
-        });
         match self.store.force_release(&kind.force_release()).await {
             Ok(Forced::Freed) => {
-                let is_one = |record: RecordId| records.contains(&record);
-                let mut told = Vec::new();
-                self.with_relay(kind, |hand_off| {
-                    hand_off.take_if(|hand_off| is_one(hand_off.record()));
-                    for hold in self.holds.of_lock(kind) {
-                        let lose = |state: &mut HoldState, effects: &mut Effects| {
-                            if state
-                                .held()
-                                .is_some_and(|(generation, _)| is_one(RecordId::of(generation)))
-                            {
-                                state.lose(LossReason::RecordMissing, effects);
-                            }
-                        };
-                        told.push((
-                            hold.change_quietly(lose).1,
-                            CallInFlight { core: self, hold },
-                        ));
-                    }
-                });
-                for (effects, ours) in told {
-                    ours.hold.notify(effects);
+                for (CallInFlight { hold, .. }, since) in &ours {
+                    // a hand-off begins another generation, and keeps when the record began
+                    hold.change(|state, effects| {
+                        if state
+                            .held()
+                            .is_some_and(|(generation, _)| Some(generation.since) == *since)
+                        {
+                            state.lose(LossReason::RecordMissing, effects);
+                        }
+                    });
                 }
                 Ok(true)
             }
@@ -419,15 +394,6 @@ impl Core {
                 lock: kind.name().to_string(),
             }),
             Err(error) => Err(store_error(kind.name(), error)),
-        }
-    }
-
-    /// Calls `look` while no hold of this lock can be handed off, with the hand-off that is between
-    /// two tasks, if there is one.
-    fn with_relay(&self, kind: &Arc<dyn Kind>, look: impl FnOnce(&mut Option<HandOff>)) {
-        match self.subscriptions.of_lock(kind) {
-            Some(queue) => queue.relay.with_slot(look),
-            None => look(&mut None),
         }
     }
 

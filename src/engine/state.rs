@@ -105,7 +105,7 @@ impl HoldRequest {
 
 /// The parameters of an acquire that its plan depends on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct AcquireMode {
+pub(crate) struct AcquireMode<'a> {
     /// The caller's kind. It may be another kind of the family than the one that the hold was
     /// created for.
     pub(crate) about: KindInfo,
@@ -117,13 +117,15 @@ pub(crate) struct AcquireMode {
     pub(crate) max_holds: u32,
     /// Acquire even while a guard of a lost hold is alive: the caller knows of that loss.
     pub(crate) after_loss: bool,
+    /// The owner, if the caller named it. The owner of one acquire may be named only while it
+    /// holds the lock.
+    pub(crate) named: Option<&'a OwnerId>,
 }
 
 /// What an acquire must know beyond the state of its own hold.
 #[derive(Debug)]
 pub(crate) struct SiblingState<'a> {
-    /// The owner without a suffix. New names derive from this one: after a hand-off the hold may
-    /// have another owner's name.
+    /// The owner without a suffix. New names derive from this one.
     pub(super) caller: &'a OwnerId,
     /// The same owner's hold of the sibling kind.
     pub(super) sibling: Option<HeldSibling>,

@@ -11,10 +11,10 @@ use nestlock_wire::{Arg, Call, Epoch, clock::Instant};
 use tokio::sync::SemaphorePermit;
 
 use super::{
-    attempt::{Acquire, AcquireReply, Entered, why_not_entered},
+    attempt::{Acquire, AcquireReply, why_not_entered},
     core::{Core, LOCKS_AT_ONCE},
     failure::{NO_REPLY, no_reply, store_error},
-    hold::Hold,
+    hold::{Entered, Hold},
     kind::{JointScripts, Kind, Wake},
     settle::CallInFlight,
     state::{AcquirePlan, HoldRequest},

@@ -9,11 +9,11 @@ use nestlock_wire::{
 };
 
 use super::{
-    attempt::{Acquire, Entered},
+    attempt::Acquire,
     core::Core,
     failure::no_reply,
     generation::{Generation, GenerationEnd, Ticket},
-    hold::Hold,
+    hold::{Entered, Hold},
     kind::Kind,
     release::Repeat,
     settle::{Agreement, CallInFlight},

@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard};
 use nestlock_wire::{Epoch, clock::Instant};
 
 use super::{
-    generation::{Generation, GenerationEnd, Grant, Hop, Ledger, Ticket},
+    generation::{Confirmed, Generation, GenerationEnd, Grant, Ledger, Ticket},
     kind::Adopts,
     lease::{Keep, RenewalReply},
     refusal::Refusal,
@@ -27,7 +27,7 @@ impl HoldState {
     /// Plans the next acquire.
     pub(super) fn plan(
         &mut self,
-        mode: AcquireMode,
+        mode: AcquireMode<'_>,
         siblings: SiblingState<'_>,
         now: Instant,
         effects: &mut Effects,
@@ -46,6 +46,14 @@ impl HoldState {
                 return Err(Refusal::Lost(generation.owner.clone(), reason));
             }
             self.current = None;
+        }
+        if let Some(named) = mode.named
+            && siblings.caller.turn().is_some()
+            && !self
+                .held()
+                .is_some_and(|(generation, _)| named.means(&generation.owner))
+        {
+            return Err(Refusal::AcquireEnded(named.clone()));
         }
         let again = (mode.adopts == Some(Adopts::Again) || mode.waits && mode.about.queues)
             && self.may_retry();
@@ -150,11 +158,12 @@ impl HoldState {
             return Ok(None);
         }
         let generation = nested.unwrap_or_else(|| {
-            Generation::new(
-                &request.owner,
-                grant,
-                Hop::first(now, epoch, grant.copied.had),
-            )
+            let confirmed = Confirmed {
+                at: now,
+                epoch,
+                replicas: grant.copied.had,
+            };
+            Generation::new(&request.owner, grant, confirmed)
         });
         let ticket = generation.add(grant);
         self.current = Some(generation);
@@ -438,25 +447,26 @@ impl HoldState {
         Ok(())
     }
 
-    /// Gives back one hold of the generation that is held, whichever guard it belongs to. Returns
-    /// `Ok(None)` if no guard holds it, and `Err` if it was lost just now.
+    /// Gives back one hold of a generation, whichever guard it belongs to. Returns `Ok(false)` if
+    /// it is not held, or no guard holds it, and `Err` if it was lost just now.
     pub(super) fn leave_without_guard(
         &mut self,
+        generation: &Arc<Generation>,
         now: Instant,
         effects: &mut Effects,
-    ) -> Result<Option<Arc<Generation>>, LossReason> {
-        if self.is_left {
-            return Ok(None);
+    ) -> Result<bool, LossReason> {
+        if self.is_left || !self.is_current(generation) {
+            return Ok(false);
         }
         if self.lose_if_over(now, effects) {
             return Err(LossReason::LeaseExpired);
         }
-        let Some(generation) = self.held().map(|(generation, _)| Arc::clone(generation)) else {
-            return Ok(None);
-        };
         let ledger = generation.ledger();
-        self.leave_ledger(&generation, ledger, None, effects);
-        Ok(Some(generation))
+        if !ledger.is_held() {
+            return Ok(false);
+        }
+        self.leave_ledger(generation, ledger, None, effects);
+        Ok(true)
     }
 
     fn leave_ledger(

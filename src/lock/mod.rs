@@ -341,7 +341,7 @@ impl Lock {
             Ok(LockGuard::new(Arc::clone(anchor), entered))
         };
         if self.owner_per_acquire {
-            OwnerId::scope(adopt).await
+            OwnerId::of_one_acquire(adopt).await
         } else {
             adopt.await
         }
@@ -538,10 +538,11 @@ impl Lock {
     /// Cancel safe.
     pub async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
         match &self.inner {
-            LockInner::One(_) => Ok(self
-                .inspect()
-                .await?
-                .map_or(0, |held| held.hold_count(owner))),
+            LockInner::One(SingleLock { anchor, kind }) => {
+                let held = self.inspect().await?;
+                let held = held.filter(|_| !anchor.has_ended_for(kind, owner));
+                Ok(held.map_or(0, |held| held.hold_count(owner)))
+            }
             LockInner::Several(several) => several.hold_count(owner).await,
         }
     }
@@ -613,7 +614,10 @@ impl Lock {
     async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
         if self.owner_per_acquire {
             // Boxed, so that waiters without it stay small.
-            return Box::pin(OwnerId::scope(self.acquire_as_caller(wait, options))).await;
+            return Box::pin(OwnerId::of_one_acquire(
+                self.acquire_as_caller(wait, options),
+            ))
+            .await;
         }
         self.acquire_as_caller(wait, options).await
     }

@@ -91,7 +91,7 @@ impl FromStr for OwnerId {
             base,
             is_value: false,
             is_exact: true,
-            is_lent: false,
+            turn: 0,
         })
     }
 }

@@ -46,7 +46,7 @@ async fn asleep(server: &Server, client: &LockClient, waiters: usize) {
 /// Returns a hold that was handed on: the owner that acquired it, and the guard of the task that
 /// took it over.
 async fn handed_on(server: &Server, client: &LockClient) -> (OwnerId, LockGuard) {
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     // A busy machine may take longer than the 2 ms in which a hand-off is possible.
     for _ in 0..500 {
         let other = ByHand::hold(server, "l", NEVER);
@@ -89,7 +89,7 @@ async fn handed_on(server: &Server, client: &LockClient) -> (OwnerId, LockGuard)
 async fn many_holds_are_one_record() {
     let server = Server::start();
     let client = client(&server).await;
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     let inside = Arc::new(AtomicU64::new(0));
     let before = server.script_count();
     let tasks: Vec<_> = (0..16)
@@ -130,7 +130,7 @@ async fn each_release_asks_the_server_if_so_configured() {
             })
         })
         .await;
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     let before = server.script_count();
     let tasks: Vec<_> = (0..8)
         .map(|_| {
@@ -154,7 +154,7 @@ async fn each_release_asks_the_server_if_so_configured() {
 async fn what_was_held_for_longer_is_released_at_the_server() {
     let server = Server::start();
     let client = client(&server).await;
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     let guard = lock.lock().await.unwrap();
     let waiting = tokio::spawn({
         let lock = lock.clone();
@@ -177,34 +177,80 @@ async fn what_was_held_for_longer_is_released_at_the_server() {
     waiting.await.unwrap();
 }
 
-/// A task that handed the lock on is no longer its owner, whatever the record says.
+/// The acquire that handed the lock off is no longer its owner, whatever the record says: neither
+/// by the name from its guard, nor by that name as it is read from the record.
 #[tokio::test]
-async fn whoever_has_handed_it_on_does_not_re_enter_it() {
+async fn a_giver_neither_re_enters_nor_ends_what_it_handed_off() {
     let server = Server::start();
     let client = client(&server).await;
     let (first, guard) = handed_on(&server, &client).await;
-    let lock = client.reentrant_lock("l").unwrap();
-    let by_first = || AcquireOptions::new().owner(first.clone());
-    assert!(
-        lock.try_lock_with(by_first()).await.unwrap().is_none(),
-        "two guards"
-    );
-    let again = lock.release(&first).await;
-    assert!(
-        matches!(again, Err(Error::NotHeld { .. })),
-        "it released what another task has: {again:?}"
-    );
-    assert!(!guard.is_lost());
+    let lock = client.mutex("l").unwrap();
+    let read: OwnerId = first.to_string().parse().unwrap();
+    assert_eq!(first, guard.owner());
+    for name in [&first, &read] {
+        let options = AcquireOptions::new().owner(name.clone());
+        let again = lock.try_lock_with(options).await;
+        assert!(
+            matches!(again, Err(Error::InvalidOwner { .. })),
+            "two guards: {again:?}"
+        );
+        let again = lock.release(name).await;
+        assert!(
+            matches!(again, Err(Error::NotHeld { .. })),
+            "it released what another acquire holds: {again:?}"
+        );
+        let again = lock.extend(name, ms(90_000)).await;
+        assert!(matches!(again, Err(Error::NotHeld { .. })), "{again:?}");
+    }
+    assert!(!guard.is_lost() && guard.remaining() < ms(80_000));
     guard.unlock().await.unwrap();
     assert!(!server.exists("l"));
-    // The next acquire gets an owner id of its own.
-    let guard = lock
-        .try_lock_with(by_first())
-        .await
-        .unwrap()
-        .expect("it is free");
-    assert_ne!(guard.owner(), first);
+}
+
+/// The owner of one acquire holds nothing after it, so it acquires nothing either.
+#[tokio::test]
+async fn an_owner_of_one_acquire_does_not_acquire_again() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.mutex("l").unwrap();
+    let guard = lock.lock().await.unwrap();
+    let owner = guard.owner();
+    let options = || AcquireOptions::new().owner(owner.clone());
+    let inside = lock.lock_with(options()).await.unwrap();
+    assert_eq!(server.record("l"), [(owner.to_string(), 2)]);
+    inside.unlock().await.unwrap();
     guard.unlock().await.unwrap();
+    let again = lock.lock_with(options()).await;
+    assert!(
+        matches!(again, Err(Error::InvalidOwner { .. })),
+        "{again:?}"
+    );
+    assert!(!server.exists("l"));
+    client.idle().await;
+    assert_eq!(client.stats().holds, 0);
+}
+
+/// Tasks are owners that may come back, so what they hold goes through the server.
+#[tokio::test]
+async fn the_hold_of_a_task_is_not_handed_off() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let before = server.script_count();
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let lock = lock.clone();
+            tokio::spawn(async move {
+                for _ in 0..50 {
+                    lock.lock().await.unwrap().unlock().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert!(server.script_count() - before >= 800);
 }
 
 /// A hold that was handed on excludes other owners, is renewed, and is released like any other.
@@ -216,7 +262,7 @@ async fn what_was_handed_on_is_held_like_any_other() {
         .client_with(|builder| builder.poll_cap(NEVER).watchdog_timeout(timeout))
         .await;
     let (name, guard) = handed_on(&server, &client).await;
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     OwnerId::scope(async { assert!(lock.try_lock().await.unwrap().is_none(), "two owners") }).await;
     tokio::time::sleep(3 * timeout).await;
     assert!(!guard.is_lost(), "it is renewed");
@@ -234,14 +280,7 @@ async fn what_was_handed_on_is_lost_when_it_is_forced_free() {
     let server = Server::start();
     let client = client(&server).await;
     let (_, guard) = handed_on(&server, &client).await;
-    assert!(
-        client
-            .reentrant_lock("l")
-            .unwrap()
-            .force_unlock()
-            .await
-            .unwrap()
-    );
+    assert!(client.mutex("l").unwrap().force_unlock().await.unwrap());
     assert!(guard.is_lost(), "this client has freed it itself");
     let lost = guard.unlock().await;
     assert!(
@@ -275,7 +314,7 @@ async fn one_has_it_at_a_time_whoever_is_dropped_or_not_polled() {
         .client_with(|builder| builder.poll_cap(ms(300)))
         .await;
     let inside = Arc::new(AtomicU64::new(0));
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     let work = |n: u64| {
         let (lock, inside) = (lock.clone(), Arc::clone(&inside));
         tokio::spawn(async move {
@@ -309,9 +348,7 @@ async fn one_has_it_at_a_time_whoever_is_dropped_or_not_polled() {
         })
     };
     let tasks: Vec<_> = (0..12).map(work).collect();
-    let unpolled: Vec<_> = (0..20)
-        .map(|_| client.reentrant_lock("l").unwrap())
-        .collect();
+    let unpolled: Vec<_> = (0..20).map(|_| client.mutex("l").unwrap()).collect();
     let mut parked = Vec::new();
     for lock in &unpolled {
         let mut future = Box::pin(OwnerId::scope(lock.lock()));
@@ -348,7 +385,7 @@ async fn what_nobody_takes_is_for_the_next() {
     let client = server
         .client_with(|builder| builder.poll_cap(ms(500)))
         .await;
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     for _ in 0..20 {
         let other = ByHand::hold(&server, "l", NEVER);
         let mut unpolled = Box::pin(OwnerId::scope(lock.lock()));
@@ -382,7 +419,7 @@ async fn what_nobody_takes_is_for_the_next() {
 async fn a_holder_re_enters_while_others_wait() {
     let server = Server::start();
     let client = client(&server).await;
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     let tasks: Vec<_> = (0..8)
         .map(|task| {
             let lock = lock.clone();
@@ -391,7 +428,8 @@ async fn a_holder_re_enters_while_others_wait() {
                     let outer = lock.lock().await.unwrap();
                     // A hold that was nested is not handed on, so only a third of the holds nest.
                     if (task + round) % 3 == 0 {
-                        let inner = lock.lock().await.unwrap();
+                        let options = AcquireOptions::new().owner(outer.owner());
+                        let inner = lock.lock_with(options).await.unwrap();
                         assert_eq!(outer.owner(), inner.owner());
                         inner.unlock().await.unwrap();
                     }
@@ -417,10 +455,7 @@ async fn a_holder_re_enters_while_others_wait() {
 async fn whoever_cannot_take_it_over_has_its_turn() {
     let server = Server::start();
     let client = client(&server).await;
-    let (plain, fenced) = (
-        client.reentrant_lock("l").unwrap(),
-        client.fenced_lock("l").unwrap(),
-    );
+    let (plain, fenced) = (client.mutex("l").unwrap(), client.fenced_lock("l").unwrap());
     let crowd: Vec<_> = (0..8)
         .map(|_| {
             let lock = plain.clone();
@@ -473,7 +508,7 @@ async fn lying<'a>(
     std::pin::Pin<Box<dyn Future<Output = nestlock::Result<LockGuard>> + 'a>>,
 )> {
     let other = ByHand::hold(server, "l", NEVER);
-    let gives = client.reentrant_lock("l").unwrap();
+    let gives = client.mutex("l").unwrap();
     let (said, gave) = tokio::sync::oneshot::channel();
     let before = client.stats().waiters;
     let first = tokio::spawn(async move {
@@ -513,10 +548,7 @@ async fn x_is_not_handed_to_whoever_waits_for_x_in_braces() {
             ByHand::hold(&server, "l", NEVER),
             ByHand::hold(&server, "{l}", NEVER),
         );
-        let (plain, braces) = (
-            client.reentrant_lock("l").unwrap(),
-            client.reentrant_lock("{l}").unwrap(),
-        );
+        let (plain, braces) = (client.mutex("l").unwrap(), client.mutex("{l}").unwrap());
         let first =
             tokio::spawn(async move { plain.lock().await.unwrap().unlock().await.unwrap() });
         asleep(&server, &client, 1).await;
@@ -547,7 +579,7 @@ async fn what_was_handed_on_is_re_entered_by_the_name_of_its_guard() {
     let server = Server::start();
     let client = client(&server).await;
     let (_, guard) = handed_on(&server, &client).await;
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     let again = lock
         .try_lock_with(AcquireOptions::new().owner(guard.owner()))
         .await
@@ -560,7 +592,7 @@ async fn what_was_handed_on_is_re_entered_by_the_name_of_its_guard() {
 async fn what_was_handed_on_is_released_by_the_name_of_its_guard() {
     let server = Server::start();
     let client = client(&server).await;
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     let (_, guard) = handed_on(&server, &client).await;
     lock.release(&guard.owner()).await.unwrap();
     assert!(!server.exists("l"));
@@ -571,7 +603,7 @@ async fn what_was_handed_on_is_released_by_the_name_of_its_guard() {
 async fn what_was_handed_on_and_left_is_released_by_its_name() {
     let server = Server::start();
     let client = client(&server).await;
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     let (_, guard) = handed_on(&server, &client).await;
     let owner = guard.leave_to_lease();
     assert_eq!(server.record("l"), [(owner.to_string(), 1)]);
@@ -585,32 +617,29 @@ async fn what_was_handed_on_and_left_is_released_by_its_name() {
 async fn what_was_handed_on_is_held_by_who_has_it() {
     let server = Server::start();
     let client = client(&server).await;
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     for _ in 0..500 {
         let other = ByHand::hold(&server, "l", NEVER);
-        let waiter = |name: &str| {
-            let (lock, owner) = (lock.clone(), client.owner(name).unwrap());
-            tokio::spawn(async move {
-                lock.lock_with(AcquireOptions::new().owner(owner))
-                    .await
-                    .unwrap()
-            })
+        let waiter = || {
+            let lock = lock.clone();
+            tokio::spawn(async move { lock.lock().await.unwrap() })
         };
-        let first = waiter("first");
+        let first = waiter();
         asleep(&server, &client, 1).await;
-        let second = waiter("second");
+        let second = waiter();
         asleep(&server, &client, 2).await;
         other.release();
         let guard = first.await.unwrap();
         let name = guard.owner();
         guard.unlock().await.unwrap();
         let guard = second.await.unwrap();
-        let counts = |name: &'static str| {
-            let (lock, owner) = (lock.clone(), client.owner(name).unwrap());
+        let counts = |owner: OwnerId| {
+            let lock = lock.clone();
             async move { lock.hold_count(&owner).await.unwrap() }
         };
-        assert_eq!((counts("first").await, counts("second").await), (0, 1));
-        let is_handed_on = guard.owner() == name;
+        let owner = guard.owner();
+        let is_handed_on = owner == name;
+        assert_eq!((counts(name).await, counts(owner).await), (0, 1));
         guard.unlock().await.unwrap();
         if is_handed_on {
             return;
@@ -623,7 +652,7 @@ async fn what_was_handed_on_is_held_by_who_has_it() {
 async fn what_was_handed_on_is_extended_by_its_name() {
     let server = Server::start();
     let client = client(&server).await;
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     let (_, guard) = handed_on(&server, &client).await;
     lock.extend(&guard.owner(), ms(90_000)).await.unwrap();
     assert!(guard.remaining() > ms(80_000), "{:?}", guard.remaining());
@@ -638,12 +667,7 @@ async fn what_was_handed_on_is_handed_over_and_adopted() {
     for adopter in [&client, &other] {
         let (_, guard) = handed_on(&server, &client).await;
         let hand_over = guard.hand_over(ms(5_000)).await.unwrap();
-        let guard = adopter
-            .reentrant_lock("l")
-            .unwrap()
-            .adopt(&hand_over)
-            .await
-            .unwrap();
+        let guard = adopter.mutex("l").unwrap().adopt(&hand_over).await.unwrap();
         assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)]);
         guard.unlock().await.unwrap();
         assert!(!server.exists("l"));
@@ -656,11 +680,11 @@ async fn what_lies_there_and_is_forced_free_is_nobodys() {
     let (server, pauses) = (Server::start(), Pauses::watch());
     let client = client(&server).await;
     let locks = [
-        ("reentrant", client.reentrant_lock("l").unwrap()),
+        ("reentrant", client.mutex("l").unwrap()),
         ("fenced", client.fenced_lock("l").unwrap()),
         ("spin", client.spin_lock("l").unwrap()),
     ];
-    let waits = client.reentrant_lock("l").unwrap();
+    let waits = client.mutex("l").unwrap();
     for (kind, by) in &locks {
         let (mut tried, mut late) = (0, 0);
         while tried < 10 {
@@ -702,7 +726,7 @@ async fn what_lies_there_and_is_forced_free_is_nobodys() {
 async fn what_was_released_is_free_for_whoever_asks_next() {
     let server = Server::start();
     let client = client(&server).await;
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     for _ in 0..30 {
         let other = ByHand::hold(&server, "l", NEVER);
         let waiter = || {
@@ -725,7 +749,7 @@ async fn what_was_released_is_free_for_whoever_asks_next() {
 async fn what_is_handed_on_has_the_lease_of_who_takes_it() {
     let server = Server::start();
     let client = client(&server).await;
-    let lock = client.reentrant_lock("l").unwrap();
+    let lock = client.mutex("l").unwrap();
     for _ in 0..50 {
         let other = ByHand::hold(&server, "l", NEVER);
         let waiter = |extends: bool| {
@@ -759,10 +783,7 @@ async fn what_is_handed_on_has_the_lease_of_who_takes_it() {
 async fn an_answer_that_lay_there_is_no_recent_one() {
     let server = Server::start();
     let client = client(&server).await;
-    let (lock, waits) = (
-        client.reentrant_lock("l").unwrap(),
-        client.reentrant_lock("l").unwrap(),
-    );
+    let (lock, waits) = (client.mutex("l").unwrap(), client.mutex("l").unwrap());
     let other = ByHand::hold(&server, "l", NEVER);
     let mut both = [
         Box::pin(OwnerId::scope(lock.lock())),
@@ -804,7 +825,7 @@ async fn an_answer_that_lay_there_is_no_recent_one() {
 async fn what_lay_there_through_a_reconnect_is_not_taken() {
     let server = Server::start_real();
     let client = client(&server).await;
-    let waits = client.reentrant_lock("l").unwrap();
+    let waits = client.mutex("l").unwrap();
     for _ in 0..8 {
         let Some((owner, mut unpolled)) = lying(&server, &client, &waits).await else {
             continue;
@@ -835,7 +856,7 @@ async fn what_lay_there_through_a_reconnect_is_not_taken() {
 async fn idle_waits_for_what_lies_there() {
     let server = Server::start();
     let client = client(&server).await;
-    let waits = client.reentrant_lock("l").unwrap();
+    let waits = client.mutex("l").unwrap();
     for _ in 0..10 {
         let Some((_, unpolled)) = lying(&server, &client, &waits).await else {
             continue;

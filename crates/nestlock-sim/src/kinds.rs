@@ -28,7 +28,7 @@ pub(crate) enum Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Reentrant,
-    /// One reentrant lock, which many tasks of each process take for a moment.
+    /// One mutex, which many tasks of each process take for a moment.
     Relay,
     Mutex,
     NonReentrant,
@@ -131,7 +131,6 @@ impl Kind {
         matches!(
             self,
             Self::Reentrant
-                | Self::Relay
                 | Self::Fair
                 | Self::Fenced
                 | Self::ReadWrite
@@ -157,7 +156,7 @@ impl Kind {
         let client = &clients[0];
         let (mut names, mut mode) = (vec![name.to_owned()], Mode::Alone);
         let lock = match self {
-            Self::Mutex => client.mutex(name),
+            Self::Mutex | Self::Relay => client.mutex(name),
             Self::NonReentrant => client.non_reentrant_lock(name),
             Self::Fair => client.fair_lock(name),
             Self::Fenced => client.fenced_lock(name),
@@ -186,7 +185,7 @@ impl Kind {
                 client.multi_lock(members)
             }
             // otherwise one of the members
-            Self::Multi | Self::Reentrant | Self::Relay => client.reentrant_lock(name),
+            Self::Multi | Self::Reentrant => client.reentrant_lock(name),
             Self::Red3 | Self::Red5 => {
                 let options = RedLockOptions::new()
                     .expiry(Duration::from_nanos(TTL))

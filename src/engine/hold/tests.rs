@@ -19,12 +19,13 @@ use crate::{
     },
 };
 
-const MODE: AcquireMode = AcquireMode {
+const MODE: AcquireMode<'_> = AcquireMode {
     about: KindInfo::plain("reentrant"),
     waits: false,
     adopts: None,
     max_holds: u32::MAX,
     after_loss: false,
+    named: None,
 };
 
 fn kind() -> Arc<dyn Kind> {

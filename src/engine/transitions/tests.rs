@@ -295,6 +295,7 @@ impl World {
                         adopts: None,
                         max_holds: 5,
                         after_loss,
+                        named: None,
                     },
                     watched,
                     effects,
@@ -338,8 +339,11 @@ impl World {
                 }
             }
             Step::LeaveWithoutGuard => {
-                let left = self.state.leave_without_guard(now, effects);
-                if let Ok(Some(_)) = left {
+                let Some(generation) = self.state.current.clone() else {
+                    return;
+                };
+                let left = self.state.leave_without_guard(&generation, now, effects);
+                if left == Ok(true) {
                     self.count -= 1;
                 }
             }

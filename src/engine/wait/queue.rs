@@ -12,7 +12,7 @@ use nestlock_wire::clock::Instant;
 use super::relay::Relay;
 
 use crate::{
-    engine::{hand_off::HandOff, kind::Kind, turn::Granted},
+    engine::{hold::Entered, kind::Kind, turn::Granted},
     meter::Source,
     sync::{
         Mutex, MutexGuard, Semaphore,
@@ -267,9 +267,9 @@ impl WaitQueue {
     }
 
     /// Closes the queue for good. Returns the hand-off in its slot, which no waiter takes any more.
-    pub(super) fn close(&self) -> Option<HandOff> {
+    pub(super) fn close(&self) -> Option<Entered> {
         self.close_permits();
-        self.relay.take_back()
+        self.relay.take()
     }
 
     /// Returns whether messages are received. A broken connection may still lose some; then all

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use super::queue::WaitQueue;
 
 use crate::{
-    engine::{hand_off::HandOff, kind::Kind},
+    engine::{hold::Entered, kind::Kind},
     sync::{
         DashMap, Entry,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -129,15 +129,6 @@ impl Subscriptions {
         self.queues.get(channel).map(|queue| Arc::clone(&queue))
     }
 
-    /// Returns the wait queue where holds of this lock are handed on, whichever handle the caller
-    /// uses.
-    pub(crate) fn of_lock(&self, kind: &Arc<dyn Kind>) -> Option<Arc<WaitQueue>> {
-        self.queues
-            .iter()
-            .find(|queue| queue.is_of(kind))
-            .map(|queue| Arc::clone(&queue))
-    }
-
     pub(crate) fn all(&self) -> Vec<Arc<WaitQueue>> {
         self.queues.iter().map(|queue| Arc::clone(&queue)).collect()
     }
@@ -169,7 +160,7 @@ impl Subscriptions {
     }
 
     /// Closes all wait queues, present and future. Returns the hand-offs that were left in them.
-    pub(crate) fn close(&self) -> Vec<HandOff> {
+    pub(crate) fn close(&self) -> Vec<Entered> {
         self.closed.store(true, Ordering::Release);
         let left_behind = self.all();
         let left = left_behind

@@ -19,8 +19,7 @@ use crate::{
     engine::{
         core::Core,
         generation::Ticket,
-        hand_off::{HandOff, TakerTerms},
-        hold::Hold,
+        hold::{Entered, Hold},
         kind::{Kind, Wake},
         lease::Lease,
         state::HoldRequest,
@@ -37,8 +36,9 @@ pub(crate) struct Waiter<'a> {
     pub(super) queue: Arc<WaitQueue>,
     /// It may share the lock with other holders.
     shares: bool,
-    /// It can take over a hold as the last holder of this client leaves it.
-    takes: bool,
+    /// It can take a hold that another holder of this client hands off, if at least so many
+    /// replicas have it.
+    takes: Option<u32>,
     /// Its place in the lock's queue, if the lock has one.
     queue_entry: Option<Box<QueueEntry<'a>>>,
 }
@@ -48,10 +48,10 @@ impl Drop for Waiter<'_> {
         if !self.core.store.is_ours() {
             return;
         }
-        if self.takes
-            && let Some(hand_off) = self.queue.relay.leave()
+        if self.takes.is_some()
+            && let Some((hold, ticket)) = self.queue.relay.leave()
         {
-            self.core.janitor.schedule_cleanup(hand_off.into());
+            self.core.release_later(&hold, &ticket);
         }
         self.subscriptions.leave(&self.queue, self.shares);
     }
@@ -62,9 +62,8 @@ impl Drop for Waiter<'_> {
 pub(crate) enum Woken {
     /// A message arrived. If the attempt is not made, dropping the permit wakes the next waiter.
     Notified(OwnedSemaphorePermit),
-    /// The last holder hands the lock on. If this waiter does not take it, dropping the permit
-    /// wakes the next taker.
-    Handed(OwnedSemaphorePermit),
+    /// Another holder of this client has handed this hold off to it.
+    Handed(Entered),
     /// This waiter's poll is due.
     Poll,
     /// The deadline has passed.
@@ -87,26 +86,23 @@ impl Core {
             subscriptions,
             queue,
             shares: kind.about().shared,
-            takes: false,
+            takes: None,
             queue_entry: None,
         }
     }
 
     /// Joins the wait queue of a channel. `quiet`: the waiter cannot have missed a message that
-    /// concerns it. `lease`: the lease that it requests.
+    /// concerns it. `takes`: it can take a hand-off that at least so many replicas have.
     pub(crate) fn join(
         &self,
         kind: &Arc<dyn Kind>,
         channel: &Arc<str>,
         quiet: bool,
-        lease: Lease,
+        takes: Option<u32>,
     ) -> Waiter<'_> {
         let mut waiter = self.join_at(&self.subscriptions, kind, channel, quiet);
-        waiter.takes = self.config.tuning.relay
-            && kind.about().relayed
-            && waiter.queue.is_of(kind)
-            && lease == HandOff::lease(self.config.watchdog_timeout);
-        if waiter.takes {
+        waiter.takes = takes.filter(|_| waiter.queue.is_of(kind));
+        if waiter.takes.is_some() {
             waiter.queue.relay.join();
         }
         waiter
@@ -123,7 +119,7 @@ impl Core {
         &self,
         kind: &Arc<dyn Kind>,
         owner: &OwnerId,
-        lease: Lease,
+        takes: Option<u32>,
     ) -> Option<Waiter<'_>> {
         if self.subscriptions.is_empty() {
             return None;
@@ -133,7 +129,7 @@ impl Core {
         };
         self.subscriptions
             .has(&channel)
-            .then(|| self.join(kind, &channel, false, lease))
+            .then(|| self.join(kind, &channel, false, takes))
     }
 }
 
@@ -183,38 +179,24 @@ impl<'a> Waiter<'a> {
     }
 
     /// Returns whether a request for the lock would be pointless now: another task of this client
-    /// holds it, and hands it on or publishes its release. Re-entry is never pointless.
-    pub(crate) fn is_request_pointless(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> bool {
-        let goes_on =
-            self.takes && self.queue.is_live() && self.queue.relay.goes_on(Instant::now());
-        goes_on
-            && self
-                .core
-                .holds
-                .get(kind, owner)
-                .is_none_or(|hold| hold.count() == 0)
+    /// holds it, and hands it off or publishes its release.
+    pub(crate) fn is_request_pointless(&self) -> bool {
+        self.takes.is_some() && self.queue.is_live() && self.queue.relay.goes_on(Instant::now())
     }
 
-    /// Takes the hold that the last holder hands on.
-    pub(crate) fn take(
-        &self,
-        hold: &Arc<Hold>,
-        request: &HoldRequest,
-        lease: Lease,
-        replicas: u32,
-    ) -> Option<Ticket> {
-        let take = |hand_off: &_| {
-            let taker = TakerTerms {
-                lease,
-                replicas,
-                epoch: self.core.epoch(hold),
-            };
-            let (ticket, told) = hold
-                .change_quietly(|state, _| state.take(request, hand_off, taker, Instant::now()));
-            debug_assert!(told.ended.is_none(), "what begins ends nothing");
-            ticket
-        };
-        self.queue.relay.take(take)
+    /// Takes the hold that another holder has handed off. One that may not be received any more is
+    /// released.
+    fn take(&self) -> Option<Entered> {
+        let (hold, ticket) = self.queue.relay.take()?;
+        let replicas = self.takes.unwrap_or(0);
+        if ticket
+            .generation
+            .may_be_received(replicas, self.core.epoch(&hold), Instant::now())
+        {
+            return Some((hold, ticket));
+        }
+        self.core.release_later(&hold, &ticket);
+        None
     }
 
     /// Takes the hold that the last holder's release granted.
@@ -231,12 +213,6 @@ impl<'a> Waiter<'a> {
         let renewal = 2 * (self.core.config.command_timeout() + self.core.grace());
         let grant = look.grant(granted, lease, epoch, now, renewal)?;
         hold.change(|state, effects| state.take_granted(request, &grant, epoch, now, effects))
-    }
-
-    /// Returns whether a hand-off is in the slot. If not, an unused permit need not wake the next
-    /// waiter.
-    pub(crate) fn is_handed_something(&self) -> bool {
-        self.queue.relay.has_hand_off()
     }
 
     /// Returns whether all waiters were woken since this one `tried`: then it need not sleep.
@@ -277,14 +253,14 @@ impl<'a> Waiter<'a> {
             loop {
                 tokio::select! {
                     biased;
-                    permit = &mut handed, if self.takes => {
+                    permit = &mut handed, if self.takes.is_some() => {
                         let Ok(permit) = permit else { return Woken::Closed };
-                        if self.queue.relay.has_hand_off() {
+                        permit.forget();
+                        if let Some(entered) = self.take() {
                             self.count(Source::Message);
-                            return Woken::Handed(permit);
+                            return Woken::Handed(entered);
                         }
                         // Another waiter took the hand-off, or it was taken back.
-                        permit.forget();
                         handed.set(hand());
                     }
                     permit = &mut told => {

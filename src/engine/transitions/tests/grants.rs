@@ -31,6 +31,7 @@ impl World {
             adopts: None,
             max_holds: 5,
             after_loss: false,
+            named: None,
         };
         let siblings = SiblingState {
             caller: &owner,

@@ -23,19 +23,11 @@ pub(super) enum Action {
     Acquire {
         after_loss: bool,
     },
-    /// The caller that took a hand-off acquires the lock again.
-    AcquireInside(usize),
-    /// A guard hands its hold on.
-    HandOn {
+    /// A guard hands its hold off to another acquire.
+    HandOff {
         hold: usize,
         guard: usize,
     },
-    /// A caller takes the hand-off: another one, or the same one again.
-    Take {
-        by_another: bool,
-    },
-    /// No caller has taken the hand-off in time.
-    TakeBack,
     /// A guard is given up: by a call of `unlock`, or by a drop.
     Leave {
         hold: usize,
@@ -127,17 +119,10 @@ impl World {
         if !one.answers.is_empty() {
             actions.push(Action::Hear);
         }
-        if one.hand_off.is_some() {
-            actions.extend([
-                Action::Take { by_another: true },
-                Action::Take { by_another: false },
-                Action::TakeBack,
-            ]);
-        }
         for (at, hold) in one.holds.iter().enumerate() {
             for guard in 0..hold.guards.len() {
-                let can = budget.hand_ons > 0 && one.hand_off.is_none() && hold.turn.is_none();
-                actions.extend(can.then_some(Action::HandOn { hold: at, guard }));
+                let can = budget.hand_offs > 0 && hold.turn.is_none();
+                actions.extend(can.then_some(Action::HandOff { hold: at, guard }));
                 actions.extend([true, false].map(|awaited| Action::Leave {
                     hold: at,
                     guard,
@@ -167,9 +152,6 @@ impl World {
                 actions.push(Action::Acquire { after_loss: true });
             }
         }
-        let inside = (0..one.holds.len())
-            .filter(|at| budget.acquires > 0 && one.is_anothers(*at) && may_acquire(*at));
-        actions.extend(inside.map(Action::AcquireInside));
         if !one.ghosts.is_empty() {
             actions.push(Action::Bust);
         }
@@ -220,16 +202,10 @@ impl World {
                 self.budget.acquires -= 1;
                 one.acquire(after_loss, now);
             }
-            Action::AcquireInside(hold) => {
-                self.budget.acquires -= 1;
-                one.go_on_acquiring(hold, false, now);
+            Action::HandOff { hold, guard } => {
+                self.budget.hand_offs -= 1;
+                return one.hand_off(hold, guard, now);
             }
-            Action::HandOn { hold, guard } => {
-                self.budget.hand_ons -= 1;
-                return one.hand_on(hold, guard, now);
-            }
-            Action::Take { by_another } => return one.take(by_another, now),
-            Action::TakeBack => one.take_back(),
             Action::Leave {
                 hold,
                 guard,
@@ -376,7 +352,7 @@ const TWO: Budget = Budget {
     deletes: 0,
     orphans: 0,
     renewals: 0,
-    hand_ons: 0,
+    hand_offs: 0,
 };
 
 /// Visits every reachable state. `max_holds`: the highest hold count of the first client.
@@ -422,7 +398,7 @@ fn play(actions: &[Action], max_holds: u32) {
         deletes: all,
         orphans: all,
         renewals: all,
-        hand_ons: all,
+        hand_offs: all,
     };
     let mut world = World::new(budget, max_holds);
     for action in actions {
@@ -477,16 +453,22 @@ fn whoever_it_is_handed_on_to_the_rules_stand() {
     explore(
         Budget {
             acquires: 1,
-            hand_ons: 2,
+            hand_offs: 2,
             ..TWO
         },
         1,
     );
-    explore(Budget { hand_ons: 1, ..TWO }, 1);
+    explore(
+        Budget {
+            hand_offs: 1,
+            ..TWO
+        },
+        1,
+    );
     explore(
         Budget {
             acquires: 1,
-            hand_ons: 1,
+            hand_offs: 1,
             cuts: 1,
             ..TWO
         },
@@ -497,10 +479,16 @@ fn whoever_it_is_handed_on_to_the_rules_stand() {
 #[test]
 #[ignore = "takes some minutes"]
 fn whatever_happens_where_it_is_handed_on_the_rules_stand() {
-    explore(Budget { hand_ons: 2, ..TWO }, 2);
     explore(
         Budget {
-            hand_ons: 1,
+            hand_offs: 2,
+            ..TWO
+        },
+        2,
+    );
+    explore(
+        Budget {
+            hand_offs: 1,
             cuts: 1,
             ..TWO
         },
@@ -508,7 +496,7 @@ fn whatever_happens_where_it_is_handed_on_the_rules_stand() {
     );
     explore(
         Budget {
-            hand_ons: 1,
+            hand_offs: 1,
             cancels: 1,
             ..TWO
         },
@@ -516,7 +504,7 @@ fn whatever_happens_where_it_is_handed_on_the_rules_stand() {
     );
     explore(
         Budget {
-            hand_ons: 1,
+            hand_offs: 1,
             timeouts: 1,
             ..TWO
         },
@@ -524,7 +512,7 @@ fn whatever_happens_where_it_is_handed_on_the_rules_stand() {
     );
     explore(
         Budget {
-            hand_ons: 1,
+            hand_offs: 1,
             orphans: 1,
             ..TWO
         },
@@ -532,7 +520,7 @@ fn whatever_happens_where_it_is_handed_on_the_rules_stand() {
     );
     explore(
         Budget {
-            hand_ons: 1,
+            hand_offs: 1,
             renewals: 1,
             ..TWO
         },
@@ -540,7 +528,7 @@ fn whatever_happens_where_it_is_handed_on_the_rules_stand() {
     );
     explore(
         Budget {
-            hand_ons: 1,
+            hand_offs: 1,
             deletes: 1,
             ..TWO
         },

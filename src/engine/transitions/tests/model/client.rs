@@ -5,12 +5,11 @@ use std::sync::{Arc, LazyLock};
 
 use nestlock_wire::{Epoch, clock::Instant};
 
-use super::super::server::{Answer, LOCK, OVERDUE, Sent, TTL, Verb};
+use super::super::server::{Answer, OVERDUE, Sent, TTL, Verb};
 
 use crate::{
     engine::{
         generation::{Generation, GenerationEnd, Ticket},
-        hand_off::{HandOff, TakerTerms},
         kind::KindInfo,
         lease::{Lease, Millis},
         refusal::Refusal,
@@ -134,20 +133,17 @@ pub(super) struct Client {
     pub(super) answers: Vec<(Option<Answer>, To)>,
     /// Names that the janitor has yet to release.
     pub(super) ghosts: Vec<OwnerId>,
-    /// The hand-off that no caller has taken yet.
-    pub(super) hand_off: Option<HandOff>,
-    /// A caller that acquires only what is handed on, and inside that.
-    pub(super) another: OwnerId,
     pub(super) told: Vec<Told>,
 }
 
-fn mode(max_holds: u32, after_loss: bool) -> AcquireMode {
+fn mode(max_holds: u32, after_loss: bool, named: Option<&OwnerId>) -> AcquireMode<'_> {
     AcquireMode {
         about: KindInfo::plain("reentrant"),
         waits: false,
         adopts: None,
         max_holds,
         after_loss,
+        named,
     }
 }
 
@@ -162,8 +158,6 @@ impl Client {
             sent: Vec::new(),
             answers: Vec::new(),
             ghosts: Vec::new(),
-            hand_off: None,
-            another: format!("{owner}-another").parse().unwrap(),
             told: Vec::new(),
         }
     }
@@ -216,86 +210,23 @@ impl Client {
             .position(|hold| hold.registered && hold.caller == self.owner)
     }
 
-    pub(super) fn is_anothers(&self, at: usize) -> bool {
-        let hold = &self.holds[at];
-        hold.registered
-            && hold.caller == self.another
-            && hold.turn.is_none()
-            && hold.state.wanted() > 0
-    }
-
-    /// Hands a hold on, as `Core::hand_on` does. Returns `false` if that is not possible.
-    pub(super) fn hand_on(&mut self, at: usize, guard: usize, now: Instant) -> bool {
+    /// Hands a hold off, as `Core::hand_off` does: from here on its guard is another acquire's.
+    /// Returns `false` if that is not possible.
+    pub(super) fn hand_off(&mut self, at: usize, guard: usize, now: Instant) -> bool {
         let (ticket, epoch) = (self.holds[at].guards.remove(guard), self.epoch);
         let handed = self.change(at, |state, effects| {
-            state.hand_on(&LOCK, &ticket, epoch, TTL, now, effects)
+            state.hand_off(&ticket, epoch, TTL, now, effects)
         });
-        if handed.is_some() {
-            self.suffix += 1;
-            // The record stays.
-            let generation = Arc::clone(&ticket.generation);
-            self.told.push(Told::Unlocked {
-                generation,
-                was_last: false,
-                how: Ok(()),
-            });
-            self.hand_off = handed;
-            self.tidy(at);
-        }
-        self.hand_off.is_some()
-    }
-
-    /// Takes the hand-off, as `Waiter::take` does. Returns `false` if that is not possible.
-    pub(super) fn take(&mut self, by_another: bool, now: Instant) -> bool {
-        let caller = if by_another {
-            self.another.clone()
-        } else {
-            self.owner.clone()
-        };
-        let known = self
-            .holds
-            .iter()
-            .position(|hold| hold.registered && hold.caller == caller);
-        let at = known.unwrap_or_else(|| {
-            self.holds.push(Hold::new(&caller, now));
-            self.holds.len() - 1
+        let Some(next) = handed else { return false };
+        // The record stays.
+        self.told.push(Told::Unlocked {
+            generation: Arc::clone(&ticket.generation),
+            was_last: false,
+            how: Ok(()),
         });
-        if self.holds[at].turn.is_some() {
-            return false;
-        }
-        let (hand_off, epoch) = (self.hand_off.take().expect("it is handed on"), self.epoch);
-        let siblings = SiblingState {
-            caller: &caller,
-            sibling: None,
-            lost_sibling: None,
-            suffix: self.suffix,
-            value_in_doubt: false,
-        };
-        let planned = self.change(at, |state, effects| {
-            state.plan(self::mode(1, false), siblings, now, effects)
-        });
-        let Ok(AcquirePlan::Send(request)) = planned else {
-            return false;
-        };
-        self.change(at, |state, _| state.send(&request, epoch, now));
-        let taken = self.change(at, |state, _| {
-            let taker = TakerTerms {
-                lease: *LEASE,
-                replicas: 0,
-                epoch,
-            };
-            state.take(&request, &hand_off, taker, now)
-        });
-        let Some(ticket) = taken else { return false };
-        self.told.push(Told::Begun(ticket.generation.owner.clone()));
-        self.holds[at].guards.push(ticket);
+        self.told.push(Told::Begun(next.generation.owner.clone()));
+        self.holds[at].guards.push(next);
         true
-    }
-
-    /// Schedules the release of a hand-off that no caller has taken.
-    pub(super) fn take_back(&mut self) {
-        self.ghosts
-            .extend(self.hand_off.take().map(|hand_off| hand_off.owner));
     }
 
     fn post(&mut self, owner: &OwnerId, verb: Verb, to: To) {
@@ -353,11 +284,17 @@ impl Client {
     }
 
     pub(super) fn go_on_acquiring(&mut self, at: usize, after_loss: bool, now: Instant) {
-        if self.holds[at].caller == self.another && self.holds[at].state.wanted() == 0 {
-            return self.tidy(at);
-        }
-        let mode = mode(self.max_holds, after_loss);
-        let caller = self.holds[at].caller.clone();
+        let (caller, inside) = (
+            self.holds[at].caller.clone(),
+            self.holds[at]
+                .guards
+                .iter()
+                .find(|guard| guard.generation.ledger().is_held()),
+        );
+        // Inside a hold of a mutex, its owner is named: it may be another one than the first.
+        let inside = inside.map(|guard| guard.generation.owner.clone());
+        let named = inside.as_ref().filter(|_| caller.turn().is_some());
+        let mode = mode(self.max_holds, after_loss, named);
         let siblings = SiblingState {
             caller: &caller,
             sibling: None,

@@ -211,8 +211,6 @@ impl World {
                 }
             } else if let Some(hold) = one.holds.iter().position(|hold| !hold.unlocks.is_empty()) {
                 Action::Unlock { hold, which: 0 }
-            } else if one.hand_off.is_some() {
-                Action::TakeBack
             } else if !one.ghosts.is_empty() {
                 Action::Bust
             } else if let Some(hold) = settle() {

@@ -16,7 +16,7 @@ use super::{
 
 use crate::{
     engine::{
-        generation::{Generation, Hop},
+        generation::{Confirmed, Generation},
         hand_off::HAND_OFF_WINDOW,
         state::{HoldRequest, HoldState, ServerSide},
     },
@@ -37,7 +37,7 @@ pub(super) struct Budget {
     pub(super) deletes: u8,
     pub(super) orphans: u8,
     pub(super) renewals: u8,
-    pub(super) hand_ons: u8,
+    pub(super) hand_offs: u8,
 }
 
 #[derive(Debug)]
@@ -81,14 +81,19 @@ impl World {
     pub(super) fn new(budget: Budget, max_holds: u32) -> Self {
         let owner = |name| {
             format!("00000000-0000-0000-0000-000000000000:x/{name}")
-                .parse()
+                .parse::<OwnerId>()
                 .unwrap()
+        };
+        // Only a hold of a mutex is handed off: its owner is that of one acquire.
+        let one = match budget.hand_offs {
+            0 => owner("one"),
+            _ => owner("one").next_turn(),
         };
         Self {
             now: Instant::from_millis(TTL.as_millis() as u64),
             server: Server::default(),
             clients: [
-                Client::new(&owner("one"), max_holds),
+                Client::new(&one, max_holds),
                 Client::new(&owner("other"), 1),
             ],
             budget,
@@ -230,8 +235,6 @@ impl Met {
                 .map(|(answer, to)| (*answer, self.copy_to(to)))
                 .collect(),
             ghosts: client.ghosts.clone(),
-            hand_off: client.hand_off.clone(),
-            another: client.another.clone(),
             told: Vec::new(),
         }
     }
@@ -274,7 +277,7 @@ impl<H: Hasher> Compared<'_, H> {
     }
 
     fn owner(&mut self, owner: &OwnerId) {
-        self.value(number(owner));
+        self.value((number(owner), owner.turn()));
     }
 
     fn generation(&mut self, generation: &Arc<Generation>) {
@@ -285,7 +288,7 @@ impl<H: Hasher> Compared<'_, H> {
                 .0
                 .push((Arc::clone(generation), Arc::clone(generation)));
             self.owner(&generation.owner);
-            self.hop(generation.hop);
+            self.confirmed(generation.confirmed);
             let now = self.now;
             generation.ledger().hash_by(self.hasher, |hasher, at| {
                 at.saturating_duration_since(now).hash(hasher);
@@ -293,9 +296,9 @@ impl<H: Hasher> Compared<'_, H> {
         }
     }
 
-    fn hop(&mut self, hop: Hop) {
-        self.value((hop.number, hop.epoch));
-        self.instant(hop.confirmed + HAND_OFF_WINDOW);
+    fn confirmed(&mut self, confirmed: Confirmed) {
+        self.value(confirmed.epoch);
+        self.instant(confirmed.at + HAND_OFF_WINDOW);
     }
 
     fn to(&mut self, to: &To) {
@@ -417,13 +420,6 @@ impl<H: Hasher> Compared<'_, H> {
             self.to(to);
         }
         client.ghosts.iter().for_each(|ghost| self.owner(ghost));
-        self.value(client.hand_off.is_some());
-        if let Some(hand_off) = &client.hand_off {
-            self.owner(&hand_off.owner);
-            self.hop(hand_off.hop);
-            self.sent(hand_off.since);
-            self.instant(hand_off.ends);
-        }
     }
 }
 
