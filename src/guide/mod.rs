@@ -1,6 +1,6 @@
 //! The guide: what nestlock promises, and how to use it. The README is the short form.
 //!
-//! | page | what it answers |
+//! | page | what it covers |
 //! |---|---|
 //! | [`promises`] | what holds under which faults, and what is not promised |
 //! | [`choosing`] | which lock to choose, what it costs, which kinds exclude each other |
@@ -16,7 +16,7 @@
 //!
 //! # Examples
 //!
-//! Each program in the repository's `examples/` answers one question. They need nothing installed: the server is in the process.
+//! Each program in the repository's `examples/` answers one question. There is nothing to install: the server is in the process.
 //! `NESTLOCK_URL=redis://host:6379` makes them use your own server. `make demo` runs them all.
 //!
 //! | `cargo run --example ..` | the question |
