@@ -57,8 +57,8 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidConfig`] for an invalid URL, or one that leads to a sentinel as if it were a
-    /// server; [`Error::Connect`], with the address, if the server does not reply within the
+    /// [`Error::InvalidConfig`] for an invalid URL, or one that addresses a sentinel as if it were
+    /// a server; [`Error::Connect`], with the address, if the server does not reply within the
     /// connect timeout (5 s) or rejects the login, or if there is no master. The error includes the
     /// reply of each server that was tried.
     ///
@@ -667,8 +667,8 @@ impl LockClient {
         Maintenance { client: self }
     }
 
-    /// Returns the servers that this client uses now, as far as it knows. Sends nothing. For people
-    /// and logs.
+    /// Returns the servers that this client uses now, as far as it knows. Sends nothing. For
+    /// display and logs.
     ///
     /// ```no_run
     /// # async fn example(client: nestlock::LockClient) {
@@ -865,8 +865,8 @@ impl LockClientBuilder {
     /// after a failover until the old master is back as a replica. The servers' own
     /// `min-replicas-to-write` is no substitute, since it checks once a second; use it in addition.
     ///
-    /// The cost is the way to the replicas and back, without a further round trip: `WAIT` is sent
-    /// along with the request. Only one `WAIT` is in flight at a time, since it delays all requests
+    /// The cost is the trip to the replicas and back, without another one to the server: `WAIT` is
+    /// sent along with the request. Only one `WAIT` is in flight at a time, since it delays all requests
     /// behind it: an acquire first waits for the `WAIT` of other acquires, so the [command
     /// timeout](Self::command_timeout) has to be at least three round trips. If a replica hangs,
     /// all requests of this client take up to `timeout` longer; bounded waits still end in time,
@@ -881,7 +881,7 @@ impl LockClientBuilder {
 
     /// Requires that an acquire is on disk: in the append-only file of the server and of as many
     /// replicas as [`replicas`](Self::replicas) requires. Uses `WAITAOF`, so it needs Redis 7.2 or
-    /// any Valkey. Default: no.
+    /// any Valkey. Default: off.
     ///
     /// A server that is killed or loses power still has its locks when it restarts. With
     /// `appendfsync everysec` an acquire takes up to a second, so set the replicas' timeout to more
@@ -951,10 +951,10 @@ impl LockClientBuilder {
     /// for TLS with a custom CA, credential providers and the like. nestlock sets retries, timeouts
     /// and the protocol version itself.
     ///
-    /// The name that a certificate must have is a server's own `tls_server_name`. In a cluster, an
-    /// IP address has the host name that its node announces beside it, or else the one of
-    /// `TlsConfig::hostnames`, whose default host is the first configured one. Otherwise it is the
-    /// host.
+    /// The name that a certificate must have is the server's own `tls_server_name`. In a cluster,
+    /// for an IP address, it is the host name that the node announces along with the address, or
+    /// else the one of `TlsConfig::hostnames`, whose default host is the first configured one.
+    /// Otherwise it is the host.
     ///
     /// # Errors
     ///

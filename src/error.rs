@@ -82,10 +82,10 @@ pub enum Error {
         /// The lock's name.
         lock: String,
     },
-    /// The key at this name, or one that belongs to it, has another type: it is no lock, or no
+    /// The key at this name, or one that belongs to it, has another type: it is not a lock or a
     /// guarded value. It was left as it is.
     #[error(
-        "{lock:?}: the key at this name, or one that belongs to it, is of another type; use another name"
+        "{lock:?}: the key at this name, or one that belongs to it, has another type; use another name"
     )]
     #[non_exhaustive]
     WrongType {
@@ -95,7 +95,7 @@ pub enum Error {
     /// The guarded key has seen a higher fencing token: another owner has held the lock since.
     /// Nothing was changed.
     #[error(
-        "key {key:?}: the token {token} is stale, {seen} was seen; acquire the lock again and begin anew"
+        "key {key:?}: fencing token {token} is stale, {seen} was seen; acquire the lock again and start over"
     )]
     #[non_exhaustive]
     StaleToken {
@@ -107,7 +107,7 @@ pub enum Error {
         seen: FencingToken,
     },
     /// The number cannot be a fencing token: no lock issues such a number.
-    #[error("{token} is no fencing token; use that of a fenced lock's guard, 1 to 2^53 - 1")]
+    #[error("invalid fencing token {token}; use the token of a fenced lock's guard, 1 to 2^53 - 1")]
     #[non_exhaustive]
     InvalidToken {
         /// The number.
@@ -125,9 +125,9 @@ pub enum Error {
         holds: u32,
     },
     /// The owner already holds this non-reentrant lock, or nests a fair and a reentrant one; a wait
-    /// would never end. It holds nothing more than before.
+    /// would never end. Its holds are unchanged.
     #[error(
-        "lock {lock:?} is held by {owner} already, and is not reentrant, or was taken as another kind; release it first"
+        "lock {lock:?} is already held by {owner}, and is not reentrant or was taken as another kind; release it first"
     )]
     #[non_exhaustive]
     NotReentrant {
@@ -139,7 +139,7 @@ pub enum Error {
     /// The owner already holds this fenced lock, through a constructor whose holds have no fencing
     /// token. Nothing was sent.
     #[error(
-        "lock {lock:?} is held by {owner} already, without a fencing token; take the fenced lock first"
+        "lock {lock:?} is already held by {owner} without a fencing token; take the fenced lock first"
     )]
     #[non_exhaustive]
     NoToken {
@@ -161,7 +161,7 @@ pub enum Error {
     /// The owner holds the read lock and requested the write lock: it would wait for itself.
     /// Nothing was sent.
     #[error(
-        "lock {lock:?} is read-locked by {owner}, which would wait for itself; release the read lock first"
+        "lock {lock:?} is read-locked by {owner}, so the write lock would wait for itself; release the read lock first"
     )]
     #[non_exhaustive]
     UpgradeRefused {
@@ -189,7 +189,7 @@ pub enum Error {
     /// The request was sent but no reply arrived in time: it may or may not have been executed. The
     /// client finds out in the background and undoes it; the lease ends it at the latest.
     #[error(
-        "lock {lock:?}: no answer from the server, the outcome is unknown and being settled: {source}"
+        "lock {lock:?}: no reply from the server, the outcome is unknown and is being settled in the background: {source}"
     )]
     #[non_exhaustive]
     Unconfirmed {
@@ -211,8 +211,8 @@ pub enum Error {
     /// acknowledged the extension in time, so the hold keeps its old lease. See
     /// [`LockClientBuilder::replicas`](crate::LockClientBuilder::replicas).
     #[error(
-        "lock {lock:?}: {acked} of {wanted} replicas had it in time{}; is one away, or slow?",
-        if *.on_disk == Some(false) { ", and it was not on the server's disk" } else { "" }
+        "lock {lock:?}: {acked} of {wanted} replicas acknowledged in time{}; check whether a replica is down or slow",
+        if *.on_disk == Some(false) { ", and the server did not have it on disk" } else { "" }
     )]
     #[non_exhaustive]
     NotReplicated {
@@ -227,7 +227,7 @@ pub enum Error {
     },
     /// Too few of a RedLock's servers agreed. A failed acquire is released on the others. A hold
     /// that could not be extended or released on enough of them stays as it was on each.
-    #[error("lock {lock:?}: too few of {} servers agreed, {needed} are needed: {}", .nodes.len(), list(.nodes))]
+    #[error("lock {lock:?}: no quorum: too few of {} servers agreed, {needed} needed: {}", .nodes.len(), list(.nodes))]
     #[non_exhaustive]
     NoQuorum {
         /// The lock's name.
@@ -372,7 +372,7 @@ impl fmt::Display for NodeAnswer {
         match &self.said {
             NodeSaid::Agreed => f.write_str("agreed"),
             NodeSaid::Busy => f.write_str("busy"),
-            NodeSaid::Nothing => f.write_str("no answer in time"),
+            NodeSaid::Nothing => f.write_str("no reply in time"),
             NodeSaid::Failed(error) => write!(f, "{error}"),
         }
     }

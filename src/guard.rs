@@ -32,7 +32,7 @@ use crate::{
 /// runtime has ended): the client's own thread sends the release a moment later. Await
 /// [`LockGuard::unlock`] if the next step relies on the release, and to learn whether the lock was
 /// still held.
-#[must_use = "dropped at once, the lock is released at once"]
+#[must_use = "an unused guard is dropped at once, which releases the lock"]
 #[clippy::has_significant_drop]
 pub struct LockGuard {
     inner: GuardInner,
@@ -203,6 +203,7 @@ impl LockGuard {
     /// [`remaining`](Self::remaining). In the past, or now, if the lock is lost. redsync's `Until`.
     #[must_use]
     pub fn valid_until(&self) -> Instant {
+        // Read first: a delay in between must make the result earlier, never later.
         let now = Instant::now();
         now + self.remaining()
     }
@@ -268,7 +269,7 @@ impl LockGuard {
     /// gone: an earlier one is not counted, and the lock then stays held until its lease ends. Before
     /// you send the owner elsewhere, await [`idle`](crate::LockClient::idle), so that the server has
     /// counted the releases of dropped guards. If the connection broke during a nested acquire or
-    /// release, the server may record a hold too many or too few until the lease ends. A writer that
+    /// release, the server may record one hold too many or too few until the lease ends. A writer that
     /// left its nested read lock cannot read again until it has released the write lock.
     ///
     /// An owner that is a [`value`](crate::AcquireOptions::value) has no other name: its client may
@@ -355,7 +356,7 @@ impl LockGuard {
             }
             GuardInner::Several(held) => Err(Error::CannotHandOver {
                 lock: held.name().to_owned(),
-                reason: "it is several locks as one; hand over a lock of one kind",
+                reason: "it combines several locks; hand over a single lock",
             }),
         }
     }
@@ -436,6 +437,7 @@ impl SingleHold {
             };
             let ended = ticket.generation.ended.notified();
             tokio::pin!(ended);
+            // Registers before the check below, so that an end in between is not missed.
             ended.as_mut().enable();
             let remaining = match self.remaining() {
                 Ok(remaining) => remaining,

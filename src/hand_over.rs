@@ -56,19 +56,19 @@ impl HandOver {
         &self.lock
     }
 
-    /// Returns the owner that holds the lock until it is adopted. Fails if the hand-over is for
-    /// another lock or another family of kinds.
+    /// Returns the placeholder that owns the lock until it is adopted. Fails if the hand-over is
+    /// for another lock or another family of kinds.
     pub(crate) fn owner_for(&self, family: &str, lock: &str) -> Result<&OwnerId> {
         let refuse = |reason| Err(Error::InvalidHandOver { reason });
         if *self.lock != *lock {
             return refuse(format!(
-                "it is of lock {:?}, not of {lock:?}; make the lock that it is of",
+                "it is for lock {:?}, not for {lock:?}; adopt it with the lock that it is for",
                 self.lock
             ));
         }
         if *self.family != *family {
             return refuse(format!(
-                "lock {lock:?} is of the kind {:?} there, not {family:?}; use that kind",
+                "it is for lock {lock:?} of the kind {:?}, not {family:?}; use that kind",
                 self.family
             ));
         }
@@ -77,7 +77,7 @@ impl HandOver {
 
     /// Returns the text for the other process: visible ASCII, about twice the length of the lock's
     /// name plus 150 characters.
-    #[must_use = "it does nothing but make the text"]
+    #[must_use = "it only creates the text"]
     pub fn to_text(&self) -> String {
         let mut text = VERSION.to_owned();
         for byte in format!("{}\n{}\n{}", self.family, self.owner.as_str(), self.lock).bytes() {
@@ -112,7 +112,7 @@ impl HandOver {
             })
         };
         read().ok_or_else(|| Error::InvalidHandOver {
-            reason: "the text is none that HandOver::to_text made; pass it on as it is".to_owned(),
+            reason: "the text was not made by HandOver::to_text; pass it on unchanged".to_owned(),
         })
     }
 }

@@ -47,14 +47,17 @@ impl LockName {
         if RESERVED.iter().any(|prefix| full.starts_with(prefix))
             || full.contains(":rwlock_timeout:")
         {
-            return refuse("locks keep their own keys under such names; use another one".into());
+            return refuse(
+                "it is reserved: locks store their own keys under such names; use another name"
+                    .into(),
+            );
         }
         let channel = channel_parts(&full).concat();
         if hash_tag(&full) != hash_tag(&channel)
             || full.find('}') < full.find('{') && full.contains('}')
         {
             return refuse(
-                "its braces would put it and what is derived from it into different cluster slots; \
+                "its braces would put the lock and its derived keys into different cluster slots; \
                  use no braces, or one pair around a part that is not empty"
                     .into(),
             );
@@ -65,7 +68,7 @@ impl LockName {
     /// Checks the key of a guarded value, which must also differ from the records of signal locks.
     pub(crate) fn guarded(key: &str, max_len: usize) -> Result<Self, Error> {
         if key.starts_with(SIGNAL_RECORD) {
-            let reason = "signal locks are kept under such names; use another one".into();
+            let reason = "signal locks are stored under such names; use another name".into();
             return Err(Error::InvalidName {
                 name: key.into(),
                 reason,
@@ -74,8 +77,8 @@ impl LockName {
         Self::new("", key, max_len)?.with_keys()
     }
 
-    /// Checks that the name can have further keys next to its record: those of `{x}` would be those
-    /// of `x`.
+    /// Checks that the name can have further keys next to its record: `{x}` would share those of
+    /// `x`.
     pub(crate) fn with_keys(self) -> Result<Self, Error> {
         match self
             .0
@@ -85,7 +88,7 @@ impl LockName {
             Some(inner) if !inner.contains('{') => Err(Error::InvalidName {
                 name: self.0.to_string(),
                 reason: format!(
-                    "what is kept beside it would be that of {inner:?}; put something before or after the braces"
+                    "its derived keys would be those of {inner:?}; put something before or after the braces"
                 ),
             }),
             _ => Ok(self),

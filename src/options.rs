@@ -226,7 +226,7 @@ impl Backoff {
         }
     }
 
-    /// Returns pauses of one length, 1 ms to an hour. Redisson's default is 64 ms.
+    /// Returns pauses of a fixed length, 1 ms to an hour. Redisson's default is 64 ms.
     #[must_use]
     pub fn constant(pause: Duration) -> Self {
         Self::exponential(pause, pause, 1.0)
@@ -235,6 +235,7 @@ impl Backoff {
     /// Returns the pause after this many tries, without its random part.
     pub(crate) fn pause(&self, tries: u32) -> Duration {
         let exponent = i32::try_from(tries.saturating_sub(1)).unwrap_or(i32::MAX);
+        // Without the cap, the power could overflow, and `mul_f64` panics on that.
         let factor = self.multiplier.powi(exponent).min(1e9);
         self.initial.mul_f64(factor).min(self.max)
     }
@@ -247,7 +248,7 @@ impl Default for Backoff {
     }
 }
 
-/// How a signal lock keeps its record and its signal; see
+/// How long a signal lock keeps its record and its signal; see
 /// [`LockClient::signal_lock_with`](crate::LockClient::signal_lock_with).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
@@ -410,7 +411,7 @@ impl Config {
             Some(timeout) if timeout < Duration::from_millis(1) || timeout > third => {
                 return refuse(format!(
                     "command_timeout is {timeout:?}; use 1 ms to a third of the watchdog timeout ({third:?}), \
-                     so that a renewal can fail and be repeated in time"
+                     so that a renewal can fail and be retried in time"
                 ));
             }
             _ => {}
@@ -420,8 +421,8 @@ impl Config {
             && (timeout < Duration::from_millis(1) || timeout > third)
         {
             return refuse(format!(
-                "replicas are waited for {timeout:?}; use 1 ms to a third of the command timeout ({third:?}): \
-                 whatever is asked meanwhile stands behind it"
+                "the replicas timeout is {timeout:?}; use 1 ms to a third of the command timeout ({third:?}): \
+                 later requests wait behind it"
             ));
         }
         if self.poll_cap < Duration::from_millis(1) {

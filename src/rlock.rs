@@ -16,7 +16,7 @@ use crate::{
 /// The methods of a [`Lock`] as a trait, for code that takes any lock: `&dyn RLock`, `impl RLock`.
 /// After Redisson's `RLock`.
 ///
-/// Each method is the same as the one of that name on [`Lock`], which needs no import; see there
+/// Each method behaves like the one of the same name on [`Lock`], which needs no import; see there
 /// for errors and cancel safety. Only `Lock` implements this trait, since only a lock can create
 /// guards. To test code that takes it, use a real lock:
 ///

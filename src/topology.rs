@@ -1,4 +1,4 @@
-//! The servers that a client uses, for people and logs.
+//! The servers that a client uses, for display and logs.
 
 use std::{fmt, ops::RangeInclusive, time::Instant};
 

@@ -1,4 +1,4 @@
-//! What a lock is: one kind, or several locks as one.
+//! The [`Lock`] type: a lock of one kind, or a combination of several locks.
 
 use std::{fmt, sync::Arc, time::Duration};
 

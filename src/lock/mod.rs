@@ -1,5 +1,5 @@
-//! [`Lock`]: one type for locks of every kind, for several locks as one, and for one lock over
-//! several servers.
+//! [`Lock`]: one type for locks of every kind, for combinations of several locks, and for one lock
+//! over several servers.
 
 mod fair;
 mod fenced;
@@ -330,7 +330,7 @@ impl Lock {
         let LockInner::One(SingleLock { anchor, kind }) = &self.inner else {
             return Err(Error::CannotHandOver {
                 lock: self.name().to_owned(),
-                reason: "it is several locks as one; adopt with the lock that was handed over",
+                reason: "it combines several locks; adopt with the lock that was handed over",
             });
         };
         let from = hand_over.owner_for(kind.about().family, kind.name())?;

@@ -1,4 +1,5 @@
-//! Several locks as one: all or nothing. Redisson's `RedissonMultiLock`. No Redis commands here.
+//! The multi-lock: several locks, all or nothing. Redisson's `RedissonMultiLock`. No Redis commands
+//! here.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +19,7 @@ use super::{Inspection, Lock, Several, quorum::ask};
 
 /// The pause after an attempt in which members were busy grows by this and a round trip, up to
 /// [`MAX_PAUSE`] and two round trips. All of it is random. Without the round trips, the pause would
-/// be too short next to the attempts to separate two callers that disturb each other.
+/// be too short next to the attempts to separate two callers that collide.
 const PAUSE_STEP: Duration = Duration::from_millis(2);
 const MAX_PAUSE: Duration = Duration::from_millis(50);
 /// Cap on the round trip in the pause. A longer measurement mostly comes from an outage that may be
@@ -133,7 +134,7 @@ impl MultiLock {
                 let source = StoreError::new(
                     StoreErrorKind::Timeout,
                     true,
-                    "no answer before the wait was over",
+                    "no reply before the wait was over",
                 );
                 Err(Error::Unconfirmed {
                     lock: self.members[silent].name().to_owned(),
@@ -209,7 +210,7 @@ impl Several for MultiLock {
                 Err(Error::Unconfirmed { .. }) if was_busy && limit.is_some() => return Ok(None),
                 Err(error) => return Err(error),
             }
-            // Without a random pause, two callers that each hold a member could disturb each other
+            // Without a random pause, two callers that each hold a member could block each other
             // forever.
             let round_trip = self.anchor.store.round_trip().min(LONGEST_ROUND_TRIP);
             pause = (pause + PAUSE_STEP + round_trip).min(MAX_PAUSE + 2 * round_trip);

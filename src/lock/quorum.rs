@@ -198,8 +198,8 @@ pub(crate) struct QuorumTerms {
     pub(crate) limit: Duration,
     /// The TTL requested from each node.
     pub(crate) ttl: Duration,
-    /// The part of the TTL that is not relied on, in addition to the drift allowance of the members
-    /// themselves.
+    /// The share of the TTL that the holder must not rely on, in addition to the drift allowance of
+    /// the members themselves.
     pub(crate) drift: f64,
     /// The options with which an extension acquires a node without a hold, one for each node.
     /// Empty: an extension does not acquire.
@@ -293,6 +293,7 @@ impl Quorum {
                 remaining.push(left);
             }
         }
+        // The longest first: a majority is held as long as the shortest of the `needed` longest.
         remaining.sort_unstable_by(|a, b| b.cmp(a));
         let least = remaining
             .get(self.nodes.needed() - 1)
@@ -312,7 +313,8 @@ impl Quorum {
             .collect();
         match reasons.iter().flatten().next() {
             Some(reason) => QuorumEnd::Lost(*reason),
-            None if reasons.is_empty() => QuorumEnd::Lost(LossReason::LeaseExpired), // but for the margin
+            // No hold is lost, but the rest of their time is within the margin.
+            None if reasons.is_empty() => QuorumEnd::Lost(LossReason::LeaseExpired),
             None => QuorumEnd::Released,
         }
     }
@@ -340,7 +342,8 @@ impl Quorum {
         if self.look(&mut places).is_ok() && !is_held {
             std::mem::swap(&mut places.held[at], &mut anew);
         }
-        drop(places); // a guard's drop is no business of this mutex
+        // `anew` is dropped after the mutex is unlocked: dropping a guard releases its hold.
+        drop(places);
     }
 
     /// Returns the guards that are in their slots.

@@ -3,10 +3,10 @@
 //! The two sides are two kinds that share one record. Neither side starves: each leaves a mark that
 //! holds the other side back, for at most 2 seconds from the first waiter that is held back.
 //!
-//! - A writer that waits for readers leaves an intent: it then waits only for those that read
-//!   already.
-//! - Readers that wait for a writer are noted, and the next writer waits for them. Readers that an
-//!   intent holds back are noted for the writer after that. So a reader waits for at most two
+//! - A writer that waits for readers leaves an intent: it then waits only for those that already
+//!   read.
+//! - Readers that wait for a writer are recorded, and the next writer waits for them. Readers that
+//!   an intent holds back are recorded for the writer after that. So a reader waits for at most two
 //!   writes, however slow its connection is, and readers enter together.
 
 use std::sync::Arc;
@@ -271,7 +271,7 @@ impl Kind for ReadSide {
             excludes: false,
         });
         // Scripts scan the keys of all read holds, hence the limit. `queues`: a waiting reader is
-        // noted on the server.
+        // recorded on the server.
         KindInfo {
             shared: true,
             queues: true,

@@ -99,8 +99,8 @@ impl RedLockOptions {
         self
     }
 
-    /// Sets how many rounds an acquire makes at most, if its wait has a limit. Without a limit, it
-    /// is how many rounds may fail in a row: a busy lock is then waited for as long as it takes.
+    /// Sets the maximum number of rounds of an acquire whose wait has a limit. Without a limit, it
+    /// is how many rounds may fail in a row: the acquire waits for a busy lock as long as it takes.
     /// Without a wait there is one round. Default 32, at least 1. RedLock-Hyperf: 2; node-redlock:
     /// 10 retries, which are 11 rounds.
     pub fn tries(mut self, tries: u32) -> Self {
@@ -124,14 +124,14 @@ impl RedLockOptions {
         self
     }
 
-    /// Sets the part of the TTL that is not relied on, since clocks may run at different speeds; 2
-    /// ms are added. Default 0.01; 0 to 0.5. Less than 0.01 counts as 0.01.
+    /// Sets the share of the TTL that the holder must not rely on, since clocks may run at
+    /// different speeds; 2 ms are added. Default 0.01; 0 to 0.5. Less than 0.01 counts as 0.01.
     pub fn drift_factor(mut self, factor: f64) -> Self {
         self.drift_factor = factor;
         self
     }
 
-    /// Sets how long a round waits for servers, as a part of the TTL. Default 0.05, which is 400 ms
+    /// Sets how long a round waits for servers, as a share of the TTL. Default 0.05, which is 400 ms
     /// of 8 s; above 0, at most 1. Acquire, extend and release take no longer, however many servers
     /// are silent.
     pub fn timeout_factor(mut self, factor: f64) -> Self {
@@ -186,7 +186,7 @@ impl RedLockOptions {
         let refuse = |reason: String| Err(Error::InvalidConfig { reason });
         self.expiry = checked_lease(name, self.expiry)?;
         if self.tries == 0 {
-            return refuse("a RedLock needs at least one try".into());
+            return refuse("the number of tries is 0; use at least 1".into());
         }
         if !(0.0..=0.5).contains(&self.drift_factor) {
             return refuse(format!(
@@ -202,7 +202,7 @@ impl RedLockOptions {
         }
         match &self.retry_delay {
             RetryDelay::Uniform(least, most) if least > most => refuse(format!(
-                "the retry delay is {least:?} to {most:?}; the first must be the smaller one"
+                "the retry delay is {least:?} to {most:?}; use a first limit that is at most the second"
             )),
             _ => Ok(self),
         }
@@ -250,7 +250,7 @@ impl RedLock {
             });
         };
         if !valued && !matches!(options.value, OwnerValue::Random) {
-            let reason = "only a RedLock over servers has a value; leave it out".into();
+            let reason = "only a RedLock over servers (red_lock) has a value; leave it out".into();
             return Err(Error::InvalidConfig { reason });
         }
         no_twins(&locks)?;
@@ -357,6 +357,7 @@ impl RedLock {
             } else {
                 Vec::new()
             };
+            // Each member already deducts 1 % by itself.
             let drift = (self.options.drift_factor - 0.01).max(0.0);
             let terms = QuorumTerms {
                 limit,
@@ -389,7 +390,7 @@ impl RedLock {
     }
 }
 
-/// Refuses members of which two are known to be the same lock on the same server.
+/// Rejects members if two of them are known to be the same lock on the same server.
 fn no_twins(members: &[Lock]) -> Result<()> {
     let locks: Vec<_> = members
         .iter()
@@ -407,7 +408,7 @@ fn no_twins(members: &[Lock]) -> Result<()> {
     };
     let [one, other] = [one, other].map(|single| single.anchor.store.address());
     let reason = format!(
-        "{one} and {other} are one server, and its lock {name:?} would count twice; leave one out"
+        "{one} and {other} are the same server, so its lock {name:?} would count twice; leave one out"
     );
     Err(Error::InvalidConfig { reason })
 }

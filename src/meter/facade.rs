@@ -331,14 +331,14 @@ pub(crate) fn describe() {
         describe_counter!("nestlock.losses", "Holds that were lost");
         describe_counter!("nestlock.renewals", "Renewals of holds");
         describe_counter!("nestlock.wakeups", "Waiters that tried again, and why");
-        describe_counter!("nestlock.settlements", "Releases that nobody awaited");
+        describe_counter!("nestlock.settlements", "Background releases");
         describe_counter!(
             "nestlock.ghosts",
-            "Names given up, since a late request may still use them"
+            "Owner names given up because a late request may still use them"
         );
-        describe_counter!("nestlock.reconnects", "Connections made anew");
+        describe_counter!("nestlock.reconnects", "Reconnects");
         describe_gauge!("nestlock.held", "Locks that are held");
         describe_gauge!("nestlock.waiters", "Acquires that wait for a release");
-        describe_gauge!("nestlock.queue.depth", "Requests that are not answered yet");
+        describe_gauge!("nestlock.queue.depth", "Requests in flight");
     });
 }

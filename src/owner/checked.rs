@@ -35,7 +35,7 @@ impl OwnerId {
             return refuse("use visible ASCII characters without '.'");
         }
         if name.ends_with(":write") {
-            return refuse("it ends like the field of a writer; use another name");
+            return refuse("it ends with ':write', which marks a writer; use another name");
         }
         Ok(Self::new(client, format_args!("x/{name}")))
     }
