@@ -382,6 +382,7 @@ impl LockGuard {
     /// ```
     pub async fn run_until_lost<F: Future>(&self, future: F) -> Result<F::Output> {
         tokio::select! {
+            // If both are ready, the loss counts: `future` may have ended without the lock.
             biased;
             error = self.lost() => Err(error),
             output = future => Ok(output),

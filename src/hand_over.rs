@@ -101,6 +101,7 @@ impl HandOver {
             };
             let text =
                 String::from_utf8(digits.chunks(2).map(byte).collect::<Option<_>>()?).ok()?;
+            // The lock comes last, since its name may contain line breaks.
             let mut parts = text.splitn(3, '\n');
             let (family, owner, lock) = (parts.next()?, parts.next()?, parts.next()?);
             // a text with a real owner is rejected: the name of a real owner is not secret

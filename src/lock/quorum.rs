@@ -133,6 +133,7 @@ pub(crate) async fn ask<T>(
     let mut answers = Vec::with_capacity(asked.len());
     loop {
         tokio::select! {
+            // A reply that has arrived counts, even if the time is over.
             biased;
             answer = asked.next() => match answer {
                 Some(answer) => answers.push(answer),
@@ -505,6 +506,7 @@ impl Held for Quorum {
                 );
             }
             let answer = tokio::select! {
+                // As in the function `ask`.
                 biased;
                 answer = asked.next() => answer,
                 () = &mut half, if !half_is_over => {

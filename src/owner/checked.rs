@@ -1,4 +1,4 @@
-//! Owners that are made from texts, which are checked.
+//! Converts texts into owners, and checks them.
 
 use std::str::FromStr;
 

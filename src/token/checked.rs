@@ -1,4 +1,4 @@
-//! Tokens that are made from numbers, which are checked.
+//! Converts numbers into tokens, and checks them.
 
 use std::num::NonZeroU64;
 
