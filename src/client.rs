@@ -866,8 +866,8 @@ impl LockClientBuilder {
     /// `min-replicas-to-write` is no substitute, since it checks once a second; use it in addition.
     ///
     /// The cost is the trip to the replicas and back, without another one to the server: `WAIT` is
-    /// sent along with the request. Only one `WAIT` is in flight at a time, since it delays all requests
-    /// behind it: an acquire first waits for the `WAIT` of other acquires, so the [command
+    /// sent along with the request. Only one `WAIT` is in flight at a time, since it delays all
+    /// requests behind it: an acquire first waits for the `WAIT` of other acquires, so the [command
     /// timeout](Self::command_timeout) has to be at least three round trips. If a replica hangs,
     /// all requests of this client take up to `timeout` longer; bounded waits still end in time,
     /// without the lock.

@@ -269,8 +269,8 @@ impl LockGuard {
     /// gone: an earlier one is not counted, and the lock then stays held until its lease ends. Before
     /// you send the owner elsewhere, await [`idle`](crate::LockClient::idle), so that the server has
     /// counted the releases of dropped guards. If the connection broke during a nested acquire or
-    /// release, the server may record one hold too many or too few until the lease ends. A writer that
-    /// left its nested read lock cannot read again until it has released the write lock.
+    /// release, the server may record one hold too many or too few until the lease ends. A writer
+    /// that left its nested read lock cannot read again until it has released the write lock.
     ///
     /// An owner that is a [`value`](crate::AcquireOptions::value) has no other name: its client may
     /// acquire the lock again a round trip before the lease ends, or after the first lease if another

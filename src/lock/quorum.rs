@@ -343,7 +343,7 @@ impl Quorum {
         if self.look(&mut places).is_ok() && !is_held {
             std::mem::swap(&mut places.held[at], &mut anew);
         }
-        // `anew` is dropped after the mutex is unlocked: dropping a guard releases its hold.
+        // The guard that stays out of its slot is dropped after this: it releases its hold.
         drop(places);
     }
 

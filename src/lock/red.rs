@@ -131,8 +131,8 @@ impl RedLockOptions {
         self
     }
 
-    /// Sets how long a round waits for servers, as a share of the TTL. Default 0.05, which is 400 ms
-    /// of 8 s; above 0, at most 1. Acquire, extend and release take no longer, however many servers
+    /// Sets how long a round waits for servers, as a share of the TTL. Default 0.05, which is 400
+    /// ms of 8 s; above 0, at most 1. Acquire, extend and release take no longer, however many servers
     /// are silent.
     pub fn timeout_factor(mut self, factor: f64) -> Self {
         self.timeout_factor = factor;
