@@ -83,7 +83,7 @@ async fn moves_once(server: &Server, at: usize) -> [LockClient; 3] {
     let text = guard.hand_over(KEEP).await.unwrap().to_text();
     assert!(
         guard.is_lost() && guard.remaining().is_zero(),
-        "{kind}: the giver has done with it"
+        "{kind}: the giver has given it up"
     );
     assert!(
         matches!(guard.unlock().await, Err(Error::NotHeld { .. })),
@@ -94,7 +94,7 @@ async fn moves_once(server: &Server, at: usize) -> [LockClient; 3] {
     for rival in &rivals {
         assert!(
             rival.try_lock().await.unwrap().is_none(),
-            "{kind}: somebody else got it in between"
+            "{kind}: another owner got it in between"
         );
     }
     let on_its_way = HandOver::from_text(&text).unwrap();
@@ -117,7 +117,7 @@ async fn moves_once(server: &Server, at: usize) -> [LockClient; 3] {
         assert!(!guard.is_lost(), "{kind}");
         assert!(
             rivals[1].try_lock().await.unwrap().is_none(),
-            "{kind}: two hold it"
+            "{kind}: two owners hold it"
         );
         tokio::time::sleep(ms(50)).await;
     }
@@ -219,7 +219,8 @@ async fn the_givers_shutdown_leaves_it_alone() {
     guard.unlock().await.unwrap();
 }
 
-/// Only the text is left of the giver, and the server restarts with the data that it persisted.
+/// The hand-over's text is all that survives the giver, and the server restarts with the data that
+/// it persisted.
 #[tokio::test]
 async fn what_is_on_its_way_outlasts_a_restart_if_the_record_does() {
     for persists in [true, false] {
@@ -282,7 +283,7 @@ async fn what_is_on_its_way_outlasts_a_restart_if_the_record_does() {
             );
             assert!(
                 rival.try_lock().await.unwrap().is_none(),
-                "{kind}: two hold it"
+                "{kind}: two owners hold it"
             );
             guard
                 .unlock()
@@ -468,7 +469,7 @@ async fn a_readers_hold_moves_beside_other_readers() {
         .unwrap();
     let guard = here.lock().await.unwrap();
     let on_its_way = guard.hand_over(ms(5000)).await.unwrap();
-    assert!(server.pttl("l") > 50_000, "the other one reads on");
+    assert!(server.pttl("l") > 50_000, "the other one still reads");
     let adopted = there.adopt(&on_its_way).await.unwrap();
     assert!(server.pttl("l") > 50_000);
     long.unlock().await.unwrap();
@@ -479,7 +480,7 @@ async fn a_readers_hold_moves_beside_other_readers() {
             .await
             .unwrap_or(None)
             .is_none(),
-        "somebody reads"
+        "another owner reads"
     );
     adopted.unlock().await.unwrap();
     assert_eq!(server.dump(), []);
@@ -573,7 +574,7 @@ async fn requests_and_answers_that_are_lost_cut_late_or_doubled() {
                         // This also holds if the hand-over ran but its reply was lost.
                         assert!(
                             !kinds(&beside)[kind].1.is_locked().await.unwrap(),
-                            "{what}: held by nobody, for a minute"
+                            "{what}: held without a guard, for a minute"
                         );
                         continue;
                     }
@@ -785,7 +786,7 @@ async fn an_adopt_in_vain_leaves_a_place_in_the_queue_as_it_is() {
         })
         .await;
         b.idle().await;
-        assert!(!server.exists(place), "{place}: nobody waits");
+        assert!(!server.exists(place), "{place}: no waiter is left");
         holder.unlock().await.unwrap();
     }
     nothing_is_left(&server, &[&a, &b, &c]).await;
@@ -904,7 +905,7 @@ async fn an_adopt_that_could_not_be_sent_at_first_has_its_full_lease() {
     let (took, remaining) = (asked.elapsed(), guard.remaining());
     assert!(
         remaining + took > ms(1_100),
-        "{remaining:?} left of a second, {took:?} after it was asked first"
+        "{remaining:?} left of a second, {took:?} after the first request"
     );
     guard.unlock().await.unwrap();
 }
@@ -938,7 +939,11 @@ async fn an_adopt_whose_lease_is_over_before_its_answer_fails_at_once() {
             "{kind}: {error}"
         );
         assert!(took >= ms(250) && took < ms(750), "{kind}: {took:?}");
-        assert_eq!(proxy.count(Verb::Transfer), 1, "{kind}: it asked again");
+        assert_eq!(
+            proxy.count(Verb::Transfer),
+            1,
+            "{kind}: it sent another request"
+        );
         b.idle().await;
         assert_eq!(b.stats().holds, 0, "{kind}");
         // The record of a signal lock lives for a whole second.
@@ -947,7 +952,7 @@ async fn an_adopt_whose_lease_is_over_before_its_answer_fails_at_once() {
             .await
             .unwrap();
         guard
-            .unwrap_or_else(|| panic!("{kind}: nobody holds it, and nobody gets it"))
+            .unwrap_or_else(|| panic!("{kind}: it is held without a guard, and no owner gets it"))
             .unlock()
             .await
             .unwrap();
@@ -977,7 +982,7 @@ async fn an_adopt_unpolled_between_tries_ends_within_a_requests_time() {
         let is_refused =
             async || proxy.count(Verb::Transfer) > asked && proxy.connections() > tried + 1;
         let between_two_tries = async {
-            eventually("its answer is lost, and it is refused", is_refused).await;
+            eventually("its reply is lost, and it is refused", is_refused).await;
             // Give the future time to see the refusal.
             tokio::time::sleep(ms(100)).await;
         };
@@ -988,7 +993,7 @@ async fn an_adopt_unpolled_between_tries_ends_within_a_requests_time() {
         proxy.heal();
         let guard = here.try_lock_for(ms(12_000)).await.unwrap();
         guard
-            .unwrap_or_else(|| panic!("{kind}: it is held for a future that nobody polls"))
+            .unwrap_or_else(|| panic!("{kind}: it is held for a future that is not polled"))
             .unlock()
             .await
             .unwrap();

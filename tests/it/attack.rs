@@ -38,7 +38,7 @@ async fn assert_free_soon(server: &Server, client: &LockClient) {
     let free = lock.try_lock_for(Duration::from_secs(5)).await.unwrap();
     assert!(
         free.is_some(),
-        "held by nobody for {} ms more",
+        "held without a guard for {} ms more",
         server.pttl("l")
     );
 }
@@ -113,7 +113,7 @@ async fn a03_a_leased_hold_is_checked_again_after_a_refused_check() {
     });
     server.call(&["FLUSHALL"]);
     proxy.cut();
-    within(Duration::from_secs(5), "told of the loss", || async {
+    within(Duration::from_secs(5), "notified of the loss", || async {
         guard.is_lost()
     })
     .await;
@@ -398,12 +398,12 @@ async fn a13_reading_inside_a_write_lock_that_was_lost_is_lost() {
     let lock = a.read_write_lock("l").unwrap();
     let writing = lock.write().await.unwrap();
     server.call(&["FLUSHALL"]);
-    eventually("told", || async { writing.is_lost() }).await;
+    eventually("notified", || async { writing.is_lost() }).await;
     let inside = lock.try_read().await;
     assert!(matches!(inside, Err(Error::Lost { .. })), "{inside:?}");
 }
 
-/// A hold that was left and released elsewhere is forgotten.
+/// A hold that was left and then released elsewhere is forgotten.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a14_what_is_left_without_expiry_is_forgotten() {
     let server = Server::start();
@@ -485,7 +485,7 @@ async fn a18_an_acquire_with_one_executed_try_does_not_report_none() {
     proxy.once(Verb::Acquire, Action::Lose);
     let end = async {
         eventually("executed", || async { !server.record("l").is_empty() }).await;
-        drop(proxy); // nobody listens any more
+        drop(proxy); // no listener is left
     };
     let (outcome, ()) = tokio::join!(lock.try_lock_for(ms(1500)), end);
     let record = server.record("l");

@@ -82,7 +82,7 @@ async fn f31_h10_h11_bad_names_are_refused_before_anything_is_sent() {
     );
     assert!(
         matches!(short.reentrant_lock(""), Err(Error::InvalidName { .. })),
-        "a prefix alone is no name"
+        "a prefix alone is not a name"
     );
     assert!(short.reentrant_lock("1234").is_ok());
     assert!(matches!(
@@ -511,7 +511,7 @@ async fn r43_r44_f38_p9_s12_a_release_by_a_non_holder_changes_nothing() {
     assert_eq!(
         ears.read().unwrap().list()[2].text(),
         "end",
-        "was told once"
+        "was notified once"
     );
 }
 
@@ -556,7 +556,7 @@ async fn n11_r43_a_release_after_the_loss_says_lost_at_once() {
     );
     assert!(
         took < Duration::from_secs(1),
-        "{took:?}: it asked a server that hangs"
+        "{took:?}: it sent a request to a server that hangs"
     );
     client.idle().await;
 

@@ -41,7 +41,7 @@ fn assert_refused<T: std::fmt::Debug>(outcome: nestlock::Result<T>, wanted: Stor
     }
 }
 
-// --- somebody's data at the lock's name ---
+// --- foreign data at the lock's name ---
 
 const DATA: [(&str, &[&str]); 12] = [
     ("string", &["SET", "l", "data"]),
@@ -846,7 +846,7 @@ async fn f28_r112_a_denied_key_or_channel_gives_only_a_typed_error() {
         StoreErrorKind::NoPermission,
     );
     assert_eq!(server.dump(), before);
-    assert_eq!(client.stats().settling, 1, "perhaps it will be allowed to");
+    assert_eq!(client.stats().settling, 1, "it may be allowed to later");
     // The other locks of this client are not affected.
     client
         .reentrant_lock("app:l")

@@ -95,7 +95,10 @@ async fn both_guards_of_a_lost_hold_are_notified_and_bar_their_owner() {
         .unlock()
         .await
         .unwrap();
-    eventually("nothing is known", || async { client.stats().holds == 0 }).await;
+    eventually("the client has forgotten it", || async {
+        client.stats().holds == 0
+    })
+    .await;
 }
 
 /// The lease ends while a nested request is in flight. That request must not begin a hold inside

@@ -262,7 +262,7 @@ async fn what_is_executed_twice_leaves_nothing() {
     for _ in 0..5 {
         let (held, before) = (lock.lock().await.unwrap(), bundles(&proxy));
         let all = tokio::join!(first.lock(), lock.try_lock(), held.unlock(), other.lock());
-        assert!(bundles(&proxy) > before, "nothing went together");
+        assert!(bundles(&proxy) > before, "no requests were bundled");
         assert!(all.1.unwrap().is_none());
         all.2.unwrap();
         assert!(!server.exists("l"));
@@ -377,7 +377,7 @@ fn a_client_passes_on_replies_read_before_its_runtime_stalled() {
         println!("{is_multi}: {first:?}, {all:?}");
         assert!(
             all < Duration::from_secs(5),
-            "while it stood still: {first:?}, {all:?}"
+            "while it was stalled: {first:?}, {all:?}"
         );
         assert!(!held.is_lost());
         made_in.block_on(held.unlock()).unwrap();

@@ -889,11 +889,11 @@ async fn a_call_left_halfway_does_not_hang_its_owners_next_call() {
     let limit = Duration::from_secs(10);
     let tried = tokio::time::timeout(limit, lock.try_lock())
         .await
-        .expect("an answer");
+        .expect("a reply");
     assert!(matches!(tried, Err(Error::Store { .. })), "{tried:?}");
     let released = tokio::time::timeout(limit, guard.unlock())
         .await
-        .expect("an answer");
+        .expect("a reply");
     assert!(released.is_err(), "{released:?}");
     drop(parked);
     nothing_is_left(&server, &[&client]).await;

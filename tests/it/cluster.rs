@@ -762,7 +762,10 @@ async fn a_reader_stays_while_another_leaves_in_a_migration() {
     .await;
     leaves.await.unwrap().unwrap();
     let write = w.read_write_lock("l").unwrap().write_lock();
-    assert!(write.try_lock().await.unwrap().is_none(), "somebody reads");
+    assert!(
+        write.try_lock().await.unwrap().is_none(),
+        "another owner reads"
+    );
     two.unlock().await.unwrap();
     write.lock().await.unwrap().unlock().await.unwrap();
 }
@@ -995,7 +998,7 @@ async fn wakes_after_a_move(messages: Messages) {
             .map(|node| errors(node, "MOVED"))
             .sum()
     };
-    eventually("nobody is refused any more", || async {
+    eventually("no client is refused any more", || async {
         let before = refused();
         tokio::time::sleep(Duration::from_millis(500)).await;
         refused() == before

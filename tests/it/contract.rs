@@ -165,13 +165,13 @@ async fn leased(lock: &Lock, lease: Duration) -> LockGuard {
 pub async fn nothing_is_left(server: &Server, clients: &[&LockClient]) {
     for client in clients {
         client.idle().await;
-        eventually("the client's books are empty", || async {
+        eventually("the client's ledger is empty", || async {
             let stats = client.stats();
             stats.holds == 0 && stats.settling == 0 && stats.channels == 0
         })
         .await;
     }
-    eventually("the server is not subscribed to", || async {
+    eventually("no channel is subscribed", || async {
         server.channels().is_empty()
     })
     .await;
@@ -263,7 +263,7 @@ pub async fn clients_and_tasks_exclude_each_other(kind: Kind) {
     for task in tasks {
         tokio::time::timeout(Duration::from_secs(180), task)
             .await
-            .expect("everybody has its turns")
+            .expect("every task has its turns")
             .unwrap();
     }
     assert_eq!(entries.load(Ordering::SeqCst), 3 * 4 * 25);
@@ -332,7 +332,11 @@ pub async fn a_zero_wait_tries_once_and_a_huge_wait_waits(kind: Kind) {
     assert!(rival.try_lock_for(Duration::ZERO).await.unwrap().is_none());
     let members = if kind.one_record { 1 } else { 3 };
     assert!(server.script_count() <= tries + members, "one try");
-    assert_eq!(server.channels(), [] as [&str; 0], "a try does not listen");
+    assert_eq!(
+        server.channels(),
+        [] as [&str; 0],
+        "a try does not subscribe"
+    );
     let waiter = tokio::spawn(async move {
         rival
             .try_lock_for(Duration::MAX)
@@ -439,7 +443,7 @@ pub async fn force_unlock_frees_and_wakes_a_waiter(kind: Kind) {
             .await,
     );
     let (la, rival) = (kind.lock(&a, "l"), kind.rival(&b, "l"));
-    assert!(!la.force_unlock().await.unwrap(), "nobody held it");
+    assert!(!la.force_unlock().await.unwrap(), "no owner held it");
     let guard = leased(&la, Duration::from_secs(3600)).await;
     let waiter = tokio::spawn(async move { rival.lock().await.unwrap() });
     kind.waiting(&server, &b).await;
@@ -549,7 +553,7 @@ pub async fn an_explicit_lease_is_not_renewed(kind: Kind) {
     };
     assert!(
         renewed <= told_again,
-        "nobody renews: {renewed}, {told_again} allowed"
+        "no client renews: {renewed}, {told_again} allowed"
     );
     drop(guard);
     nothing_is_left(&server, &[&a, &b]).await;
@@ -682,7 +686,7 @@ pub async fn a_cancelled_acquire_holds_nothing(kind: Kind) {
                 .try_lock()
                 .await
                 .unwrap()
-                .expect("nobody holds it")
+                .expect("no owner holds it")
                 .unlock()
                 .await
                 .unwrap();
@@ -691,7 +695,7 @@ pub async fn a_cancelled_acquire_holds_nothing(kind: Kind) {
                 .try_lock_for(SOON)
                 .await
                 .unwrap()
-                .expect("soon nobody holds it")
+                .expect("soon no owner holds it")
                 .unlock()
                 .await
                 .unwrap();
@@ -920,7 +924,7 @@ pub async fn another_client_extends_and_releases_what_was_left(kind: Kind) {
         .await;
     assert!(
         matches!(acquire, Err(Error::InvalidOwner { .. })),
-        "another client's owner cannot be acquired as"
+        "another client's owner cannot acquire"
     );
     lb.release(&owner).await.unwrap();
     assert!(!lb.is_locked().await.unwrap());
@@ -1043,7 +1047,7 @@ pub async fn r30_shutdown_releases_everything_and_turns_waiters_away(kind: Kind)
         .expect("turned away")
         .unwrap();
     assert!(matches!(turned_away, Err(Error::Closed)), "{turned_away:?}");
-    let lost = tokio::time::timeout(SOON, watched).await.expect("told");
+    let lost = tokio::time::timeout(SOON, watched).await.expect("notified");
     assert!(
         matches!(
             lost,
@@ -1121,6 +1125,6 @@ pub async fn a_shutdown_leaves_nothing_of_acquires_under_way(kind: Kind) {
                 .unwrap();
             assert!(guards.iter().all(LockGuard::is_lost));
         }
-        assert_eq!(records(&server), [], "nobody acquires after the shutdown");
+        assert_eq!(records(&server), [], "no task acquires after the shutdown");
     }
 }

@@ -114,7 +114,7 @@ async fn f2_a_paused_holder_knows_of_its_loss_at_once_on_resuming() {
         worker.cont();
         let told: u64 = worker.answer_to(&format!("lost {name}")).parse().unwrap();
         let after = Duration::from_nanos(told.saturating_sub(continued));
-        println!("told of the loss {after:?} after SIGCONT");
+        println!("notified of the loss {after:?} after SIGCONT");
         assert!(after < SLACK);
         worker.ask(&format!("unlock {name}"));
         assert_eq!(worker.answer(), format!("unlocked {name} Lost"));

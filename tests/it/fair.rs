@@ -86,7 +86,7 @@ async fn queued(server: &Server, count: usize) {
     .await;
 }
 
-/// Releases the lock as another program would that held it.
+/// Releases the lock as another program that held it would.
 fn release_by_hand(server: &Server) {
     server.call(&["DEL", LOCK]);
     if let Some(head) = queue(server).first() {
@@ -156,7 +156,7 @@ async fn r63_r64_the_lock_goes_in_request_order_when_waiters_give_up() {
         // R63: at no time do all waiters stand still.
         assert!(
             history.gap() < SLACK,
-            "nobody got the lock for {:?}",
+            "no task got the lock for {:?}",
             history.gap()
         );
     }
@@ -219,7 +219,10 @@ async fn a_try_takes_no_place_and_overtakes_nobody() {
     server.call(&["DEL", LOCK]);
     let tries = server.script_count();
     for _ in 0..5 {
-        assert!(lock.try_lock().await.unwrap().is_none(), "somebody waits");
+        assert!(
+            lock.try_lock().await.unwrap().is_none(),
+            "another owner waits"
+        );
     }
     assert_eq!(server.script_count() - tries, 5);
     assert_eq!(queue(&server).len(), 1);
@@ -350,7 +353,7 @@ async fn a_waiter_keeps_its_name_in_the_queue() {
         .unwrap()
         .leave_to_lease();
     let before = server.script_count();
-    eventually("it looked again", || async {
+    eventually("it polled again", || async {
         server.script_count() > before + 3
     })
     .await;
@@ -450,11 +453,11 @@ async fn f32_waits_that_are_dropped_or_aborted_leave_the_queue() {
     assert_eq!(
         queue(&server).len(),
         1,
-        "those who left are gone, the one who stays is not"
+        "the waiters that left are gone, the one that stays is not"
     );
     assert_eq!(server.call(&["ZCARD", TIMEOUTS]).int(), 1);
     release_by_hand(&server);
-    in_time("the one who stays", PROMPT, staying).await;
+    in_time("the one that stays", PROMPT, staying).await;
     drop(other);
     all_gone(&server, &[&client]).await;
 }
@@ -504,7 +507,7 @@ async fn a_shutdown_leaves_the_queue_and_others_in_it() {
         assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
     }
     release_by_hand(&server);
-    in_time("the one who stays", PROMPT, staying).await;
+    in_time("the one that stays", PROMPT, staying).await;
     all_gone(&server, &[&b]).await;
 }
 
@@ -707,7 +710,7 @@ async fn a_server_stall_beyond_the_command_timeout_keeps_the_order() {
         // then on.
         let (start, scripts) = (Instant::now(), server.script_count());
         assert_eq!(queue(&server), before);
-        eventually("all have looked several times", || async {
+        eventually("all have polled several times", || async {
             assert_eq!(
                 queue(&server),
                 before,
@@ -1011,7 +1014,7 @@ async fn waiting_for_somebody_elses_turn_costs_a_look_per_poll_cap() {
     })
     .await;
     let (scripts, took) = (server.script_count() - before, start.elapsed());
-    println!("10 waiters behind somebody who does not come, {took:?}: {scripts} scripts");
+    println!("10 waiters behind one that does not come, {took:?}: {scripts} scripts");
     assert!(
         scripts <= 10 * (took.as_millis() as u64 / 500 + 2),
         "{scripts} in {took:?}"
@@ -1087,12 +1090,12 @@ impl Redisson {
         assert_eq!(
             self.call(&["EXISTS", LOCK]).int(),
             0,
-            "told when it is free"
+            "notified when it is free"
         );
         assert_eq!(
             self.call(&["LINDEX", QUEUE, "0"]).text(),
             PEER,
-            "told when it is next"
+            "notified when it is next"
         );
         self.call(&["LPOP", QUEUE]);
         self.call(&["ZREM", TIMEOUTS, PEER]);

@@ -383,7 +383,7 @@ async fn a_guarded_write_with_no_reply_is_unconfirmed_and_repeatable() {
         "{silent:?}"
     );
     server.cont();
-    eventually("the server answers again", || async {
+    eventually("the server replies again", || async {
         client.fenced_set("k", "b", shown(2)).await.is_ok()
     })
     .await;
@@ -507,7 +507,7 @@ async fn f2_a_fence_refuses_a_late_write_that_the_lock_alone_allows() {
         assert_eq!(
             server.call(&["GET", &plain]).text(),
             "late",
-            "the lock alone stops nobody"
+            "the lock alone stops no writer"
         );
         assert_eq!(worker.answer_to("put "), "Stale");
         let kept = if round > 0 { "second" } else { "early" };
@@ -765,14 +765,14 @@ fn f1_f2_kills_and_pauses_turn_no_token_or_accepted_write_back() {
             .accepted
             .iter()
             .all(|token| accepted.binary_search(token).is_ok()),
-        "said to be written, and is not"
+        "reported as written, but not written"
     );
     assert!(
         history
             .stale
             .iter()
             .all(|token| accepted.binary_search(token).is_err()),
-        "refused, and written"
+        "refused, but written"
     );
     assert_eq!(history.inversions(), [] as [&str; 0]);
 }

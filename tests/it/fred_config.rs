@@ -93,7 +93,7 @@ async fn a_credential_provider_that_hangs_once_costs_no_lease() {
             .try_lock_for(Duration::from_secs(20))
             .await
             .unwrap()
-            .expect("nobody has it");
+            .expect("no client has it");
         let took = since.elapsed();
         assert!(took < Duration::from_secs(3) + SLACK, "{wire:?}: {took:?}");
         assert!(!guard.is_lost(), "{wire:?}");

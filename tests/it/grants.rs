@@ -71,7 +71,7 @@ async fn waits<'a>(
     let (mut future, before) = (Box::pin(future), queue(server).len());
     let scripts = server.script_count();
     let listens = async {
-        eventually("it has its place, and has looked again", || async {
+        eventually("it has its place, and has polled again", || async {
             queue(server).len() > before && server.script_count() >= scripts + 2
         })
         .await;
@@ -103,7 +103,11 @@ async fn the_release_of_one_is_the_acquire_of_the_next() {
         let before = server.script_count();
         guard.unlock().await.unwrap();
         let guard = soon(waiting).await;
-        assert_eq!(server.script_count() - before, 1, "nobody asked");
+        assert_eq!(
+            server.script_count() - before,
+            1,
+            "no waiter sent a request"
+        );
         assert_eq!(server.record(LOCK), [(guard.owner().to_string(), 1)]);
         let nested = there.lock().await.unwrap();
         assert_eq!(server.record(LOCK), [(guard.owner().to_string(), 2)]);
@@ -214,8 +218,8 @@ async fn a_message_about_another_wait_is_not_believed() {
             &format!("{late} 3600000"),
         ]);
         tokio::select! {
-            got = &mut waiting => panic!("somebody else holds it: {got:?}"),
-            () = eventually("it asks", || async { server.script_count() > asked }) => {}
+            got = &mut waiting => panic!("another owner holds it: {got:?}"),
+            () = eventually("it sends a request", || async { server.script_count() > asked }) => {}
         }
     }
     assert_eq!(server.record(LOCK), [(guard.owner().to_string(), 1)]);
@@ -333,7 +337,7 @@ async fn what_was_granted_to_a_dead_process_is_free_after_a_patience() {
         .try_lock_for(Duration::from_secs(8))
         .await
         .unwrap()
-        .expect("nobody waits");
+        .expect("no other owner waits");
     guard.unlock().await.unwrap();
 }
 

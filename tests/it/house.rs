@@ -265,7 +265,7 @@ fn a_file_uses_its_own_floor_and_those_below() {
             }
         }
     }
-    assert!(uses > 50, "the check sees {uses} uses only: it is broken");
+    assert!(uses > 50, "the check sees only {uses} uses: it is broken");
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
@@ -298,7 +298,7 @@ fn the_engine_imports_a_part_from_where_it_stands() {
             }
         }
     }
-    assert!(uses > 50, "the check sees {uses} uses only: it is broken");
+    assert!(uses > 50, "the check sees only {uses} uses: it is broken");
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
@@ -321,7 +321,11 @@ fn the_ground_plan_has_every_part_of_the_engine() {
         .filter_map(|file| file.module().strip_prefix("engine/"))
         .map(str::to_owned)
         .collect();
-    assert!(parts.len() > 30, "the check sees {} parts", parts.len());
+    assert!(
+        parts.len() > 30,
+        "the check sees only {} parts",
+        parts.len()
+    );
     assert_eq!(named, parts);
 }
 
@@ -474,7 +478,7 @@ fn no_drop_spawns_or_blocks() {
     }
     assert!(
         drops >= 4,
-        "the check sees {drops} drops only: it is broken"
+        "the check sees only {drops} drops: it is broken"
     );
 }
 
@@ -515,7 +519,7 @@ fn every_public_async_method_says_what_cancelling_it_does() {
     }
     assert!(
         methods >= 20,
-        "the check sees {methods} methods only: it is broken"
+        "the check sees only {methods} methods: it is broken"
     );
 }
 
@@ -549,7 +553,7 @@ fn the_oldest_rust_is_said_and_watched() {
         .unwrap();
     assert!(
         read("README.md").contains(&format!("Rust {said}, and")),
-        "README.md says another Rust than {said}"
+        "README.md does not say Rust {said}"
     );
     for manifest in ["Cargo.toml", "crates/nestlock-embedded/Cargo.toml"] {
         assert!(
@@ -560,7 +564,7 @@ fn the_oldest_rust_is_said_and_watched() {
     for file in sources("src", "rs").iter().chain(&sources("crates", "rs")) {
         assert!(
             !file.text.contains("clippy::incompatible_msrv"),
-            "{}: who watches then?",
+            "{}: then nothing checks the MSRV",
             file.path
         );
     }
@@ -903,7 +907,7 @@ fn r109_p14_scripts_call_known_commands_by_name() {
                         .and_then(|rest| rest.split_once('\''));
                     let Some((command, _)) = literal else {
                         panic!(
-                            "{}: a command that is no literal: redis.{}",
+                            "{}: a command that is not a literal: redis.{}",
                             file.path,
                             &rest[..20.min(rest.len())]
                         );
@@ -925,7 +929,8 @@ fn r109_p14_scripts_call_known_commands_by_name() {
     }
 }
 
-/// P14: the client does not either. Where it must find keys, it scans page by page.
+/// P14: the client never requests all keys at once either. Where it must find keys, it scans page
+/// by page.
 #[test]
 fn p14_the_client_never_looks_at_all_keys_at_once() {
     let mut scans = Vec::new();
@@ -989,7 +994,7 @@ fn scripts_have_no_globals() {
                     } else {
                         assert!(
                             locals.contains(&name),
-                            "{}: {name} is no local in: {code}",
+                            "{}: {name} is not local in: {code}",
                             file.path
                         );
                     }
@@ -1045,13 +1050,13 @@ fn every_interop_worker_speaks_the_protocol() {
                 .step_by(2)
                 .filter_map(|answer| answer.split(' ').next());
             for word in [request].into_iter().chain(words) {
-                assert!(text.contains(word), "{worker} does not say {word}");
+                assert!(text.contains(word), "{worker} does not contain {word}");
             }
         }
     }
     assert!(
         requests >= 7,
-        "the check sees {requests} requests only: it is broken"
+        "the check sees only {requests} requests: it is broken"
     );
 }
 
@@ -1180,7 +1185,7 @@ fn every_page_of_the_guide_is_found() {
     let pages = sources("src/guide", "md");
     assert!(
         pages.len() > 10,
-        "the check sees {} pages only: it is broken",
+        "the check sees only {} pages: it is broken",
         pages.len()
     );
     for page in pages
@@ -1195,7 +1200,7 @@ fn every_page_of_the_guide_is_found() {
         assert_eq!(
             guide.matches(&module).count(),
             1,
-            "{}: is a module once",
+            "{}: not exactly one module",
             page.path
         );
         assert!(
@@ -1221,8 +1226,8 @@ fn every_page_of_the_guide_is_found() {
     assert_eq!(in_repository.len(), in_rustdoc.len());
 }
 
-/// README reads well on its own: its code hides no lines, and no link is dead elsewhere. It is also
-/// short.
+/// README reads well on its own: its code hides no lines, and no link breaks outside the
+/// repository. It is also short.
 #[test]
 fn the_readme_is_short_and_reads_well_anywhere() {
     let readme = document("README.md");
@@ -1245,7 +1250,7 @@ fn the_readme_is_short_and_reads_well_anywhere() {
     }
     assert!(
         (500..1_000).contains(&words),
-        "README has {words} words beside its code"
+        "README has {words} words outside its code"
     );
 }
 
@@ -1268,7 +1273,7 @@ fn the_guide_has_every_error() {
         .collect();
     assert!(
         variants.len() > 15,
-        "the check sees {variants:?} only: it is broken"
+        "the check sees only {variants:?}: it is broken"
     );
     let named_in = |predicate: &str| -> BTreeSet<&str> {
         let start = lines
@@ -1323,7 +1328,7 @@ fn the_guide_has_every_option() {
         .collect();
     assert!(
         setters.len() >= 10,
-        "the check sees {setters:?} only: it is broken"
+        "the check sees only {setters:?}: it is broken"
     );
     for name in setters {
         assert!(
@@ -1414,7 +1419,7 @@ fn the_catalogue_and_the_tests_agree() {
     let tests = tests();
     assert!(
         tests.len() > 20,
-        "the check sees {} tests only: it is broken",
+        "the check sees only {} tests: it is broken",
         tests.len()
     );
     let (mut seen, mut listed) = (BTreeSet::new(), BTreeSet::new());
@@ -1430,7 +1435,7 @@ fn the_catalogue_and_the_tests_agree() {
             what.split(' ').count() > 2 && !what.contains("::"),
             "{id}: say what it is, not {what:?}"
         );
-        assert!(seen.insert(id.to_owned()), "{id} stands there twice");
+        assert!(seen.insert(id.to_owned()), "{id} is listed twice");
         for test in named
             .split([',', ' '])
             .map(|test| test.trim_matches('`'))

@@ -177,7 +177,7 @@ async fn scopes_nest_and_a_spawn_inside_is_a_task_of_its_own() {
             assert_ne!(client.current_owner(), outer);
             assert!(
                 lock.try_lock().await.unwrap().is_none(),
-                "the inner scope is somebody else"
+                "the inner scope is another owner"
             );
         })
         .await;

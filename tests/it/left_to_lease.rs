@@ -1,4 +1,4 @@
-//! A hold that was left to its lease is no longer any concern of its client.
+//! A hold that was left to its lease no longer concerns its client.
 
 use std::{
     future::Future,
@@ -51,7 +51,7 @@ async fn what_was_left_is_not_re_entered_by_its_owner() {
         let mine = lock.try_lock().await.unwrap();
         assert!(
             mine.is_none(),
-            "both somebody else ({given}) and this task hold the lock: {mine:?}"
+            "both another owner ({given}) and this task hold the lock: {mine:?}"
         );
         // The lock is free for the giver too, as soon as the receiver has released it.
         lock.release(&given).await.unwrap();
@@ -183,7 +183,7 @@ async fn a_release_elsewhere_ends_what_was_left_after_a_drop() {
         there.release(&given).await.unwrap();
         assert!(
             !there.is_locked().await.unwrap(),
-            "round {round}: nobody has it, and it is held"
+            "round {round}: it is held without a guard"
         );
     }
     eventually("nothing is renewed", || async { a.stats().holds == 0 }).await;
@@ -228,7 +228,7 @@ async fn an_inner_hold_that_is_left_and_the_outer_one_are_two() {
         // A release elsewhere that comes before the guard's is not counted: the lease ends it.
         let is_free = || async { !there.is_locked().await.unwrap() };
         if matches!(first, "giver" | "dropped") {
-            assert!(is_free().await, "{first}: nobody has it, and it is held");
+            assert!(is_free().await, "{first}: it is held without a guard");
         }
         eventually("it ends", is_free).await;
         eventually("nothing is renewed", || async { a.stats().holds == 0 }).await;
@@ -263,7 +263,7 @@ async fn releases_by_two_processes_both_count() {
             released.1.unwrap();
             assert!(
                 !there.is_locked().await.unwrap(),
-                "{name}: both were told that they released a hold"
+                "{name}: both releases reported success"
             );
             assert!(matches!(
                 there.release(&owner).await,
@@ -273,7 +273,8 @@ async fn releases_by_two_processes_both_count() {
     }
 }
 
-/// While a guard of it is alive, its owner is inside: it re-enters, and does not wait for itself.
+/// While a guard of the hold is alive, its owner is inside: it re-enters, and does not wait for
+/// itself.
 #[tokio::test]
 async fn who_left_its_outer_hold_and_kept_a_guard_re_enters() {
     let server = Server::start();
@@ -576,7 +577,7 @@ async fn a_release_beside_the_leave_takes_it() {
         leaver.join().unwrap();
         a.idle().await;
         let is_held = b.reentrant_lock(&name).unwrap().is_locked().await.unwrap();
-        assert!(!is_held, "round {round}: it said that it released");
+        assert!(!is_held, "round {round}: the release reported success");
     }
 }
 
@@ -622,7 +623,7 @@ async fn a_read_in_flight_does_not_enter_a_write_that_was_left() {
     .await;
     let given = write.leave_to_lease();
     let read = reading.await.unwrap();
-    assert!(matches!(read, Ok(None)), "beside {given}: {read:?}");
+    assert!(matches!(read, Ok(None)), "alongside {given}: {read:?}");
     a.idle().await;
     let there = b.read_write_lock("l").unwrap();
     there.write_lock().release(&given).await.unwrap();

@@ -69,8 +69,8 @@ impl Bed {
     }
 
     /// Acquires the fair lock `l` after a wait. The connection breaks at the acquire, and the
-    /// server executes that send only after `delay`. The retry uses the same owner id, because that
-    /// one is in the wait queue.
+    /// server executes that request only after `delay`. The retry uses the same owner id, because
+    /// that one is in the wait queue.
     async fn fair_turn_with_a_ghost(&self, delay: Duration) -> LockGuard {
         let (lock, other) = (
             self.client.fair_lock("l").unwrap(),
@@ -162,7 +162,7 @@ async fn r31_r40_an_acquire_answered_too_late_never_counts_twice() {
         .await
         .unwrap()
         .expect("the lock");
-    assert!(bed.proxy.count(Verb::Acquire) >= 3, "it was tried again");
+    assert!(bed.proxy.count(Verb::Acquire) >= 3, "it was retried");
     bed.assert_held(&guard, 1);
     guard.unlock().await.unwrap();
     bed.assert_clean().await;
@@ -205,7 +205,7 @@ async fn f13_a_nested_acquire_without_an_answer_counts_once() {
         bed.assert_held(&outer, 2);
         bed.proxy.once(Verb::Acquire, action);
         unconfirmed(bed.lock("l").try_lock().await);
-        eventually("the hold that nobody has is given back", || async {
+        eventually("the hold without a guard is released", || async {
             bed.server.record("l")[0].1 == 2
         })
         .await;
@@ -244,7 +244,8 @@ async fn n13_a_retried_acquire_is_not_blocked_by_its_own_record() {
     bed.assert_clean().await;
 }
 
-/// After an acquire without a reply, the task does not re-enter the ghost hold that it left.
+/// After an acquire without a reply, the task does not re-enter the hold that this acquire may have
+/// left behind.
 #[tokio::test]
 async fn r41_a_task_does_not_re_enter_the_ghost_of_a_lost_acquire() {
     let bed = Bed::new().await;
@@ -258,7 +259,11 @@ async fn r41_a_task_does_not_re_enter_the_ghost_of_a_lost_acquire() {
         .unwrap()
         .expect("the lock");
     bed.assert_held(&guard, 1);
-    assert_ne!(guard.owner(), ghost, "a name that the ghost cannot free");
+    assert_ne!(
+        guard.owner(),
+        ghost,
+        "a name that the lost acquire cannot free"
+    );
     guard.unlock().await.unwrap();
     let other = bed
         .other_lock("l")
@@ -713,7 +718,7 @@ async fn names_of_another_kind_do_not_hold_up_those_of_a_lock() {
         let failed = bed.proxy.count(Verb::Release);
         tokio::select! {
             locked = lock.lock_with(options()) => panic!("{locked:?}"),
-            () = eventually("it is held by nobody", || async { bed.server.exists("l") }) => {}
+            () = eventually("it is held without a guard", || async { bed.server.exists("l") }) => {}
         }
         eventually("its release fails", || async {
             bed.proxy.count(Verb::Release) > failed + 2
@@ -783,7 +788,7 @@ async fn r23_r40_calls_during_client_pause_leave_one_hold_or_none() {
     bed.assert_clean().await;
 }
 
-// --- callers that vanish between request and answer ---
+// --- callers that vanish between request and reply ---
 
 /// An acquire that is cancelled between its request and its reply holds nothing.
 #[tokio::test]
@@ -799,7 +804,7 @@ async fn r42_an_acquire_cancelled_before_its_reply_holds_nothing() {
         bed.proxy.once(Verb::Acquire, action);
         let lock = bed.lock("l");
         let call = tokio::spawn(async move { lock.lock().await.map(drop) });
-        eventually("the request is under way", || async {
+        eventually("the request is in flight", || async {
             bed.proxy.count(Verb::Acquire) > before
         })
         .await;
@@ -823,7 +828,7 @@ async fn s16_a_release_cancelled_between_request_and_answer_goes_on() {
         let before = bed.proxy.count(Verb::Release);
         bed.proxy.once(Verb::Release, action);
         let call = tokio::spawn(guard.unlock());
-        eventually("the request is under way", || async {
+        eventually("the request is in flight", || async {
             bed.proxy.count(Verb::Release) > before
         })
         .await;
@@ -860,7 +865,7 @@ async fn f12_a_one_way_cut_ends_the_hold_at_its_deadline_and_heals() {
         proxy.black_hole(way);
         let error = tokio::time::timeout(Duration::from_secs(20), guard.lost())
             .await
-            .expect("told");
+            .expect("notified");
         assert!(matches!(error, Error::Lost { .. }), "{way:?}: {error}");
         assert!(
             client
@@ -1035,7 +1040,7 @@ async fn f13_f14_20000_stormy_operations_count_once_and_never_overlap() {
         let action = weather(&mut rng);
         let kind = match action {
             Action::Lose => "lost",
-            Action::Late(_) => "late answer",
+            Action::Late(_) => "late reply",
             Action::Slow(_) => "late request",
             Action::Ghost(_) => {
                 for key in request.keys() {
@@ -1119,7 +1124,7 @@ async fn f13_f14_20000_stormy_operations_count_once_and_never_overlap() {
     println!("{bundles} bundles");
     assert!(
         is_over_fred() || bundles > ENOUGH / 10,
-        "nothing went together"
+        "no requests were bundled"
     );
     assert!(sent.len() > ENOUGH);
     assert_eq!(
@@ -1174,7 +1179,7 @@ async fn storm_task(
         if rng.random_bool(0.3) && storm.next().is_some() {
             match lock.try_lock_for(Duration::from_millis(300)).await {
                 Ok(guard) => {
-                    inner = Some(guard.expect("nobody else has it"));
+                    inner = Some(guard.expect("no other client has it"));
                     (least, most) = (2, 2);
                 }
                 Err(_) => most = 2,

@@ -149,7 +149,7 @@ async fn r75_a_wait_of_zero_tries_once() {
         assert!(all.try_lock_for(Duration::ZERO).await.unwrap().is_none());
         assert_eq!(server.script_count() - before, scripts);
     }
-    assert!(server.channels().is_empty(), "nobody listens");
+    assert!(server.channels().is_empty(), "no client is subscribed");
 }
 
 /// R76, R81, S9: tasks that take the same locks in random orders, or only one of them, all make
@@ -208,7 +208,7 @@ async fn r76_r81_random_orders_do_not_block_each_other() {
             Ok(ended) => break ended,
             Err(_) => assert!(
                 holds.load(Ordering::SeqCst) > before,
-                "after {before} holds nobody gets in"
+                "after {before} holds no task gets in"
             ),
         }
     };
@@ -308,7 +308,7 @@ async fn r80_an_acquire_dropped_at_any_poll_holds_no_member() {
                 break;
             }
         }
-        assert_eq!(ends, 4, "it never came to its end");
+        assert_eq!(ends, 4, "it never completed");
     }
     nothing_is_left(&server, &[&a, &b]).await;
 }
@@ -363,7 +363,7 @@ async fn the_loss_of_one_member_is_the_loss_of_all() {
         lives_on.call(&["DEL", "l2"]);
         let loss = tokio::time::timeout(SOON, guard.lost())
             .await
-            .expect("it is told");
+            .expect("it is notified");
         assert!(
             matches!(loss, Error::Lost { ref lock, .. } if lock == "l2"),
             "{loss}"
@@ -567,7 +567,7 @@ async fn r80_f33_an_unlock_dropped_at_any_poll_frees_all() {
             return;
         }
     }
-    panic!("it never came to its end");
+    panic!("it never completed");
 }
 
 // --- one request for all, over a bad link ---
@@ -787,7 +787,7 @@ async fn a_wait_is_bounded_where_one_member_hangs() {
         let outcome = outcome.await.unwrap();
         let waited = start.elapsed();
         if hangs.addr() != one.addr() {
-            eventually("the members that answer are given back", || async {
+            eventually("the members that reply are released", || async {
                 !one.exists("l1")
             })
             .await;

@@ -39,7 +39,7 @@ impl Inside {
     async fn work_beside(&self, wanted: usize) {
         let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(now, Ordering::SeqCst);
-        eventually("so many are inside", || async { self.most() >= wanted }).await;
+        eventually("that many are inside", || async { self.most() >= wanted }).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
         self.now.fetch_sub(1, Ordering::SeqCst);
     }

@@ -102,8 +102,10 @@ async fn other_owners_wait_for_a_non_reentrant_lock_as_for_any() {
             "the first owner is another one now"
         );
         next.unlock().await.unwrap();
-        crate::support::eventually("nobody listens", || async { server.channels().is_empty() })
-            .await;
+        crate::support::eventually("no client is subscribed", || async {
+            server.channels().is_empty()
+        })
+        .await;
     }
 }
 

@@ -181,7 +181,7 @@ async fn a_try_survives_a_connection_that_is_replaced_at_once() {
                 Ok(guard) => {
                     held += 1;
                     // The client first settles a try that was cut off, so this release may fail.
-                    drop(guard.expect("nobody else wants it").unlock().await);
+                    drop(guard.expect("no other client wants it").unlock().await);
                 }
                 // In flight when the connection broke.
                 Err(Error::Unconfirmed { .. }) => cut_off += 1,
@@ -303,7 +303,7 @@ async fn a_failover_behind_one_address_is_found_out_by_a_renewal() {
     // The new server reports the loss before the lease ends.
     let error = tokio::time::timeout(Duration::from_secs(20), guard.lost())
         .await
-        .expect("told");
+        .expect("notified");
     assert!(
         matches!(
             error,
@@ -455,7 +455,7 @@ async fn r104_an_acquire_errs_at_the_end_of_its_wait_on_a_dead_server() {
     let (patience, start) = (Duration::from_secs(1), Instant::now());
     let error = tokio::time::timeout(patience + SLACK, lock.lock())
         .await
-        .expect("an answer")
+        .expect("a reply")
         .unwrap_err();
     assert!(
         matches!(error, Error::Store { .. } | Error::Unconfirmed { .. }),
@@ -493,7 +493,7 @@ async fn r104_an_acquire_errs_at_the_end_of_its_wait_on_a_hung_server() {
         };
         let answer = tokio::time::timeout(Duration::from_millis(least) + SLACK, call)
             .await
-            .expect("an answer");
+            .expect("a reply");
         assert!(
             matches!(answer, Err(Error::Unconfirmed { .. } | Error::Store { .. })),
             "{answer:?}"
@@ -529,7 +529,7 @@ async fn f4_a_holder_learns_at_its_deadline_and_the_client_recovers() {
         let killed = Instant::now();
         let error = tokio::time::timeout(LEASE + SLACK, guard.lost())
             .await
-            .expect("told at the deadline");
+            .expect("notified at the deadline");
         assert!(
             matches!(
                 error,
@@ -586,7 +586,7 @@ async fn f4_a_restart_without_persistence_is_reported_to_the_holder() {
     // The next renewal would come after 30 s, a third of the watchdog timeout.
     let error = tokio::time::timeout(Duration::from_secs(15), guard.lost())
         .await
-        .expect("told");
+        .expect("notified");
     assert!(
         matches!(
             error,
@@ -656,7 +656,7 @@ async fn a_client_gives_up_a_mute_connection_without_being_asked() {
     holder.unlock().await.unwrap();
     let guard = tokio::time::timeout(Duration::from_secs(15), waiter)
         .await
-        .expect("told")
+        .expect("notified")
         .unwrap()
         .unwrap();
     guard.expect("the lock").unlock().await.unwrap();
@@ -739,7 +739,7 @@ async fn f6_r27_a_freeze_past_the_lease_is_known_before_a_new_hold() {
         // lock.
         let error = tokio::time::timeout(LEASE + SLACK, guard.lost())
             .await
-            .expect("told");
+            .expect("notified");
         assert!(
             matches!(
                 error,
@@ -825,7 +825,7 @@ async fn r102_r103_f27_a_wait_absorbs_refusals_that_a_try_reports() {
         let (wait, start) = (Duration::from_millis(300), Instant::now());
         let answer = tokio::time::timeout(wait + SLACK, lock.try_lock_for(wait))
             .await
-            .expect("an answer");
+            .expect("a reply");
         match answer {
             Err(Error::Store { source, .. }) => assert_eq!(source.kind(), kind),
             // The reply to the last attempt may come too late.
@@ -857,7 +857,7 @@ async fn r102_r103_f27_a_wait_absorbs_refusals_that_a_try_reports() {
         assert_eq!(
             proxy.count(Verb::Acquire) - before,
             4,
-            "{refusal}: three refusals and one answer"
+            "{refusal}: three refusals and one reply"
         );
         // Tries in doubt are settled next to the hold. If a release were in doubt as well, the
         // settlement would give up the owner id.
@@ -908,7 +908,7 @@ async fn a_request_executed_behind_clusterdown_is_not_deemed_refused() {
         for lock in [late, refused, executed] {
             let asked = before + tries.len() + 1;
             tries.push(tokio::spawn(async move { lock.try_lock().await }));
-            eventually("it is under way", || async {
+            eventually("it is in flight", || async {
                 proxy.count(Verb::Acquire) == asked
             })
             .await;

@@ -88,7 +88,11 @@ fn a_fork_is_refused_the_client_of_its_parent() {
     worker.answer_to("locked other");
     worker.ask("unlock held");
     assert_eq!(worker.answer_to("unlocked held"), "ok");
-    assert_eq!(server.connections() - before, 1, "the one that asks");
+    assert_eq!(
+        server.connections() - before,
+        1,
+        "the connection that sends this query"
+    );
     assert!(!server.exists("free") && !server.exists("held") && server.exists("other"));
 }
 

@@ -630,7 +630,7 @@ async fn messages_that_mean_nothing_are_ignored() {
     assert_eq!(
         server.script_count(),
         before + 1,
-        "a message of no meaning, or of another lock, cost a try"
+        "a message without a meaning, or of another lock, cost a try"
     );
     another.release();
     all_end("the other lock's waiter", PROMPT, parked).await;
@@ -686,7 +686,7 @@ async fn f20_a_fake_wake_up_costs_one_try_and_never_a_wrong_acquire() {
     assert_eq!(record.len(), 1);
     assert!(
         record[0].0.starts_with("00000000-"),
-        "taken by somebody: {record:?}"
+        "taken by another owner: {record:?}"
     );
     assert!(tasks.iter().all(|task| !task.is_finished()));
     assert!(

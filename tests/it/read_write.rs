@@ -118,7 +118,7 @@ fn mode(server: &Server) -> Reply {
     server.call(&["HGET", "l", "mode"])
 }
 
-// --- who is with whom ---
+// --- which holds go together ---
 
 /// R67: each side reports its own holds in `is_locked` and in the counts, for every number of holds
 /// of one owner.
@@ -179,7 +179,7 @@ async fn fifty_readers_are_in_together() {
     assert!(write(&a).try_lock().await.unwrap().is_none());
     assert!(
         !server.exists(INTENT),
-        "who does not wait holds nobody back"
+        "an owner that does not wait holds no other back"
     );
     for guard in guards {
         guard.unlock().await.unwrap();
@@ -214,7 +214,7 @@ async fn whoever_reads_is_refused_to_write_before_anything_is_sent() {
         .try_lock()
         .await
         .unwrap()
-        .expect("reads no more")
+        .expect("no longer reads")
         .unlock()
         .await
         .unwrap();
@@ -249,7 +249,10 @@ async fn a_forced_end_of_a_write_ends_the_reads_inside() {
         leased(&read(&a), NEVER).await,
         leased(&read(&a), NEVER).await,
     ];
-    assert!(!read(&a).force_unlock().await.unwrap(), "somebody writes");
+    assert!(
+        !read(&a).force_unlock().await.unwrap(),
+        "another owner writes"
+    );
     assert!(write(&a).force_unlock().await.unwrap());
     assert!(guards.iter().all(LockGuard::is_lost));
     assert_eq!(server.dump(), []);
@@ -416,7 +419,7 @@ async fn r72_a_downgrade_leaves_the_lease_of_the_reads() {
         .try_lock()
         .await
         .unwrap()
-        .expect("nobody holds it")
+        .expect("no owner holds it")
         .unlock()
         .await
         .unwrap();
@@ -701,7 +704,7 @@ async fn r04_r72_a_dead_reader_is_not_kept_alive_by_a_living_one() {
     living.unlock().await.unwrap();
     soon(writer).await.unwrap().unlock().await.unwrap();
     println!(
-        "the writer was in {:?} after the living reader's release",
+        "the writer entered {:?} after the living reader's release",
         released.elapsed()
     );
     nothing_is_left(&server, &[&a, &c]).await;
@@ -724,7 +727,7 @@ async fn r72_a_writer_gets_in_when_the_dead_readers_lease_is_over() {
     soon(writer).await.unwrap().unlock().await.unwrap();
     let waited = killed.elapsed();
     println!(
-        "the writer was in {waited:?} after the SIGKILL of the last reader, whose lease is {SHORT_WATCHDOG:?}"
+        "the writer entered {waited:?} after the SIGKILL of the last reader, whose lease is {SHORT_WATCHDOG:?}"
     );
     assert!(waited < SHORT_WATCHDOG + SLACK);
     nothing_is_left(&server, &[&client]).await;
@@ -748,7 +751,7 @@ async fn all_readers_get_in_when_a_dead_writers_lease_is_over() {
         guards.push(soon(reader).await.unwrap());
     }
     println!(
-        "20 readers were in {:?} after the SIGKILL of a writer",
+        "20 readers entered {:?} after the SIGKILL of a writer",
         killed.elapsed()
     );
     assert!(killed.elapsed() < SHORT_WATCHDOG + SLACK);
@@ -771,7 +774,7 @@ async fn all_readers_get_in_when_a_waiting_writer_was_killed() {
     listens(&b).await;
     assert!(
         read(&a).try_lock().await.unwrap().is_some(),
-        "who reads already may read on"
+        "an owner that already reads may read on"
     );
     dead.kill();
     let killed = Instant::now();
@@ -780,7 +783,7 @@ async fn all_readers_get_in_when_a_waiting_writer_was_killed() {
         guards.push(soon(reader).await.unwrap());
     }
     let waited = killed.elapsed();
-    println!("20 readers were in {waited:?} after the SIGKILL of a waiting writer");
+    println!("20 readers entered {waited:?} after the SIGKILL of a waiting writer");
     assert!(waited < MARK_TIME + SLACK);
     for guard in guards {
         guard.unlock().await.unwrap();
@@ -876,7 +879,7 @@ async fn r70_a_waiting_writer_is_woken_by_the_last_reader() {
         reading.unlock().await.unwrap();
         soon(writer).await.unwrap().unlock().await.unwrap();
         println!(
-            "the writer was in {:?} after the last reader's release",
+            "the writer entered {:?} after the last reader's release",
             released.elapsed()
         );
         nothing_is_left(&server, &[&a, &b]).await;
@@ -924,7 +927,7 @@ impl AtIt {
     }
 }
 
-/// Otherwise readers that always overlap would keep a writer out for ever.
+/// Otherwise readers that overlap all the time would keep a writer out for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_is_not_starved_by_overlapping_readers() {
     let server = Server::start();
@@ -995,7 +998,7 @@ async fn readers_are_not_starved_by_writers() {
         longest = longest.max(start.elapsed());
     }
     println!(
-        "the longest wait of a reader: {longest:?}, beside {} writes",
+        "the longest wait of a reader: {longest:?}, during {} writes",
         writers.holds()
     );
     writers.stop().await;
@@ -1078,7 +1081,7 @@ async fn a_writer_is_in_when_a_waiting_reader_was_killed() {
     writing.unlock().await.unwrap();
     soon(writer).await.unwrap().unlock().await.unwrap();
     let waited = released.elapsed();
-    println!("a writer was in {waited:?} after the release, behind a dead reader");
+    println!("a writer entered {waited:?} after the release, behind a dead reader");
     assert!(waited < MARK_TIME + SLACK);
     nothing_is_left(&server, &[&a, &b]).await;
 }
@@ -1098,7 +1101,7 @@ async fn a_reader_that_gives_up_takes_its_mark_back() {
     assert!(read(&b).try_lock().await.unwrap().is_none());
     assert!(
         !server.exists(READERS),
-        "who does not wait holds nobody back"
+        "an owner that does not wait holds no other back"
     );
     writing.unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
@@ -1216,7 +1219,7 @@ async fn a_writer_that_gives_up_lets_readers_in() {
         for reader in readers {
             soon(reader).await.unwrap().unlock().await.unwrap();
         }
-        println!("{how}: readers were in after {:?}", start.elapsed());
+        println!("{how}: readers entered after {:?}", start.elapsed());
         eventually("no intent", || async { !server.exists(INTENT) }).await;
     }
     reading.unlock().await.unwrap();
@@ -1324,7 +1327,7 @@ async fn a_message_wakes_all_readers_and_one_writer_of_each_client() {
         soon(waiter).await.unwrap();
     }
     nothing_is_left(&server, &[&clients[0], &clients[1]]).await;
-    eventually("nobody is subscribed", || async {
+    eventually("no client is subscribed", || async {
         server.channels().is_empty()
     })
     .await;
@@ -1433,7 +1436,7 @@ async fn neither_readers_nor_writers_starve_where_both_wait() {
             .map(|count| count.load(Ordering::SeqCst))
             .sum::<usize>()
     });
-    println!("{reads} reads beside {writes} writes");
+    println!("{reads} reads, {writes} writes");
     nothing_is_left(&server, &[&client]).await;
 }
 
@@ -1489,7 +1492,7 @@ async fn r52_no_plain_and_read_write_lock_of_a_name_are_held_at_once() {
         .flat_map(|plain| SIDES.iter().map(move |side| (plain, side)));
     let pairs = plain_first.flat_map(|(plain, side)| [(plain, side), (side, plain)]);
     for ((held, door), (other, intruder)) in pairs {
-        let what = format!("{other} beside {held}");
+        let what = format!("{other} next to {held}");
         let lock = door(&a);
         let guard = lock.lock().await.unwrap();
         let record = server.record_of_any_kind("l");
@@ -1528,7 +1531,7 @@ async fn r52_no_plain_and_read_write_lock_of_a_name_are_held_at_once() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-// --- lost answers ---
+// --- lost replies ---
 
 /// A read inside a write uses the writer's owner id. It is refused while an earlier request under
 /// that id may still run.
@@ -1564,7 +1567,7 @@ async fn a_read_in_a_write_is_refused_while_a_prior_one_is_in_doubt() {
         }
     })
     .await;
-    eventually("the ghost comes", || async {
+    eventually("the late request runs", || async {
         proxy.ghosts() == 1 && hold_keys(&server) == [hold_key(&name, 1)]
     })
     .await;
@@ -1591,7 +1594,7 @@ async fn a_read_in_a_write_is_refused_while_a_prior_one_is_in_doubt() {
     assert_ne!(
         reading.owner(),
         name,
-        "a late request meets a name that nobody uses"
+        "a late request meets an unused owner name"
     );
     reading.unlock().await.unwrap();
     // The hold of the late request ends with its lease.
@@ -1935,7 +1938,7 @@ fn tasks_in_four_processes_read_together_and_write_alone() {
             history.holds.iter().filter(|hold| hold.shared).count(),
             history.companies().len(),
         );
-        println!("{readers} reads, {together} of them beside another one");
+        println!("{readers} reads, {together} of them together with another one");
         assert!(together > readers / 10, "{together} of {readers}");
     }
 }

@@ -640,7 +640,7 @@ async fn f32_l9_a_cancelled_acquire_leaves_nothing_on_any_server() {
     drop(lock.lock().await.unwrap());
     fleet.is_free().await;
     for client in &clients {
-        eventually("the books are empty", || async {
+        eventually("the ledger is empty", || async {
             client.stats().holds == 0
         })
         .await;
@@ -1020,7 +1020,7 @@ async fn one_extension_takes_every_server_that_has_forgotten() {
     fleet.servers[0].call(&["DEL", "l"]);
     fleet.is_free().await;
     for client in &clients {
-        eventually("the books are empty", || async {
+        eventually("the ledger is empty", || async {
             client.stats().holds == 0
         })
         .await;
@@ -1212,7 +1212,7 @@ async fn a_server_taken_while_the_quorum_is_lost_does_not_restore_it() {
         _ => Action::Pass,
     });
     let lose_another = async {
-        eventually("it is taken, and the answer under way", || async {
+        eventually("it is taken, and the reply is in flight", || async {
             fleet.servers[2].exists("l")
         })
         .await;

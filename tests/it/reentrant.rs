@@ -254,7 +254,7 @@ async fn stale_guards_never_touch_a_later_hold() {
     assert_eq!(server.record("l"), [(owner.to_string(), 1)]);
     assert!(
         !one.is_lost() && !two.is_lost(),
-        "one hold is left, whoever's"
+        "one hold is left, whichever"
     );
     lock.release(&owner).await.unwrap();
     assert!(!server.exists("l"));
@@ -528,7 +528,7 @@ async fn r46_equal_task_parts_of_two_clients_are_two_owners() {
         .expect("the same owner");
     assert!(
         la.try_lock().await.unwrap().is_none(),
-        "the task itself is somebody else"
+        "the task itself is another owner"
     );
     guard.unlock().await.unwrap();
     nested.unlock().await.unwrap();

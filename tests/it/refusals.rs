@@ -108,7 +108,10 @@ async fn a_restart_without_persistence_is_reported_on_reconnection() {
         );
     }
     drop((renewed, leased));
-    eventually("nothing is known", || async { client.stats().holds == 0 }).await;
+    eventually("the client has forgotten them", || async {
+        client.stats().holds == 0
+    })
+    .await;
 }
 
 /// The same check changes nothing if the record still exists.
@@ -140,7 +143,7 @@ async fn a_reconnect_leaves_holds_and_their_leases_as_they_are() {
         })
         .await;
     }
-    eventually("it was asked for", || async {
+    eventually("it was checked", || async {
         proxy.count(crate::support::proxy::Verb::Renew) >= 2
     })
     .await;

@@ -638,7 +638,11 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing() {
             let ended = poll_times(lock.try_lock(), k).await;
             let is_over = ended.is_some();
             match ended {
-                Some(Ok(guard)) => guard.expect("nobody else has it").unlock().await.unwrap(),
+                Some(Ok(guard)) => guard
+                    .expect("no other client has it")
+                    .unlock()
+                    .await
+                    .unwrap(),
                 Some(Err(error)) => assert!(
                     is_away && matches!(error, Error::NotReplicated { .. }),
                     "{k}: {error}"
@@ -691,7 +695,7 @@ async fn after_a_busy_lock_wait_goes_along_as_before() {
     let waits = || async { proxy.requests().iter().any(|request| request.is("WAIT")) };
     within(
         Duration::from_secs(5),
-        "WAIT is there before the script's answer",
+        "the reply to WAIT arrives before the script's",
         waits,
     )
     .await;

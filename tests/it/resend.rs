@@ -37,8 +37,8 @@ fn stranger(task: usize) -> OwnerId {
         .unwrap()
 }
 
-/// Makes one attempt. What it leaves in doubt is settled with releases, which the test does not
-/// count.
+/// Makes one attempt. If the attempt stays in doubt, the client settles it by releases, which the
+/// test does not count.
 async fn call(verb: Verb, lock: &Lock) -> Result<()> {
     match verb {
         Verb::Acquire => lock.try_lock().await.map(drop),
@@ -50,7 +50,7 @@ async fn call(verb: Verb, lock: &Lock) -> Result<()> {
         Verb::Inspect => lock.is_locked().await.map(drop),
         Verb::ForceRelease => lock.force_unlock().await.map(drop),
         Verb::Transfer => unreachable!("it is sent again on purpose: see adopt.rs"),
-        Verb::Bundle => unreachable!("one call is none: see bundle.rs"),
+        Verb::Bundle => unreachable!("it is not one call: see bundle.rs"),
     }
 }
 
@@ -246,12 +246,12 @@ async fn f14_a_storm_of_client_kill_executes_no_attempt_twice() {
         server.command_count("hmget") as usize,
     );
     println!(
-        "{made} attempts, {kills} kills, {} requests, {executed} executed, {answered} answered",
+        "{made} attempts, {kills} kills, {} requests, {executed} executed, {answered} with a reply",
         sent.len()
     );
     assert!(
         kills > 10 && answered > made / 10,
-        "{kills} kills, {answered} answers: nothing was tested"
+        "{kills} kills, {answered} replies: nothing was tested"
     );
     assert!(sent.len() > answered, "no request was lost");
     let repeated: Vec<_> = sent.iter().filter(|(_, times)| **times > 1).collect();

@@ -176,7 +176,7 @@ async fn the_other_kind_beside_a_place_in_the_queue_is_refused() {
         for waiting in waiting {
             match tokio::time::timeout(ms(10_000), waiting)
                 .await
-                .expect("nobody hangs")
+                .expect("no task hangs")
                 .unwrap()
             {
                 Ok(guard) => guards.push(guard),

@@ -89,7 +89,7 @@ impl Work {
             for task in self.tasks {
                 tokio::time::timeout(ms(10_000), task)
                     .await
-                    .expect("nobody waits for ever")
+                    .expect("no task waits for ever")
                     .unwrap();
             }
         });

@@ -304,9 +304,11 @@ async fn f9_an_old_master_that_goes_on_is_asked_nothing() {
     let new = another(&group, old);
     // requests sent before the notification wait in the socket of the old master; the client would
     // need 8 s to detect that silence, so it must learn of the new master from the sentinels
-    within(Duration::from_secs(4), "it has heard of it", || async {
-        connections(new.addr()) == 2
-    })
+    within(
+        Duration::from_secs(4),
+        "it knows of the new master",
+        || async { connections(new.addr()) == 2 },
+    )
     .await;
     let pairs = async |count: usize| {
         for _ in 0..count {
@@ -781,7 +783,7 @@ async fn a_client_that_was_shut_down_asks_no_sentinel_any_more() {
                 .lines()
                 .any(|line| line.contains("name=nestlock:") && line.contains(" sub=1 "))
         };
-        within(LONG, "it is told of failovers", || async { is_told() }).await;
+        within(LONG, "it is notified of failovers", || async { is_told() }).await;
     }
     client.shutdown().await.unwrap();
     within(LONG, "no connection", || async { open() == 0 }).await;
@@ -815,7 +817,7 @@ async fn figures() {
             acquires.push(acquire);
             losses.push(loss);
         }
-        for (what, mut times) in [("first acquire", acquires), ("told lost", losses)] {
+        for (what, mut times) in [("first acquire", acquires), ("reported as lost", losses)] {
             times.sort_unstable();
             println!(
                 "{going:?}: {what}: median {} ms, all {times:?}",

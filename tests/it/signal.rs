@@ -335,7 +335,7 @@ async fn a_lock_without_expiry_has_no_ttl_and_lasts_until_its_release() {
         client.idle().await;
         assert!(!server.exists(RECORD), "{polls} polls");
     }
-    eventually("the books are empty", || async {
+    eventually("the ledger is empty", || async {
         client.stats().holds == 0
     })
     .await;
@@ -410,7 +410,7 @@ async fn the_loss_of_a_lock_without_expiry_is_noticed_at_its_release() {
     beside.unlock().await.unwrap();
 }
 
-// --- who is woken ---
+// --- which waiter is woken ---
 
 /// Three waiters in three clients: each release costs one try, not three.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -460,7 +460,7 @@ async fn one_release_wakes_exactly_one_waiter_of_three_clients() {
     assert_eq!(
         server.command_count("get"),
         3 + 1 + 3 + 4,
-        "a try or a release looks once"
+        "a try or a release reads the record once"
     );
 }
 
@@ -489,7 +489,7 @@ async fn waiters_of_one_client_share_a_blpop_and_are_woken_one_by_one() {
     let tries = server.command_count("get") - tries;
     // 21 releases and 20 acquires read the record once each; a waiter that was about to sleep may
     // read it in vain
-    assert!((41..=45).contains(&tries), "{tries} looks at the record");
+    assert!((41..=45).contains(&tries), "{tries} reads of the record");
     println!("20 waiters of one client: {} tries", tries - 21);
 }
 
@@ -624,15 +624,18 @@ async fn a_signal_that_nobody_waits_for_any_more_is_handed_on() {
         if told {
             // the waiter is woken, and dropped before it polls the lock
             release_by_hand(&server);
-            eventually("it is told", || async { woken.0.load(Ordering::SeqCst) }).await;
+            eventually("it is notified", || async {
+                woken.0.load(Ordering::SeqCst)
+            })
+            .await;
             drop(gone);
         } else {
             drop(gone);
             release_by_hand(&server);
         }
-        let guard = prompt("the second is told", next).await.unwrap();
+        let guard = prompt("the second is notified", next).await.unwrap();
         guard.unlock().await.unwrap();
-        eventually("nobody waits", || async { server.blocked() == 0 }).await;
+        eventually("no client waits", || async { server.blocked() == 0 }).await;
         eventually("no gate", || async {
             first.stats().channels + second.stats().channels == 0
         })
@@ -670,7 +673,7 @@ async fn a_signal_that_a_stale_blpop_pops_is_handed_on() {
     let next = spawn_waiter(lock(&second));
     waiting(&server, 2).await;
     release_by_hand(&server);
-    prompt("the second is told", next)
+    prompt("the second is notified", next)
         .await
         .unwrap()
         .unlock()
@@ -708,7 +711,7 @@ async fn a_signal_popped_by_a_stale_blpop_goes_to_a_later_waiter() {
         let next = spawn_waiter(lock(&client));
         eventually("it waits", || async { client.stats().channels == 1 }).await;
         release_by_hand(&server);
-        prompt("it is told", next)
+        prompt("it is notified", next)
             .await
             .unwrap()
             .unlock()
@@ -720,7 +723,7 @@ async fn a_signal_popped_by_a_stale_blpop_goes_to_a_later_waiter() {
         .await;
         // ends the stale BLPOP
         server.call(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
-        eventually("nobody waits", || async { server.blocked() == 0 }).await;
+        eventually("no client waits", || async { server.blocked() == 0 }).await;
         server.call(&["DEL", SIGNAL]);
     }
 }
@@ -748,7 +751,7 @@ async fn p8_a_reset_wakes_a_waiter_and_leaves_nothing() {
     }
     eventually("no key", || async { server.dump().is_empty() }).await;
     eventually("no gate", || async { b.stats().channels == 0 }).await;
-    eventually("the books are empty", || async { b.stats().holds == 0 }).await;
+    eventually("the ledger is empty", || async { b.stats().holds == 0 }).await;
 }
 
 /// P2: a waiter that listens again only after the signal has expired acquires within the poll cap.
@@ -845,7 +848,7 @@ async fn p6_p10_a_shutdown_ends_renewals_waits_and_the_blocking_link() {
     assert_eq!(
         connections(),
         at_first + 1,
-        "one more, and only for those who wait"
+        "one more, and only for waiters"
     );
     let second = tokio::spawn(async move { other.lock().await });
     let start = Instant::now();
@@ -892,7 +895,7 @@ async fn a_hand_over_does_not_ask_for_the_clients_other_awaited_locks() {
             .filter(|request| request.is("BLPOP") && request.words() > OTHERS)
             .count()
     };
-    eventually("one BLPOP for all", || async { large() > 0 }).await;
+    eventually("one BLPOP for all lists", || async { large() > 0 }).await;
     let quiet = Instant::now();
     eventually("nothing new", || async { quiet.elapsed() > ms(1_500) }).await;
 
@@ -948,7 +951,7 @@ async fn a_hand_over_does_not_ask_for_the_clients_other_awaited_locks() {
             .await
             .unwrap();
     }
-    println!("40 other hand-overs beside in {:?}", start.elapsed());
+    println!("40 other hand-overs meanwhile in {:?}", start.elapsed());
     stop.store(true, Ordering::SeqCst);
     going_on.await.unwrap();
 }
@@ -1081,7 +1084,7 @@ async fn a_signal_key_of_another_type_does_not_trouble_other_locks() {
     let polls = spawn_waiter(lock(&quick));
     eventually("both try", || async { quick.stats().channels == 1 }).await;
     guard.unlock().await.unwrap();
-    prompt("the good one is told", waiter)
+    prompt("the good one is notified", waiter)
         .await
         .unwrap()
         .unlock()
@@ -1255,7 +1258,7 @@ async fn r112_a_signal_lock_needs_exactly_the_listed_permissions() {
             }
             Some(missing) => assert!(
                 outcome.is_err() || !denied.is_empty(),
-                "{missing} is superfluous"
+                "{missing} is not needed"
             ),
         }
     }
@@ -1286,7 +1289,7 @@ async fn f28_denied_blpop_polls_and_a_denied_signal_is_a_typed_error() {
     let looks = server.script_count();
     eventually("it polls", || async { server.script_count() > looks + 5 }).await;
     let blpops = denials(&server).len();
-    assert!(blpops > 0, "it was told so");
+    assert!(blpops > 0, "its BLPOP was denied");
     let refused = held.unlock().await;
     let Err(Error::Store { source, .. }) = &refused else {
         panic!("{refused:?}")

@@ -544,7 +544,7 @@ async fn a_multi_lock_does_not_sleep_through_what_an_outage_taught_it() {
     proxy.rule(|_| Action::Pass);
     let mut took = Vec::new();
     for _ in 0..6 {
-        eventually("nobody waits", || async { client.stats().channels == 0 }).await;
+        eventually("no task waits", || async { client.stats().channels == 0 }).await;
         let (first, second) = (busy[0].lock().await.unwrap(), busy[1].lock().await.unwrap());
         let (waiter, released) = (both.clone(), proxy.count(Verb::Release));
         let waiting =

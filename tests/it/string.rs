@@ -300,7 +300,7 @@ async fn a_value_in_doubt_is_not_used_again_until_it_is_settled() {
     lock.try_lock_for_with(ms(5000), value("other"))
         .await
         .unwrap()
-        .expect("the ghost is settled")
+        .expect("the late request is settled")
         .unlock()
         .await
         .unwrap();

@@ -117,7 +117,7 @@ async fn an_unpolled_acquire_holds_no_longer_than_a_request_may_take() {
         .try_lock_for(Duration::from_secs(10))
         .await
         .unwrap()
-        .expect("nobody has a guard");
+        .expect("no task has a guard");
     // polled again, it waits like any other acquire
     let waiting = tokio::time::timeout(ms(300), parked).await;
     assert!(waiting.is_err(), "two guards: {waiting:?}");
@@ -189,11 +189,11 @@ async fn an_unpolled_waiter_let_in_unheard_holds_for_a_requests_time() {
             },
             tokio::time::timeout(ms(1_200), &mut parked),
         );
-        assert!(polled.is_err(), "{kind}: it heard of it: {polled:?}");
+        assert!(polled.is_err(), "{kind}: it learned of it: {polled:?}");
         proxy.heal();
         let guard = here.try_lock_for(ms(12_000)).await.unwrap();
         guard
-            .unwrap_or_else(|| panic!("{kind}: it is held for a future that nobody polls"))
+            .unwrap_or_else(|| panic!("{kind}: it is held for a future that is not polled"))
             .unlock()
             .await
             .unwrap();

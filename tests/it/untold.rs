@@ -39,7 +39,7 @@ async fn impatient(proxy: &Proxy) -> LockClient {
 
 async fn gets_it_soon(rival: &Lock, what: &str) -> nestlock::LockGuard {
     let guard = rival.try_lock_for(SOON).await.unwrap();
-    guard.unwrap_or_else(|| panic!("{what}: it is held by nobody, and nobody gets it"))
+    guard.unwrap_or_else(|| panic!("{what}: it is held without a guard, and no client gets it"))
 }
 
 /// Polls a future until it ends or `has_happened` returns true; returns `None` in the second case.
@@ -71,7 +71,7 @@ async fn a_hand_over_dropped_at_any_poll_is_released_unless_reported() {
                 a.idle().await;
                 assert!(
                     rival.try_lock().await.unwrap().is_none(),
-                    "{kind}, {k} polls: somebody was told"
+                    "{kind}, {k} polls: the result was reported"
                 );
                 there
                     .adopt(&on_its_way.unwrap())
@@ -298,7 +298,7 @@ async fn an_unpolled_hand_over_ends_within_the_time_of_a_request() {
                 client.idle().await;
                 assert!(
                     rival.try_lock().await.unwrap().is_none(),
-                    "{kind}: somebody was told"
+                    "{kind}: the result was reported"
                 );
                 elsewhere
                     .adopt(&on_its_way)
@@ -371,6 +371,6 @@ async fn a_hand_over_settled_by_another_call_is_released_or_reported() {
         tokio::join!(hand_over, next);
         proxy.pass();
     }
-    println!("told {told} times, settled by another call {settled} times");
+    println!("reported {told} times, settled by another call {settled} times");
     nothing_is_left(&server, &[&client, &other]).await;
 }

@@ -128,13 +128,13 @@ async fn r87_waiters_cancelled_at_random_take_no_wake_up_along() {
             task.abort();
             tokio::time::sleep(Duration::from_micros(rand::rng().random_range(0..200))).await;
         }
-        all_end("those who were not cancelled", PROMPT, tasks).await;
+        all_end("the waiters that were not cancelled", PROMPT, tasks).await;
         let mut in_time = 0;
         for task in cancelled {
             // some got the lock before the cancellation
             in_time += usize::from(task.await.is_err_and(|error| error.is_cancelled()));
         }
-        assert!(in_time > 0, "nobody was cancelled while waiting");
+        assert!(in_time > 0, "no waiter was cancelled while it waited");
         client.idle().await;
         assert!(!server.exists(&name));
     }
@@ -178,7 +178,7 @@ async fn r87_cancelled_waiters_leave_no_permits_behind() {
     }
     assert_eq!(server.script_count(), expected);
     other.release();
-    all_end("those who stayed", PROMPT, staying).await;
+    all_end("the waiters that stayed", PROMPT, staying).await;
 }
 
 #[tokio::test]

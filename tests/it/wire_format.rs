@@ -308,7 +308,7 @@ async fn a_redisson_peer_hears_nestlocks_release_and_force_unlock() {
     assert_eq!(
         ears.read().unwrap().list()[2].text(),
         "end",
-        "nothing was said twice"
+        "no message was sent twice"
     );
 }
 

@@ -1,5 +1,5 @@
-//! What is counted, and under which names: through the Prometheus exporter, as users do it. A process of its own, since there
-//! is one recorder for each.
+//! The metrics and their names, read through the Prometheus exporter, as users read them. These
+//! tests are a process of their own, because each process has only one recorder.
 #![allow(clippy::unwrap_used, clippy::float_cmp)]
 
 use std::{
@@ -41,7 +41,8 @@ static RECORDER: LazyLock<PrometheusHandle> = LazyLock::new(|| {
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// The value of the one line that has all of these, if there is one.
+/// Returns the value of the only line that has all of these parts, or `None` if there is no such
+/// line.
 fn value(parts: &[&str]) -> Option<f64> {
     let text = RECORDER.render();
     let lines: Vec<&str> = text
@@ -176,7 +177,7 @@ async fn losses_and_renewals_are_counted() {
         Some(1.0)
     );
     drop(guard);
-    // what nobody is left to lose is not lost
+    // a hold that was left to its lease ends without a loss
     let lease = AcquireOptions::new().lease(Duration::from_millis(100));
     client
         .fenced_lock("l")
@@ -199,7 +200,7 @@ async fn losses_and_renewals_are_counted() {
     );
 }
 
-/// A deploy ends clients with locks: that raises no alert.
+/// A deploy shuts down clients that hold locks, which must not raise an alert.
 #[tokio::test]
 async fn a_hold_that_a_shutdown_ends_is_no_loss() {
     let server = EmbeddedServer::start().unwrap();
@@ -254,7 +255,7 @@ async fn waiters_and_what_woke_them_are_counted() {
         .unwrap()
             >= 1.0
     );
-    // nobody tells that a lease is over
+    // no message says that a lease is over
     let lease = AcquireOptions::new().lease(Duration::from_millis(500));
     client
         .mutex("slow")
@@ -279,13 +280,13 @@ async fn waiters_and_what_woke_them_are_counted() {
     )
     .await;
     guard.unlock().await.unwrap();
-    // a client that ends takes its part out
+    // a client that ends takes its own share out of the gauge
     client.shutdown().await.unwrap();
     drop(client);
     eventually(&level("nestlock_held{"), |held| held == 0.0).await;
 }
 
-/// What the thread of this test writes.
+/// The log output of this test's thread.
 #[derive(Clone, Default)]
 struct Written(Arc<Mutex<Vec<u8>>>);
 
@@ -355,7 +356,7 @@ async fn an_acquire_is_a_span() {
     guard.unlock().await.unwrap();
 }
 
-/// An event as it comes: its level, and each field as the type that it has.
+/// An event as it was recorded: its level, and each field with its type.
 #[derive(Debug, Default)]
 struct Told(Vec<(String, String)>);
 
@@ -385,7 +386,7 @@ impl<S: Subscriber> Layer<S> for Events {
 }
 
 impl Events {
-    /// The first event that says this: its level, and a field of it.
+    /// Returns the level and the named field of the first event with this message.
     async fn first(&self, message: &str, field: &str) -> (Level, String) {
         let start = Instant::now();
         loop {
@@ -416,7 +417,7 @@ impl Events {
     }
 }
 
-/// Told by a thread of the process, so the subscriber is the process's.
+/// A thread of the client logs these events, so the subscriber must be that of the whole process.
 #[tokio::test]
 #[ignore = "run by `what_has_a_process_of_its_own`"]
 async fn events_have_numbers_and_a_shutdown_is_no_warning() {
@@ -463,7 +464,8 @@ async fn events_have_numbers_and_a_shutdown_is_no_warning() {
     );
 }
 
-/// A recorder is the user's code, and so is what makes classes of names: no lease is lost though it hangs.
+/// A recorder is the user's code, and so is the function that classifies names. If one hangs, no
+/// lease is lost.
 #[tokio::test]
 async fn what_hangs_while_it_counts_loses_no_lease() {
     static HANGS: AtomicBool = AtomicBool::new(false);
@@ -489,7 +491,8 @@ async fn what_hangs_while_it_counts_loses_no_lease() {
     }
 }
 
-/// One leaves no classes for others; and whether a span is wanted is decided once for all threads.
+/// Runs these tests in a process each: `classes_are_limited` uses up the classes of its process,
+/// and whether a span is enabled is decided once for all threads.
 #[test]
 fn what_has_a_process_of_its_own() {
     for test in [
@@ -509,7 +512,7 @@ fn what_has_a_process_of_its_own() {
     }
 }
 
-/// A function that panics, or makes a class of each name.
+/// A function that panics, or makes a class of each name, does no harm.
 #[tokio::test]
 #[ignore = "run by `what_has_a_process_of_its_own`"]
 async fn classes_are_limited() {

@@ -255,7 +255,7 @@ async fn a_migration_and_a_kill_at_once_leave_all_in_working_order() {
         // the record is behind an ASK, or was lost with its master, which the guard then reports
         match tokio::time::timeout(Duration::from_secs(10), held.unlock())
             .await
-            .expect("it is told")
+            .expect("it is notified")
         {
             Ok(()) => {}
             Err(error) => {
@@ -335,7 +335,7 @@ async fn a_holder_learns_when_a_failover_loses_its_half_moved_lock() {
         });
     }
     if taken.is_some() {
-        within(LEASE, "it is told", || async { gone.is_lost() }).await;
+        within(LEASE, "it is notified", || async { gone.is_lost() }).await;
     } else {
         assert!(!gone.is_lost());
     }

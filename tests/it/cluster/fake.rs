@@ -28,7 +28,7 @@ async fn a_redirect_to_a_node_that_is_gone_fails_no_try() {
         format!("-MOVED {} 127.0.0.1:1\r\n", SpawnedCluster::slot_of("l"));
     let lock = client.mutex("l").unwrap();
     let tries = tokio::spawn(async move { lock.try_lock().await.map(|got| got.is_some()) });
-    within(Duration::from_secs(5), "it is asked", || async {
+    within(Duration::from_secs(5), "it gets a request", || async {
         fake.asked.load(Ordering::Acquire) > 0
     })
     .await;
@@ -136,9 +136,11 @@ async fn held_while_its_slot_goes(lease: Duration) -> (LockClient, LockGuard, Fa
 async fn what_a_late_renewal_does_not_find_is_not_lost() {
     let lease = Duration::from_secs(6);
     let (_client, guard, old, new) = held_while_its_slot_goes(lease).await;
-    within(Duration::from_secs(5), "it is asked again", || async {
-        old.asked.load(Ordering::Acquire) > 1
-    })
+    within(
+        Duration::from_secs(5),
+        "it gets another request",
+        || async { old.asked.load(Ordering::Acquire) > 1 },
+    )
     .await;
     assert_eq!(new.asked.load(Ordering::Acquire), 1);
     tokio::time::sleep(lease).await;
@@ -240,7 +242,7 @@ async fn what_a_master_says_of_its_slot_counts_more_than_an_older_map() {
         let new = new.addr.to_string();
         within(
             Duration::from_secs(4),
-            "the map is asked for once more",
+            "the map is queried once more",
             || async {
                 client
                     .topology()
@@ -635,10 +637,14 @@ async fn what_servers_say_of_each_other_may_be_nonsense() {
     }
     *fake.map.lock().unwrap() = fake.all_slots();
     *fake.scripts.lock().unwrap() = "_\r\n".into();
-    within(Duration::from_secs(10), "it is asked again", || async {
-        fake.asked.store(0, Ordering::Release);
-        let _ = lock.try_lock().await;
-        fake.asked.load(Ordering::Acquire) > 0
-    })
+    within(
+        Duration::from_secs(10),
+        "it gets another request",
+        || async {
+            fake.asked.store(0, Ordering::Release);
+            let _ = lock.try_lock().await;
+            fake.asked.load(Ordering::Acquire) > 0
+        },
+    )
     .await;
 }

@@ -115,9 +115,11 @@ async fn replicas_are_asked_when_no_master_is_left() {
             .sum::<u64>()
     };
     let before = asked();
-    within(Duration::from_secs(20), "the client asks twice", || async {
-        asked() > before + 3
-    })
+    within(
+        Duration::from_secs(20),
+        "the client sends two queries",
+        || async { asked() > before + 3 },
+    )
     .await;
     there(&cluster, |cluster| {
         let (masters, replicas) = cluster.nodes().split_at(3);
@@ -131,7 +133,7 @@ async fn replicas_are_asked_when_no_master_is_left() {
     .await;
     let guard = tokio::time::timeout(Duration::from_secs(20), lock.lock())
         .await
-        .unwrap_or_else(|_| panic!("nobody is asked: {}", cluster.view()))
+        .unwrap_or_else(|_| panic!("no node is queried: {}", cluster.view()))
         .unwrap();
     guard.unlock().await.unwrap();
 }
@@ -320,7 +322,7 @@ async fn a_graceful_failover_to_a_slow_master_fails_no_call() {
         cluster.failover(&cluster.nodes()[0]).map(drop).unwrap();
     })
     .await;
-    within(limit, "it is asked", || async {
+    within(limit, "it gets a request", || async {
         heir.count(Verb::Acquire) > 0
     })
     .await;
@@ -443,8 +445,8 @@ async fn a_master_that_stays_away_is_asked_about_ever_less_often() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let times = asked() - before;
-    assert!(times > 2, "nobody asks");
-    assert!(times < 60, "asked {times} times");
+    assert!(times > 2, "no client polls");
+    assert!(times < 60, "queried {times} times");
 }
 
 /// A master that refuses everything says nothing about the refusals of another one.
@@ -535,11 +537,11 @@ async fn a_waiter_on_a_down_cluster_hears_when_it_serves_again() {
         let got: Vec<_> = locks.iter().cloned().map(waits).collect();
         // by then each of them pauses for 250 to 500 ms
         tokio::time::sleep(Duration::from_secs(3)).await;
-        within(LONG, "somebody asks", || async { asked() - before > 3 }).await;
+        within(LONG, "a client polls", || async { asked() - before > 3 }).await;
         let (times, took) = (asked() - before, began.elapsed().as_millis() as u64);
         assert!(
             times < 10 + took / 20,
-            "asked {times} times within {took} ms, as if each asked for itself"
+            "queried {times} times within {took} ms, as if each waiter polled by itself"
         );
         assert!(!ask(node, &["CLUSTER", "ADDSLOTS", &unserved]).is_error());
         let got = join_all(got).await.into_iter().map(Result::unwrap);
@@ -552,7 +554,7 @@ async fn a_waiter_on_a_down_cluster_hears_when_it_serves_again() {
     }
     let before = asked();
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert!(asked() - before < 3, "it is asked still");
+    assert!(asked() - before < 3, "it is still polled");
 }
 
 /// A client without the permission for CLUSTER INFO is denied once, however many tasks wait, and

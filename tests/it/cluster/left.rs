@@ -33,7 +33,7 @@ impl Old {
         let at = proxy.addr().to_string();
         let is_master = |node: &TopologyNode| node.role == NodeRole::Master && node.address == at;
         let is_known = || client.topology().nodes.iter().any(is_master);
-        within(LONG, "it is asked by way of the proxy", || async {
+        within(LONG, "it is reached through the proxy", || async {
             is_known()
         })
         .await;
@@ -161,20 +161,20 @@ async fn what_it_refuses_at_last_is_asked_of_the_new_one() {
         let lock = old.client.mutex(&old.name).unwrap();
         old.proxy.black_hole(Way::ToServer);
         let asks = tokio::spawn(async move { lock.try_lock().await });
-        within(LONG, "it is under way", || async {
+        within(LONG, "it is in flight", || async {
             old.client.stats().requests > 0
         })
         .await;
         old.is_left().await;
         old.proxy.heal();
         if let Ok(guard) = asks.await.unwrap() {
-            let guard = guard.expect("nobody has it");
+            let guard = guard.expect("no client has it");
             assert_eq!(ask(old.heir(), &["EXISTS", &old.name]).int(), 1);
             guard.unlock().await.unwrap();
             return old.held.unlock().await.unwrap();
         }
     }
-    panic!("nobody hears what it refuses");
+    panic!("no refusal reaches the client");
 }
 
 /// The master is slow but alive, as its reply to a new connection shows, so the client waits longer
@@ -188,12 +188,12 @@ async fn a_slow_masters_late_refusal_sends_the_request_to_the_new_one() {
     old.proxy
         .once(Verb::Acquire, Action::Slow(Duration::from_millis(1_200)));
     let asks = tokio::spawn(async move { lock.try_lock().await });
-    within(LONG, "it is under way", || async {
+    within(LONG, "it is in flight", || async {
         old.client.stats().requests > 0
     })
     .await;
     ask(old.heir(), &["CLUSTER", "FAILOVER", "TAKEOVER"]);
-    let guard = asks.await.unwrap().unwrap().expect("nobody has it");
+    let guard = asks.await.unwrap().unwrap().expect("no client has it");
     assert_eq!(ask(old.heir(), &["EXISTS", &old.name]).int(), 1);
     guard.unlock().await.unwrap();
     old.held.unlock().await.unwrap();
@@ -231,5 +231,5 @@ async fn what_it_grants_late_is_not_believed_though_it_does_not_hang() {
             return old.held.unlock().await.unwrap();
         }
     }
-    panic!("its answer is not waited for");
+    panic!("the client does not wait for its reply");
 }

@@ -195,7 +195,10 @@ async fn who_is_left_in_a_record_still_holds_it() {
         })
         .await;
         let write = c.read_write_lock(&name).unwrap().write_lock();
-        assert!(write.try_lock().await.unwrap().is_none(), "somebody reads");
+        assert!(
+            write.try_lock().await.unwrap().is_none(),
+            "another owner reads"
+        );
         stays.unlock().await.unwrap();
         write.lock().await.unwrap().unlock().await.unwrap();
         let write = c
@@ -204,7 +207,7 @@ async fn who_is_left_in_a_record_still_holds_it() {
             .write_lock();
         assert!(
             write.try_lock().await.unwrap().is_none(),
-            "the writer reads on"
+            "the writer still reads"
         );
         reads.unlock().await.unwrap();
         write.lock().await.unwrap().unlock().await.unwrap();

@@ -329,7 +329,7 @@ impl Crate {
         Some(base)
     }
 
-    /// Returns where a path leads that stands in a module.
+    /// Returns where a path that stands in a module leads.
     fn resolve(
         &self,
         from: &Names,
@@ -339,7 +339,7 @@ impl Crate {
         if let Some(path) = self.absolute(from, path) {
             return self.walk(&path, seen);
         }
-        // its first name may be imported, or come with everything of a module
+        // its first name may be imported by name, or by a glob
         let Some(import) = self.imported(from, path.first()?, seen) else {
             return self.through_all(from, path, seen);
         };
@@ -350,7 +350,7 @@ impl Crate {
         Some(at)
     }
 
-    /// Returns where a path leads whose first name comes with everything of a module (`use a::*`).
+    /// Returns where a path leads whose first name comes from a glob import (`use a::*`).
     fn through_all(
         &self,
         from: &Names,
@@ -429,7 +429,7 @@ impl Crate {
             .iter()
             .filter(|import| !only_listed(import))
             .filter_map(|import| resolve(&import.path))
-            // what is used of an imported module is a path of its own
+            // a use of an imported module is a path of its own
             .filter(|target| !target.is_module);
         let of_all = module.words.iter().filter(|word| !module.has(word));
         let of_all = of_all
@@ -512,7 +512,7 @@ fn no_two_files_import_each_other() {
     }
     assert!(
         uses > 1_000,
-        "the check sees {uses} uses only: it is broken"
+        "the check sees only {uses} uses: it is broken"
     );
     assert!(circles.is_empty(), "{circles:#?}");
 }

@@ -113,7 +113,7 @@ impl Fair {
         assert_eq!(
             members(TIMEOUTS),
             wanted,
-            "the scores are of those who wait"
+            "the scores belong to the waiters"
         );
         wanted.retain(|owner| !owner.starts_with(JAVA));
         let mut seen = members(SEEN);
@@ -123,7 +123,7 @@ impl Fair {
         });
         // `clock` is allowed while a nestlock waiter is in the queue
         seen.retain(|member| member != "clock" || wanted.is_empty());
-        assert_eq!(seen, wanted, "those seen are of those who wait");
+        assert_eq!(seen, wanted, "the `seen` entries belong to the waiters");
     }
 
     fn score(&self, owner: &str) -> i64 {
@@ -344,7 +344,7 @@ fn a_silent_waiter_takes_no_other_of_its_client_along() {
     assert_eq!(
         fair.wait(S).1,
         3,
-        "D is silent, and before nobody who could be served"
+        "D is silent, but not ahead of a waiter that could be served"
     );
     fair.assert_queue(&[C, R, D, S]);
 }
@@ -366,7 +366,7 @@ fn acquire_tells_the_one_whom_it_makes_the_next() {
         for _ in 0..2 {
             busy(&fair.acquire(R, "30000", "1", waits));
         }
-        assert_eq!(next.heard(&fair), ["0"], "told once");
+        assert_eq!(next.heard(&fair), ["0"], "notified once");
         fair.assert_queue(&[C, R]);
     }
     // no message for a lock that is held
@@ -473,7 +473,7 @@ fn a_far_back_place_survives_any_lost_key_and_never_doubles() {
                 served.push(owner);
             }
         }
-        assert!(served.len() > before, "nobody gets it");
+        assert!(served.len() > before, "no waiter gets it");
     }
     assert_eq!(fair.snapshot(), []);
 }
@@ -567,7 +567,7 @@ fn r66_acquire_bounds_the_heads_time_by_the_servers_clock() {
         assert_eq!(
             fair.call(&["ZSCORE", TIMEOUTS, J1]),
             before,
-            "while it is held, nobody is kept waiting by it"
+            "while it is held, the head keeps no other waiter waiting"
         );
         fair.assert_scored(B, 30_000 + 2 * WAIT);
         let mut head = fair.listen(&own_channel(J1));
@@ -583,7 +583,7 @@ fn r66_acquire_bounds_the_heads_time_by_the_servers_clock() {
         assert_eq!(
             head.heard(&fair),
             ["0"],
-            "told once more, by who waits behind it"
+            "notified once more, by a waiter behind it"
         );
     }
     // a waiter whose clock is behind is removed at once
@@ -1047,7 +1047,7 @@ fn p8_fair_force_release_tells_the_head_and_keeps_the_queue() {
         assert_eq!(
             fair.untouched(FORCE, &KEYS[..2], &[CHANNEL]),
             Reply::Int(0),
-            "nobody holds it"
+            "no owner holds it"
         );
     }
     fair.held_by(A, "30000");
@@ -1169,7 +1169,7 @@ fn dead_redisson_waiters_after_a_skip_get_a_tenth_patience_each() {
     fair.wait(B);
     assert!(
         fair.score(J2) - fair.now() <= PATIENCE / 10,
-        "nobody listens for it"
+        "no client listens for it"
     );
     fair.set_up(&["ZADD", TIMEOUTS, "1", J2]);
     assert_eq!(living.heard(&fair), [] as [&str; 0]);
@@ -1197,7 +1197,7 @@ fn dead_waiters_redisson_removes_get_a_tenth_patience_each_too() {
     fair.wait(B);
     assert!(
         fair.score(J2) - fair.now() <= PATIENCE / 10,
-        "nobody listens for it"
+        "no client listens for it"
     );
     // long after: that waiter may have had the lock
     put_out(J2, PATIENCE + 1);
@@ -1264,7 +1264,7 @@ fn a_clock_that_goes_back_keeps_nobody_longer() {
     }
 }
 
-/// A waiter that joins after the jump waits no longer behind those from before it.
+/// A waiter that joins after the jump does not wait longer behind those from before it.
 #[test]
 fn a_clock_that_goes_back_is_seen_by_who_comes_then() {
     for by in BACK {

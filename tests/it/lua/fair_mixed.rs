@@ -360,10 +360,10 @@ impl Play {
             let score = scores[&name];
             let said = format!("{name}, {score} at {now}: {scores:#?}");
             let one = self.all.get_mut(&name).unwrap();
-            assert!(one.java.is_some(), "ours was put out: {said}");
+            assert!(one.java.is_some(), "a nestlock waiter was removed: {said}");
             assert!(
                 score <= now as f64 && (by_redisson || *was_free),
-                "put out by ours: {said}"
+                "removed by a nestlock client: {said}"
             );
             one.out = true;
             self.put_out += 1;
@@ -494,7 +494,7 @@ fn play(what: &str, world: World, rounds: u64, allowed: i64) -> usize {
         } = play;
         (put_out, granted) = (put_out + play.put_out, granted + play.granted);
         println!(
-            "{what}, {seed}: {served} of {born} served, {} were granted it, {} put out by Redisson, idle {worst_idle} ms",
+            "{what}, {seed}: {served} of {born} served, {} were granted it, {} removed by Redisson, idle {worst_idle} ms",
             play.granted, play.put_out
         );
         assert!(
@@ -502,7 +502,7 @@ fn play(what: &str, world: World, rounds: u64, allowed: i64) -> usize {
             "idle for {worst_idle} ms, not {allowed}"
         );
     }
-    assert!(granted > 0, "nobody was granted the lock");
+    assert!(granted > 0, "no waiter was granted the lock");
     put_out
 }
 

@@ -219,7 +219,7 @@ fn a_bad_token_key_is_refused_before_the_lock_is_written() {
         assert!(error.starts_with(starts), "re-entry, {what}: {error}");
         assert!(
             busy_ttl(&bench.try_fenced(B, "1")) > 0,
-            "whoever waits is not troubled"
+            "waiters are not affected"
         );
         bench.set_up(&["DEL", LOCK]);
     };
@@ -257,7 +257,7 @@ fn what_a_fenced_acquire_refuses_it_does_not_count() {
     assert_eq!(
         bench.try_fenced(A, "2"),
         Reply::Int(-2),
-        "LOST: nobody holds it"
+        "LOST: no owner holds it"
     );
     // the server cannot add this lease to its clock, or the user may not set a TTL
     bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, "9223372036854775807", "1"]);

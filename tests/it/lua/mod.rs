@@ -104,7 +104,7 @@ impl Bench {
     }
 
     pub fn call(&self, parts: &[&str]) -> Reply {
-        self.wire.borrow_mut().call(parts).expect("an answer")
+        self.wire.borrow_mut().call(parts).expect("a reply")
     }
 
     /// Runs a set-up step, which must not fail.
@@ -150,7 +150,7 @@ impl Bench {
         assert_eq!(
             self.snapshot(),
             before,
-            "{script} {keys:?} {args:?} answered {reply:?} and touched something"
+            "{script} {keys:?} {args:?} replied {reply:?} and touched something"
         );
         reply
     }
@@ -160,7 +160,7 @@ impl Bench {
         let reply = self.untouched(script, keys, args);
         assert!(
             reply.is_error(),
-            "{script} {keys:?} {args:?} answered {reply:?}"
+            "{script} {keys:?} {args:?} replied {reply:?}"
         );
         reply.text().to_owned()
     }

@@ -375,14 +375,14 @@ fn release_by_somebody_else_answers_nil() {
     assert_eq!(
         bench.untouched(WRITE_RELEASE, &RELEASES[1], &[A, "0", CHANNEL, HOLDS]),
         Reply::Nil,
-        "A reads, and writes not"
+        "A reads, and does not write"
     );
     bench.clear();
     assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
     assert_eq!(
         bench.untouched(READ_RELEASE, &RELEASES[0], &[A, "0", CHANNEL, HOLDS]),
         Reply::Nil,
-        "and the reverse"
+        "and vice versa"
     );
 }
 
@@ -524,7 +524,7 @@ fn the_last_living_reader_wipes_the_dead_however_many() {
         many_read(&bench, 100..100 + many, "30000");
         assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
         die(&bench, 100..100 + many);
-        assert_eq!(bench.unread(A, "0"), Reply::Int(1), "beside {many}");
+        assert_eq!(bench.unread(A, "0"), Reply::Int(1), "next to {many}");
         assert_eq!(bench.snapshot(), []);
         assert_eq!(ears.heard(&bench), ["1"]);
     }
@@ -877,7 +877,7 @@ fn a_reader_that_waits_for_a_writer_comes_before_the_next() {
     assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
     assert!(
         about(busy_ttl(&bench.read_untouched(B, "60000", "1")), 30_000),
-        "one that tries is not noted"
+        "a try is not recorded"
     );
     for _sent_twice in 0..2 {
         assert!(about(busy_ttl(&bench.read_waits(B, "60000")), 30_000));
@@ -1054,7 +1054,7 @@ fn read_release_by_a_waiting_reader_takes_its_own_mark_back() {
     assert_eq!(
         bench.untouched(READ_RELEASE, &RELEASES[0], &[B, "1", CHANNEL, HOLDS]),
         Reply::Nil,
-        "it waits on"
+        "it still waits"
     );
     assert_eq!(bench.twice(|bench| bench.unread(B, "0")), Reply::Nil);
     assert_eq!((bench.turn(B), bench.turn(C)), (Reply::Nil, first()));
@@ -1246,8 +1246,8 @@ fn a_record_released_alone_says_nothing_of_other_keys() {
     assert_eq!(alone("write", A, "1"), Reply::Int(0));
     bench.assert_fields(&[(&format!("{A}:write"), "1"), ("mode", "write")]);
     assert_eq!(bench.read(A, "60000", "1"), ACQUIRED);
-    assert_eq!(alone("write", A, "0"), Reply::Nil, "it reads on");
-    assert_eq!(alone("read", A, "0"), Reply::Int(0), "it writes on");
+    assert_eq!(alone("write", A, "0"), Reply::Nil, "it still reads");
+    assert_eq!(alone("read", A, "0"), Reply::Int(0), "it still writes");
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
     assert_eq!(alone("write", A, "0"), Reply::Int(1));
     assert_eq!(alone("write", A, "0"), Reply::Nil, "sent twice");
@@ -1261,7 +1261,7 @@ fn a_record_released_alone_says_nothing_of_other_keys() {
     assert_eq!(
         alone("read", A, "1"),
         Reply::Nil,
-        "for how long, its holds say"
+        "its hold keys say for how long"
     );
     assert_eq!(alone("read", A, "0"), Reply::Int(0));
     bench.assert_fields(&[(B, "1"), ("mode", "read")]);
@@ -1286,7 +1286,7 @@ fn write_release_by_a_waiting_writer_takes_its_own_intent_back() {
     assert_eq!(
         bench.untouched(WRITE_RELEASE, &RELEASES[1], &[B, "1", CHANNEL, HOLDS]),
         Reply::Nil,
-        "it waits on"
+        "it still waits"
     );
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
     assert_eq!(bench.unwrite(B, "0"), Reply::Nil);

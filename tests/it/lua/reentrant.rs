@@ -605,7 +605,7 @@ fn renew_replies_for_each_lock_and_a_bad_key_harms_no_other() {
     bench.assert_left("long", long, 2);
     assert!(
         bench.server.pttl("taken") <= 10_000,
-        "somebody else's lock is not renewed"
+        "another owner's lock is not renewed"
     );
     assert_eq!(bench.server.pttl("persisted"), -1);
     for data in ["string", "hash", "rw"] {
@@ -949,7 +949,7 @@ fn p8_force_release_frees_anybodys_lock_and_says_so_once() {
         assert_eq!(
             bench.untouched(FORCE, &[LOCK], &[CHANNEL]),
             Reply::Int(0),
-            "nobody holds it"
+            "no owner holds it"
         );
     }
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
@@ -1033,7 +1033,7 @@ fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
     );
     assert!(
         busy_ttl(&bench.untouched(ACQUIRE, &[LOCK], &[B, "30000", "1"])) > 0,
-        "busy as ever"
+        "still busy"
     );
     assert!(
         bench

@@ -549,7 +549,7 @@ fn a_script_that_is_refused_a_command_has_changed_nothing() {
     }
     assert!(
         refusals > 200,
-        "{refusals} refusals only: the check is broken"
+        "only {refusals} refusals: the check is broken"
     );
     assert!(
         changed.is_empty(),
@@ -582,7 +582,7 @@ fn a_script_refused_for_want_of_memory_has_changed_nothing() {
     }
     assert!(
         refusals > 10,
-        "{refusals} refusals only: the check is broken"
+        "only {refusals} refusals: the check is broken"
     );
 }
 

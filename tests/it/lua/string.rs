@@ -49,7 +49,7 @@ fn string_acquire_of_a_free_lock_writes_the_owner_and_the_ttl() {
     assert_eq!(bench.snapshot().len(), 1);
 }
 
-/// N13: a try that is sent again is not blocked by its own record.
+/// N13: a try that is sent twice is not blocked by its own record.
 #[test]
 fn n13_string_acquire_of_ones_own_lock_never_shortens() {
     let bench = Bench::new();

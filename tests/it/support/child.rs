@@ -126,7 +126,7 @@ impl Worker {
     pub fn answer(&self) -> String {
         self.answers
             .recv_timeout(PATIENCE)
-            .expect("an answer of the worker")
+            .expect("a reply of the worker")
     }
 
     /// Returns the last word of the next reply that begins with `wanted`.
@@ -664,7 +664,7 @@ fn serve_fenced<T>(
         },
         "set" => {
             let mut wire = Wire::connect(server).expect("a connection");
-            let reply = wire.call(&["SET", words[1], words[2]]).expect("an answer");
+            let reply = wire.call(&["SET", words[1], words[2]]).expect("a reply");
             say(format_args!("set {} {}", words[1], reply.text()));
         }
         "tokens" => {

@@ -82,7 +82,7 @@ impl History {
             .iter()
             .map(|hold| hold.id.split(':').next())
             .collect();
-        assert_eq!(processes.len(), PROCESSES, "everybody had a lock");
+        assert_eq!(processes.len(), PROCESSES, "every task had a lock");
         assert!(
             holds > rounds * TASKS && missed > rounds,
             "{holds} holds, {missed} given up"
@@ -320,7 +320,7 @@ fn out_of_order(lines: impl Iterator<Item = String>, lock: &str) -> (usize, Vec<
                     asked.push_back(owner.to_owned());
                 }
                 if asked.front().is_none_or(|first| first != owner) {
-                    let first = asked.front().map_or("nobody", String::as_str);
+                    let first = asked.front().map_or("no waiter", String::as_str);
                     let before = about(&before, [owner, first]);
                     violations.push(format!(
                         "{owner} was given the lock before {first}: {before:#?}"
@@ -470,7 +470,7 @@ fn the_history_checker_finds_a_lock_that_is_given_out_of_turn() {
     assert_eq!(
         check(&[ask("a"), give("a"), end("a"), give("a")]),
         (2, 1),
-        "nobody asked"
+        "no waiter asked"
     );
     // an owner whose lease has ended
     let join = |owner: &str| format!(r#"1.0 [0 lua] "rpush" "queue:{{l}}" "{owner}""#);

@@ -178,7 +178,7 @@ impl Server {
 
     /// Runs one command over a new connection. Returns errors as [`Reply::Error`].
     pub fn call(&self, parts: &[&str]) -> Reply {
-        self.wire().call(parts).expect("an answer")
+        self.wire().call(parts).expect("a reply")
     }
 
     /// Returns the record of a lock: owners with their hold counts.
@@ -332,7 +332,7 @@ fn expires(call: &mut impl FnMut(&[&str]) -> Reply, key: &str) -> i64 {
 }
 
 fn lock(server: &Mutex<Option<EmbeddedServer>>) -> MutexGuard<'_, Option<EmbeddedServer>> {
-    server.lock().expect("nobody panicked with it")
+    server.lock().expect("no thread panicked with it")
 }
 
 #[test]
@@ -407,7 +407,7 @@ fn a_server_goes_away_comes_back_and_hangs_on_order() {
     }
     server.stop();
     wire.limit(Duration::from_millis(200));
-    assert!(wire.call(&["PING"]).is_err(), "answered while it hangs");
+    assert!(wire.call(&["PING"]).is_err(), "it replied while it hangs");
     // other clients can connect, and wait
     let mut other = server.wire();
     other.send(&["ECHO", "late"]).unwrap();

@@ -134,7 +134,7 @@ impl Guarded {
                 return;
             }
         }
-        panic!("{words:?} is not told: {said}");
+        panic!("{words:?} is not in: {said}");
     }
 }
 

@@ -1,4 +1,5 @@
-//! Configurations of fred's: which name a server's certificate must have, and whom to trust.
+//! Configurations of fred's: the name that a server's certificate must have, and the trusted
+//! authorities.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -25,7 +26,7 @@ use tokio_rustls::{
 use super::certificates::{Authority, authority, dead_port, signed};
 use crate::support::{Server, WIRES, eventually};
 
-/// A server by TLS.
+/// A server with TLS.
 struct Serving {
     server: Server,
     port: u16,
@@ -43,7 +44,7 @@ fn serving(by: &Authority, names: &[&str], args: &[&str]) -> Serving {
     }
 }
 
-/// Starts a cluster of one node, which gives its address as 127.0.0.1.
+/// Starts a cluster of one node, which announces its address as 127.0.0.1.
 async fn cluster(by: &Authority, names: &[&str], args: &[&str]) -> Serving {
     let bus = dead_port().to_string();
     let mut words = vec![
@@ -86,7 +87,8 @@ fn connector(by: Option<&Authority>) -> TlsConnector {
     TlsConnector::from(Arc::new(config))
 }
 
-/// Of `settings.tls` and of fred's configuration, which they were made of, `settings.tls` counts.
+/// The settings are made from fred's configuration; where both have a connector, that of
+/// `settings.tls` counts.
 #[tokio::test]
 async fn a_replaced_connector_counts_on_either_wire() {
     let by = authority("servers");
@@ -111,7 +113,7 @@ async fn a_replaced_connector_counts_on_either_wire() {
     }
 }
 
-/// Names each address the same.
+/// Maps every address to the same name.
 #[derive(Debug)]
 struct Named(&'static str);
 
@@ -121,8 +123,8 @@ impl HostMapping for Named {
     }
 }
 
-/// Connects to a cluster whose seed is `host`, with `name` for its certificate. It is to be refused
-/// with this error, or not at all.
+/// Connects to a cluster whose seed is `host`, with `name` for its certificate. Asserts that it
+/// fails with this error, or succeeds if there is none.
 async fn connects(
     by: &Authority,
     node: &Serving,
@@ -159,7 +161,8 @@ async fn connects(
     assert_eq!(found, refusal, "{said}");
 }
 
-/// A refusal at the seed is of TLS; one at the address that the cluster names says so in its text.
+/// A refusal at the seed is a TLS error; one at an address that the cluster announces says so in
+/// its text.
 #[tokio::test]
 async fn a_clusters_addresses_have_the_names_of_a_mapping() {
     use TlsHostMapping as M;
@@ -197,7 +200,7 @@ async fn a_clusters_addresses_have_the_names_of_a_mapping() {
     join_all(cases.into_iter().map(each)).await;
 }
 
-/// A node that announces a host name beside its address has a certificate for that name.
+/// A node that announces a host name in addition to its address has a certificate for that name.
 #[tokio::test]
 async fn an_announced_host_name_is_that_of_the_certificate() {
     use TlsHostMapping as M;

@@ -1,4 +1,4 @@
-//! The errors of a connect by TLS: the rows about it in the table of src/guide/errors.md.
+//! The errors of a TLS connect: the rows about it in the table of src/guide/errors.md.
 
 use std::time::Duration;
 
@@ -110,7 +110,7 @@ async fn a_client_certificate_that_is_missing_is_asked_for() {
                 }
             }
             assert_told(
-                &told.expect("the server's word"),
+                &told.expect("the server's refusal"),
                 StoreErrorKind::Tls,
                 false,
                 "Tls::client_cert_pem",

@@ -93,7 +93,7 @@ fn a_release_grants_the_next_turn_and_notifies_it_of_its_place() {
     let ttl = fair.server.pttl(LOCK);
     assert!(
         (50_000..=60_000).contains(&ttl),
-        "what is left of its patience: {ttl}"
+        "the rest of its patience: {ttl}"
     );
     assert_granted(&next.heard(&fair), &b);
     for ear in &mut ears {
@@ -223,7 +223,7 @@ fn a_place_is_called_by_its_turn() {
     assert_eq!(
         fair.wait_in_turn(B, 2),
         first,
-        "a look soon after another writes nothing"
+        "a poll soon after another writes nothing"
     );
     let second = fair.wait_in_turn(B, 3);
     assert_ne!(second, first);
