@@ -174,7 +174,7 @@ async fn the_giver_may_take_it_back_and_re_enter_it() {
 
 /// An unclaimed hand-over is not renewed, whatever happens to the giver.
 #[tokio::test]
-async fn what_nobody_adopts_is_over_in_time() {
+async fn an_unclaimed_hand_over_is_over_in_time() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     for ((kind, here), (_, there)) in kinds(&a).into_iter().zip(kinds(&b)) {
@@ -457,7 +457,7 @@ async fn it_is_adopted_by_its_own_lock_only() {
 
 /// One reader's hold moves while other readers keep theirs unchanged.
 #[tokio::test]
-async fn a_readers_hold_moves_beside_other_readers() {
+async fn a_readers_hold_moves_while_others_read() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let (here, there) = (
@@ -526,7 +526,7 @@ async fn of_many_that_adopt_the_same_one_gets_it() {
 /// An adopt that succeeds holds the lock, whatever happens to the request or its reply, and no hold
 /// is left without a guard.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_and_answers_that_are_lost_cut_late_or_doubled() {
+async fn requests_and_replies_that_are_lost_cut_late_or_doubled() {
     let server = Server::start();
     let (proxy, beside) = (Proxy::start(&server), server.client().await);
     let actions = [
@@ -913,7 +913,7 @@ async fn an_adopt_that_could_not_be_sent_at_first_has_its_full_lease() {
 /// The adopt ran, but its lease is over when the reply arrives. The lock is free, and a retry would
 /// not help.
 #[tokio::test]
-async fn an_adopt_whose_lease_is_over_before_its_answer_fails_at_once() {
+async fn an_adopt_whose_lease_is_over_before_its_reply_fails_at_once() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let (a, b) = (

@@ -247,7 +247,7 @@ async fn a07_an_outage_within_the_patience_costs_no_queue_place() {
 /// Promise: a dropped guard is released, and `shutdown()` returns `Ok` only if nothing is
 /// unsettled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a08_a_shutdown_awaits_a_guard_dropped_beside_one_left() {
+async fn a08_a_shutdown_awaits_a_guard_dropped_next_to_one_left() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let (a, b) = (
@@ -457,7 +457,7 @@ async fn a16_a_shutdown_on_a_silent_link_takes_two_timeouts_at_most() {
 
 /// Promise: guards that are still alive at `shutdown()` report `LossReason::ShutDown`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a17_a_guard_beside_one_that_is_left_learns_of_a_shutdown() {
+async fn a17_a_guard_next_to_one_that_is_left_learns_of_a_shutdown() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let lock = a.reentrant_lock("l").unwrap();

@@ -619,7 +619,7 @@ async fn r43_n4_a_release_says_what_the_background_found_out_first() {
 
 /// R20: a hold that was lost and given up is gone. The owner's next acquire begins a new one.
 #[tokio::test]
-async fn r20_a_lock_whose_lease_is_over_can_be_taken_anew() {
+async fn r20_a_lock_whose_lease_is_over_can_be_acquired_again() {
     let server = Server::start();
     let client = server.client().await;
     let lock = client.reentrant_lock("l").unwrap();
@@ -1018,7 +1018,7 @@ async fn a_unix_socket_works() {
 
 /// A web handler needs these facts from an error.
 #[tokio::test]
-async fn errors_say_whether_to_answer_409_or_503_and_for_which_lock() {
+async fn errors_say_whether_to_send_409_or_503_and_for_which_lock() {
     let server = Server::start();
     let client = server.client().await;
     let kinds = |error: &Error| (error.is_conflict(), error.is_transient(), error.is_lost());

@@ -51,7 +51,7 @@ fn store_kind(error: &nestlock::Error) -> StoreErrorKind {
 }
 
 #[tokio::test]
-async fn those_who_ask_at_once_go_together_unless_that_is_not_wanted() {
+async fn requests_made_at_once_share_a_script_unless_that_is_off() {
     let server = Server::start();
     for (bundle, most) in [(true, MANY as u64), (false, 2 * MANY as u64)] {
         let client = LockClient::builder()
@@ -83,7 +83,7 @@ async fn those_who_ask_at_once_go_together_unless_that_is_not_wanted() {
 /// One lock is free, one is held by another client, one is held by its own owner, and two keys are
 /// not locks.
 #[tokio::test]
-async fn each_is_answered_for_itself() {
+async fn each_request_gets_its_own_reply() {
     let server = Server::start();
     let (proxy, other) = (Proxy::start(&server), server.client().await);
     let client = LockClient::connect(own(proxy.url())).await.unwrap();
@@ -195,7 +195,7 @@ async fn a_server_without_memory_refuses_those_that_need_some() {
 /// The server has forgotten the script, and the connection breaks or the bundle runs twice. A
 /// request that was not executed is retried alone, and none takes effect twice.
 #[tokio::test]
-async fn a_text_that_was_lost_and_answers_that_are_cost_no_hold() {
+async fn a_lost_script_text_and_lost_replies_cost_no_hold() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let client = LockClient::builder()
@@ -229,7 +229,7 @@ async fn a_text_that_was_lost_and_answers_that_are_cost_no_hold() {
 /// An acquire is dropped at any poll. The others in its bundle get their locks, and nothing is left
 /// of the dropped one.
 #[tokio::test]
-async fn whoever_is_dropped_leaves_nothing_and_takes_nobody_along() {
+async fn a_dropped_acquire_leaves_nothing_and_harms_no_other() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let client = LockClient::connect(own(proxy.url())).await.unwrap();

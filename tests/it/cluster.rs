@@ -412,7 +412,7 @@ async fn the_rules_for_users_of_clusters_are_enough() {
 
 /// One reachable address is enough. If none replies, the error names each address but no password.
 #[tokio::test]
-async fn any_node_that_answers_is_enough() {
+async fn any_node_that_replies_is_enough() {
     let cluster = start(3, 0).await;
     let dead = "127.0.0.1:1";
     let [a, b, c] = [0, 1, 2].map(|n| cluster.nodes()[n].addr());

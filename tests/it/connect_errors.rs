@@ -134,7 +134,7 @@ async fn what_no_redis_server_says_is_no_failure_that_passes() {
 }
 
 #[tokio::test]
-async fn a_login_is_asked_for_in_the_urls_form() {
+async fn a_missing_login_is_named_in_the_urls_form() {
     let server = Server::start_real();
     server.call(&[
         "ACL", "SETUSER", "u", "reset", "on", ">pw", "~*", "&*", "+@all",
@@ -166,7 +166,7 @@ async fn a_login_is_asked_for_in_the_urls_form() {
 
 /// Redis 5 and some proxies reply like this, and quote the password.
 #[tokio::test]
-async fn a_server_that_is_too_old_is_told_so_without_the_password() {
+async fn a_server_that_is_too_old_is_named_without_the_password() {
     let old = responder(
         "-ERR unknown command `HELLO`, with args beginning with: `3`, `AUTH`, `u`, `s3cret`, \r\n",
     );
@@ -281,7 +281,7 @@ async fn a_database_that_the_server_lacks_is_final() {
 
 /// As behind NAT, the address that a node announces leads nowhere.
 #[tokio::test]
-async fn a_cluster_behind_nat_is_told_how_to_announce() {
+async fn a_cluster_behind_nat_gets_advice_how_to_announce() {
     let cluster = SpawnedCluster::start(1, 0).unwrap();
     let node = cluster.nodes()[0].addr();
     let dead = TcpListener::bind("127.0.0.1:0")

@@ -99,7 +99,7 @@ macro_rules! contract_suite {
             }
             crate::contract::contract_suite! { @tests
                 clients_and_tasks_exclude_each_other
-                a_busy_try_answers_none_and_a_free_one_holds
+                a_busy_try_returns_none_and_a_free_one_holds
                 a_wait_ends_in_time_with_none
                 a_zero_wait_tries_once_and_a_huge_wait_waits
                 re_entry_counts_and_frees_at_the_last_release
@@ -125,7 +125,7 @@ macro_rules! contract_suite {
                 short_extensions_do_not_keep_the_watchdog_away
                 names_are_independent
                 r30_shutdown_releases_everything_and_turns_waiters_away
-                a_shutdown_leaves_nothing_of_acquires_under_way
+                a_shutdown_leaves_nothing_of_acquires_in_flight
             }
         }
     };
@@ -270,7 +270,7 @@ pub async fn clients_and_tasks_exclude_each_other(kind: Kind) {
     nothing_is_left(&server, &clients.iter().collect::<Vec<_>>()).await;
 }
 
-pub async fn a_busy_try_answers_none_and_a_free_one_holds(kind: Kind) {
+pub async fn a_busy_try_returns_none_and_a_free_one_holds(kind: Kind) {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
@@ -1078,7 +1078,7 @@ pub async fn r30_shutdown_releases_everything_and_turns_waiters_away(kind: Kind)
 }
 
 /// Nothing is held when a shutdown returns, whatever was in flight.
-pub async fn a_shutdown_leaves_nothing_of_acquires_under_way(kind: Kind) {
+pub async fn a_shutdown_leaves_nothing_of_acquires_in_flight(kind: Kind) {
     let server = Server::start();
     for round in 0..20 {
         let client = server.client().await;

@@ -180,7 +180,7 @@ async fn waiters_of_two_clients_are_served_in_turn() {
 
 /// A task waits again while the client is still subscribed for its last wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_task_that_waits_again_at_once_has_a_place_and_is_told() {
+async fn a_task_that_waits_again_at_once_has_a_place_and_is_woken() {
     let server = Server::start();
     let (a, b) = (deaf_to_time(&server).await, deaf_to_time(&server).await);
     let tasks: Vec<_> = [&a, &b, &b]
@@ -201,7 +201,7 @@ async fn a_task_that_waits_again_at_once_has_a_place_and_is_told() {
 }
 
 #[tokio::test]
-async fn a_try_takes_no_place_and_overtakes_nobody() {
+async fn a_try_takes_no_place_and_overtakes_no_waiter() {
     let server = Server::start();
     let client = deaf_to_time(&server).await;
     let lock = client.fair_lock(LOCK).unwrap();
@@ -593,7 +593,7 @@ async fn r62_the_dead_of_many_clients_cost_one_patience() {
 
 /// An unpolled future cannot poll the lock, but other waiters of its client can.
 #[tokio::test]
-async fn a_future_that_nobody_polls_loses_its_place_and_nobody_elses() {
+async fn an_unpolled_future_loses_only_its_own_place() {
     let server = Server::start();
     let patience = ms(4000);
     let client = impatient(&server, patience).await;
@@ -646,7 +646,7 @@ async fn a_future_that_nobody_polls_loses_its_place_and_nobody_elses() {
 
 /// R61: the lock is held for many patiences, and no live waiter loses its place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r61_who_waits_longer_than_the_patience_keeps_its_place() {
+async fn r61_a_wait_longer_than_the_patience_keeps_its_place() {
     let server = Server::start();
     let patience = ms(4_500);
     let clients = [
@@ -997,7 +997,7 @@ async fn five_hundred_waiters_cost_three_scripts_each() {
 /// The lock is free, but it is another waiter's turn. The waiters behind it poll only once per
 /// poll cap.
 #[tokio::test]
-async fn waiting_for_somebody_elses_turn_costs_a_look_per_poll_cap() {
+async fn waiting_for_anothers_turn_costs_a_poll_per_poll_cap() {
     let server = Server::start();
     let client = server.client_with(|c| c.poll_cap(ms(500))).await;
     let peer = Redisson::new(&server);

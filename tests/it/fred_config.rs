@@ -231,7 +231,7 @@ fn trusting(server: &tls::TlsServer, authority: Option<&str>) -> FredConfig {
 
 #[cfg(feature = "rustls")]
 #[tokio::test]
-async fn a_connector_of_ones_own_says_whom_to_trust() {
+async fn a_connector_of_ones_own_says_which_authority_to_trust() {
     let server = tls::start();
     for &wire in WIRES {
         let connect = async |config| {

@@ -118,7 +118,7 @@ async fn the_release_of_one_is_the_acquire_of_the_next() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_wants_more_than_a_grant_gives_asks() {
+async fn a_waiter_that_wants_more_than_a_grant_gives_sends_a_request() {
     let server = Server::start();
     let (a, b) = (deaf_to_time(&server).await, deaf_to_time(&server).await);
     let (here, there) = (fair(&a), fair(&b));
@@ -280,7 +280,7 @@ async fn an_unpolled_waiter_keeps_its_granted_lock_for_one_patience() {
 
 /// The server has forgotten the grant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_granted_before_a_restart_is_asked_for() {
+async fn what_was_granted_before_a_restart_is_requested() {
     let server = Server::start();
     let (a, b, c) = (
         deaf_to_time(&server).await,
@@ -344,7 +344,7 @@ async fn what_was_granted_to_a_dead_process_is_free_after_a_patience() {
 /// A waiter keeps its turn for as long as it would have kept its place, whatever the patience of
 /// the releasing client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_releaser_of_little_patience_makes_nobody_lose_its_turn() {
+async fn a_releaser_of_little_patience_costs_no_waiter_its_turn() {
     let server = Server::start();
     let hurried = server.client_with(|c| c.fair_patience(ms(200))).await;
     let (b, c) = (server.client().await, server.client().await);
@@ -364,7 +364,7 @@ async fn a_releaser_of_little_patience_makes_nobody_lose_its_turn() {
 /// With a round trip of 100 ms, the least patience, and a release just after a poll, a renewal
 /// would come too late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_could_not_be_renewed_in_time_is_asked_for() {
+async fn what_could_not_be_renewed_in_time_is_requested() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     proxy.rule(|_| Action::Late(ms(100)));

@@ -305,7 +305,7 @@ async fn a_cluster_is_found_at_the_first_use() {
 
 /// `ready` serves as a readiness probe: it fails while a master does not reply.
 #[tokio::test]
-async fn a_client_is_ready_when_each_master_answers() {
+async fn a_client_is_ready_when_each_master_replies() {
     let cluster = SpawnedCluster::start(3, 0).unwrap();
     let client = lazy(&cluster.url());
     client.ready().await.unwrap();

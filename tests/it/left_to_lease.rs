@@ -276,7 +276,7 @@ async fn releases_by_two_processes_both_count() {
 /// While a guard of the hold is alive, its owner is inside: it re-enters, and does not wait for
 /// itself.
 #[tokio::test]
-async fn who_left_its_outer_hold_and_kept_a_guard_re_enters() {
+async fn an_owner_with_its_outer_hold_left_and_a_guard_re_enters() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let (here, there) = (
@@ -305,7 +305,7 @@ async fn who_left_its_outer_hold_and_kept_a_guard_re_enters() {
 
 /// A nested acquire is in flight when the last guard is left: its hold is not entered.
 #[tokio::test]
-async fn an_acquire_beside_a_hold_that_is_left_waits_for_its_end() {
+async fn an_acquire_next_to_a_hold_that_is_left_waits_for_its_end() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let a = LockClient::builder()
@@ -447,7 +447,7 @@ async fn an_owner_as_text_is_exact() {
 
 /// An owner that re-acquires a lock after handing it over is recorded twice, under two names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn holds_beside_one_that_was_left_are_counted_by_name() {
+async fn holds_next_to_one_that_was_left_are_counted_by_name() {
     let server = Server::start();
     let client = quick(&server).await;
     let me = client.owner("me").unwrap();
@@ -479,7 +479,7 @@ async fn hasty(proxy: &Proxy, watchdog: u64) -> LockClient {
 /// A nested acquire is not polled any more. Its client undoes nothing, and its owner goes on:
 /// whether the lease ends before the request counts as stuck, after 1.3 s, or later.
 #[tokio::test]
-async fn an_unpolled_acquire_beside_what_was_left_undoes_nothing() {
+async fn an_unpolled_acquire_next_to_a_left_hold_undoes_nothing() {
     for watchdog in [900, 30_000] {
         let server = Server::start();
         let proxy = Proxy::start(&server);
@@ -546,7 +546,7 @@ async fn what_was_left_in_doubt_is_not_released_after_its_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_beside_the_leave_takes_it() {
+async fn a_release_at_the_same_time_as_the_leave_takes_it() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let me = a.owner("me").unwrap();

@@ -152,7 +152,7 @@ fn unconfirmed<T: std::fmt::Debug>(answer: nestlock::Result<T>) {
 // --- acquires ---
 
 #[tokio::test]
-async fn r31_r40_an_acquire_answered_too_late_never_counts_twice() {
+async fn r31_r40_an_acquire_whose_reply_is_late_never_counts_twice() {
     let bed = Bed::new().await;
     let watch = bed.watch("l", 1);
     bed.proxy.once(Verb::Acquire, Action::Late(2 * T));
@@ -170,7 +170,7 @@ async fn r31_r40_an_acquire_answered_too_late_never_counts_twice() {
 }
 
 #[tokio::test]
-async fn r31_an_acquire_given_up_without_an_answer_leaves_nothing() {
+async fn r31_an_acquire_given_up_without_a_reply_leaves_nothing() {
     for action in [
         Action::Late(2 * T),
         Action::Slow(2 * T),
@@ -190,7 +190,7 @@ async fn r31_an_acquire_given_up_without_an_answer_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn f13_a_nested_acquire_without_an_answer_counts_once() {
+async fn f13_a_nested_acquire_without_a_reply_counts_once() {
     for action in [Action::Late(2 * T), Action::Lose] {
         let bed = Bed::new().await;
         let watch = bed.watch("l", 3);
@@ -247,7 +247,7 @@ async fn n13_a_retried_acquire_is_not_blocked_by_its_own_record() {
 /// After an acquire without a reply, the task does not re-enter the hold that this acquire may have
 /// left behind.
 #[tokio::test]
-async fn r41_a_task_does_not_re_enter_the_ghost_of_a_lost_acquire() {
+async fn r41_a_task_does_not_re_enter_the_hold_of_a_lost_acquire() {
     let bed = Bed::new().await;
     bed.proxy.once(Verb::Acquire, Action::Lose);
     let ghost = bed.client.current_owner();
@@ -324,7 +324,7 @@ async fn an_unlock_behind_an_unanswered_request_fails() {
 }
 
 #[tokio::test]
-async fn r33_a_release_whose_answer_is_lost_succeeds() {
+async fn r33_a_release_whose_reply_is_lost_succeeds() {
     let bed = Bed::new().await;
     let guard = bed.lock("l").lock().await.unwrap();
     let before = bed.proxy.count(Verb::Release);
@@ -617,7 +617,7 @@ async fn r19_the_hold_after_a_release_over_a_bad_link_is_renewed() {
 
 /// The hold of the other guard is left to its lease while an `unlock` waits for its reply.
 #[tokio::test]
-async fn an_unlock_beside_a_hold_that_is_left_is_confirmed() {
+async fn an_unlock_next_to_a_hold_that_is_left_is_confirmed() {
     for is_dropped in [false, true] {
         let bed = Bed::new().await;
         let (outer, inner) = (
@@ -732,7 +732,7 @@ async fn names_of_another_kind_do_not_hold_up_those_of_a_lock() {
 /// An error that leaves open whether the request ran costs each try its owner id. The client
 /// releases these ids one at a time, so that the request rate of a waiter does not grow.
 #[tokio::test]
-async fn names_left_by_tries_that_fail_are_asked_for_in_turn() {
+async fn names_left_by_tries_that_fail_are_released_in_turn() {
     let bed = Bed::new().await;
     bed.proxy.rule(|request| {
         request
@@ -815,7 +815,7 @@ async fn r42_an_acquire_cancelled_before_its_reply_holds_nothing() {
 }
 
 #[tokio::test]
-async fn s16_a_release_cancelled_between_request_and_answer_goes_on() {
+async fn s16_a_release_cancelled_between_request_and_reply_goes_on() {
     let bed = Bed::new().await;
     for action in [
         Action::Late(T / 2),

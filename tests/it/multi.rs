@@ -236,7 +236,7 @@ async fn r78_waiting_costs_little() {
 
 /// R79: if the server of one member does not reply, no member stays held.
 #[tokio::test]
-async fn r79_a_member_without_an_answer_leaves_nothing_held() {
+async fn r79_a_member_without_a_reply_leaves_nothing_held() {
     let (one, two) = (Server::start(), Server::start());
     let short = |server: &Server| {
         let server = server.url();
@@ -640,7 +640,7 @@ async fn r79_f13_a_multi_acquire_without_a_reply_holds_no_member() {
 }
 
 #[tokio::test]
-async fn f13_a_release_of_all_without_an_answer_frees_all() {
+async fn f13_a_release_of_all_without_a_reply_frees_all() {
     for action in [
         Action::Late(2 * T),
         Action::Lose,
@@ -691,7 +691,7 @@ async fn f14_requests_for_all_that_arrive_twice_change_nothing() {
 }
 
 #[tokio::test]
-async fn a_wait_for_all_is_bounded_where_nobody_answers() {
+async fn a_wait_for_all_is_bounded_where_no_server_replies() {
     let server = Server::start();
     let a = server.client().await;
     let all = a.multi_lock(plain(&a, &["l1", "l2"])).unwrap();

@@ -328,7 +328,7 @@ async fn a_failover_behind_one_address_is_found_out_by_a_renewal() {
 }
 
 #[tokio::test]
-async fn a_server_that_stays_a_replica_is_asked_ever_less_often() {
+async fn a_server_that_stays_a_replica_is_queried_ever_less_often() {
     let server = Server::start_real();
     let proxy = Proxy::start(&server);
     let client = LockClient::connect(proxy.url()).await.unwrap();
@@ -618,7 +618,7 @@ async fn f4_a_restart_without_persistence_is_reported_to_the_holder() {
 /// No caller sends a request: the client itself checks whether its connection is alive. Otherwise a
 /// waiter would not learn of a release until its poll cap.
 #[tokio::test]
-async fn a_client_gives_up_a_mute_connection_without_being_asked() {
+async fn a_client_gives_up_a_mute_connection_by_itself() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let minute = Duration::from_secs(60);
@@ -956,7 +956,7 @@ async fn r11_a_renewal_that_is_refused_for_now_is_repeated_in_time() {
 }
 
 #[tokio::test]
-async fn r28_a_server_busy_with_a_script_costs_nobody_the_lock() {
+async fn r28_a_server_busy_with_a_script_costs_no_holder_the_lock() {
     let server = Server::start_with(&["--lua-time-limit", "50"]);
     let lease = Duration::from_secs(6);
     let client = LockClient::builder()
@@ -1120,7 +1120,7 @@ async fn endless_durations_in_the_configuration_do_not_panic() {
 /// Found by the simulator (string locks, seed 482): the waiter waited for a connection that the
 /// client no longer made.
 #[tokio::test]
-async fn who_waits_for_an_outage_to_end_is_turned_away_by_a_shutdown() {
+async fn a_waiter_in_an_outage_is_turned_away_by_a_shutdown() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let patient = Duration::from_secs(600);

@@ -111,7 +111,7 @@ fn a_fork_that_ends_its_runtime_leaves_its_parent_alone() {
 /// refused before it would wait for that mutex.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_fork_beside_calls_of_other_threads_is_refused() {
+fn a_fork_during_calls_of_other_threads_is_refused() {
     let (_server, mut worker) = forks();
     worker.ask("fork_beside 150");
     assert_eq!(worker.answer_to("forked beside"), "Forked/0");

@@ -123,7 +123,7 @@ fn mode(server: &Server) -> Reply {
 /// R67: each side reports its own holds in `is_locked` and in the counts, for every number of holds
 /// of one owner.
 #[tokio::test]
-async fn r67_each_side_answers_for_its_own_holds() {
+async fn r67_each_side_reports_its_own_holds() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let me = a.current_owner();
@@ -196,7 +196,7 @@ async fn fifty_readers_are_in_together() {
 }
 
 #[tokio::test]
-async fn whoever_reads_is_refused_to_write_before_anything_is_sent() {
+async fn a_reader_is_refused_to_write_before_anything_is_sent() {
     let server = Server::start();
     let a = server.client().await;
     let guard = read(&a).lock().await.unwrap();
@@ -223,7 +223,7 @@ async fn whoever_reads_is_refused_to_write_before_anything_is_sent() {
 
 /// A read hold whose lease has ended does not block a write of the same owner.
 #[tokio::test]
-async fn whoever_has_read_may_write_when_the_lease_is_over() {
+async fn an_owner_may_write_when_the_lease_of_its_read_is_over() {
     let server = Server::start();
     let a = server.client().await;
     for _ in 0..3 {
@@ -558,7 +558,7 @@ async fn r07_each_hold_of_each_lock_is_renewed() {
 
 /// R02: reads of the same client that come and go do not shorten the one that stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r02_a_held_read_is_renewed_whatever_comes_and_goes_beside_it() {
+async fn r02_a_held_read_is_renewed_whatever_comes_and_goes_with_it() {
     let server = Server::start();
     let (a, b) = (
         server
@@ -833,7 +833,7 @@ async fn r70_fifty_readers_are_woken_together_by_a_writers_release() {
 /// The waiter tried before the client was subscribed, and has not read the reply when all waiters
 /// are woken.
 #[tokio::test]
-async fn who_has_tried_and_not_yet_come_to_wait_is_told_too() {
+async fn a_task_that_has_tried_and_not_yet_waits_is_woken_too() {
     let server = Server::start();
     let client = deaf_to_time(&server).await;
     // Loads the scripts, because a try would be two requests otherwise.
@@ -1605,7 +1605,7 @@ async fn a_read_in_a_write_is_refused_while_a_prior_one_is_in_doubt() {
 /// The replies to nested reads, to a downgrade and to the last release are lost. The counts stay
 /// correct.
 #[tokio::test]
-async fn lost_answers_leave_the_counts_true() {
+async fn lost_replies_leave_the_counts_true() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let a = LockClient::builder()

@@ -154,7 +154,7 @@ async fn a_random_value_is_on_every_server_until_the_release() {
 
 /// N1: what a minority granted is released before the call returns.
 #[tokio::test]
-async fn n1_a_busy_majority_answers_none_and_leaves_nothing() {
+async fn n1_a_busy_majority_returns_none_and_leaves_nothing() {
     let fleet = Fleet::new(3);
     let (lock, _clients) = fleet.lock(patient()).await;
     fleet.take(0, "theirs");
@@ -448,7 +448,7 @@ async fn s6_a_restarted_member_rejoins_and_a_lost_quorum_stays_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn members_renew_and_the_loss_of_a_majority_is_told() {
+async fn members_renew_and_the_loss_of_a_majority_is_reported() {
     let fleet = Fleet::new(3);
     // The round limit is 850 ms.
     let (lock, clients) = fleet
@@ -1280,7 +1280,7 @@ async fn a_quorum_that_was_lost_is_not_handed_over() {
 
 /// A server that an extension acquired is handed over with the others.
 #[tokio::test]
-async fn servers_that_were_taken_anew_are_handed_over_too() {
+async fn servers_that_were_acquired_again_are_handed_over_too() {
     let fleet = Fleet::new(3);
     let (lock, _clients) = fleet.lock(patient().recreate_on_extend(true)).await;
     let (other, _others) = fleet.lock(patient()).await;

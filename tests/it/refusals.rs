@@ -263,7 +263,7 @@ async fn a_connect_names_the_command_that_a_user_may_not_use() {
 /// A missing command is final: even an acquire without a limit ends, nothing is written, and
 /// nothing is left to settle.
 #[tokio::test]
-async fn a_command_that_a_script_lacks_is_a_final_answer() {
+async fn a_command_that_a_script_lacks_is_a_final_error() {
     for (command, kind) in [
         ("pexpire", "mutex"),
         ("time", "fair"),
@@ -347,7 +347,7 @@ async fn a_shutdown_waits_for_no_release_that_is_refused_for_good() {
 
 /// The script has acquired the lock, but WAIT fails, so the client takes the lock back.
 #[tokio::test]
-async fn an_acquire_that_nobody_can_wait_for_is_taken_back() {
+async fn an_acquire_whose_wait_fails_is_taken_back() {
     let server = lacking(&["WAIT"]);
     for &wire in WIRES {
         let client = LockClient::builder()

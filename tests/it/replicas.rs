@@ -254,7 +254,7 @@ async fn r39_what_has_not_written_counts_for_nothing() {
 
 /// An acquire that waits for the lock also waits for the replicas.
 #[tokio::test]
-async fn whoever_waits_has_the_lock_when_the_replicas_are_back() {
+async fn a_waiter_has_the_lock_when_the_replicas_are_back() {
     let group = Group::start(1).await;
     let client = group.client(1).await;
     group.stop(1);
@@ -422,7 +422,7 @@ async fn several_locks_by_one_request_count_together() {
 
 /// Concurrent acquires share a WAIT, which covers all requests before it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r39_one_wait_is_under_way_at_a_time() {
+async fn r39_one_wait_is_in_flight_at_a_time() {
     let group = Group::start(1).await;
     let client = Group::builder(1).connect(group.master.url()).await.unwrap();
     let locks: Vec<_> = (0..64)

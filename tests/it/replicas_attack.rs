@@ -269,7 +269,7 @@ async fn a_wait_needing_no_copies_ends_in_time_despite_others_that_do() {
 /// behind it for ever: the client still learns how long a request takes, also after the link became
 /// slower.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_that_nobody_hears_is_over_when_it_is_answered() {
+async fn a_wait_without_a_caller_is_over_when_its_reply_arrives() {
     let group = Group::start(1).await;
     let proxy = Proxy::to(group.master.addr());
     let client = Group::builder(1).connect(proxy.url()).await.unwrap();

@@ -132,7 +132,7 @@ async fn one_attempt_is_one_request(action: Action) {
 }
 
 #[tokio::test]
-async fn r38_a_request_whose_answer_was_cut_off_is_never_sent_again() {
+async fn r38_a_request_whose_reply_was_cut_off_is_never_sent_again() {
     one_attempt_is_one_request(Action::Lose).await;
 }
 
@@ -143,7 +143,7 @@ async fn r38_a_request_cut_off_before_the_server_is_never_resent() {
 }
 
 #[tokio::test]
-async fn r38_a_request_without_an_answer_is_never_sent_again() {
+async fn r38_a_request_without_a_reply_is_never_sent_again() {
     one_attempt_is_one_request(Action::Mute).await;
 }
 

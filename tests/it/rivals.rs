@@ -151,7 +151,7 @@ async fn the_other_kind_inside_a_loss_is_lost() {
 /// A waiter in the queue has an entry under its owner id. Giving up the entry would give up a
 /// record of that id as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_other_kind_beside_a_place_in_the_queue_is_refused() {
+async fn the_other_kind_next_to_a_place_in_the_queue_is_refused() {
     let server = Server::start();
     let (client, other) = (
         server

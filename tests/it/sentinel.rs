@@ -289,7 +289,7 @@ async fn f9_the_loss_of_a_sentinel_and_of_the_master_costs_a_failover() {
 
 /// A stopped master that resumes acts as a master for 10 s more, and would grant locks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f9_an_old_master_that_goes_on_is_asked_nothing() {
+async fn f9_an_old_master_that_goes_on_gets_no_request() {
     let group = start(1, 3);
     let client = client_of(&group).await;
     let guard = client.mutex("held").unwrap().lock().await.unwrap();
@@ -341,7 +341,7 @@ async fn f9_an_old_master_that_goes_on_is_asked_nothing() {
 
 /// The old master is healthy, and remains a master until it is reconfigured.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f9_a_failover_by_order_moves_everybody_at_once() {
+async fn f9_a_failover_by_order_moves_all_clients_at_once() {
     let group = start(1, 3);
     let client = client_of(&group).await;
     let guard = client.reentrant_lock("held").unwrap().lock().await.unwrap();
@@ -638,7 +638,7 @@ async fn what_is_wrong_with_a_services_address_is_said() {
 
 /// A sentinel does not know yet that its master became a replica: no lock is acquired at a replica.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_named_and_is_no_master_is_not_believed() {
+async fn a_server_named_as_master_that_is_none_is_not_believed() {
     let group = start(1, 1);
     let [named, other] = group.servers() else {
         panic!()
@@ -656,7 +656,7 @@ async fn who_is_named_and_is_no_master_is_not_believed() {
 
 /// Two sentinels disagree, and nothing shows which of them is right.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_that_disagree_name_nobody() {
+async fn sentinels_that_disagree_name_no_master() {
     let (one, other) = (start(0, 1), start(0, 1));
     let [a, b] = [&one, &other].map(|group| group.sentinels()[0].addr());
     let names = format!("{a} names {}", one.servers()[0].addr());

@@ -142,7 +142,7 @@ async fn one_reply_that_strays_gives_no_lock_to_two() {
 /// Errors and other replies without a request id are not trusted until a later reply confirms its
 /// own id.
 #[tokio::test]
-async fn an_error_that_strays_refuses_nobody_else() {
+async fn an_error_that_strays_refuses_no_other_request() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let client = builder(false).connect(proxy.url()).await.unwrap();
@@ -170,7 +170,7 @@ async fn an_error_that_strays_refuses_nobody_else() {
 
 /// The same, where the confirming reply belongs to a request that is no longer awaited.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_error_is_not_believed_beside_a_call_not_polled() {
+async fn an_error_is_not_believed_next_to_a_call_not_polled() {
     for &wire in WIRES {
         let server = Server::start();
         let proxy = Proxy::start(&server);

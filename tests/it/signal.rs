@@ -599,7 +599,7 @@ async fn no_list_outlives_a_connection_broken_between_two_commands() {
 /// The waiter has left, but its client's BLPOP has not: a signal popped by it goes to the next
 /// client.
 #[tokio::test]
-async fn a_signal_that_nobody_waits_for_any_more_is_handed_on() {
+async fn a_signal_whose_waiter_has_left_is_handed_on() {
     let server = Server::start();
     let (first, second) = (patient(&server).await, patient(&server).await);
     for told in [false, true] {

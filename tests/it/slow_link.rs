@@ -220,7 +220,7 @@ async fn short_waits_in_a_row_end_with_none_at_1600_ms() {
 /// The cleanup after a dropped guard or wait is settled first: the next short wait has its own
 /// round trip behind that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_short_wait_after_a_drop_is_answered_at_1600_ms() {
+async fn a_short_wait_after_a_drop_gets_its_reply_at_1600_ms() {
     let server = Server::start();
     let proxy = far(&server, FAR);
     let near = server.client().await;

@@ -232,7 +232,7 @@ async fn an_owner_that_is_no_utf8_is_read_and_left_alone() {
 
 /// A query without a reply changes nothing, so its outcome is never in doubt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_question_without_an_answer_is_never_an_unknown_outcome() {
+async fn a_query_without_a_reply_is_never_an_unknown_outcome() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let client = nestlock::LockClient::builder()
@@ -319,7 +319,7 @@ async fn a_value_in_doubt_is_not_used_again_until_it_is_settled() {
 /// The waiter gets an error: a lock acquired with the same value would be deleted by that release,
 /// and another client could then hold the lock at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_by_a_value_does_not_use_it_again() {
+async fn a_waiter_with_a_value_does_not_use_it_again() {
     for nth in [1, 2] {
         let server = Server::start();
         let proxy = Proxy::start(&server);

@@ -108,7 +108,7 @@ async fn locks_work_over_tls_with_a_certificate_authority_of_ones_own() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_vouches_for_is_refused() {
+async fn a_certificate_without_a_trusted_authority_is_refused() {
     let server = start();
     let stranger = Tls::new().ca_pem(certificates::authority("others").pem());
     let outcome = LockClient::builder()

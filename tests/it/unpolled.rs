@@ -72,7 +72,7 @@ async fn dropped_guards_are_released_whatever_others_do_not_poll() {
 
 /// The error of the try is the real cause (`Unconfirmed`), not the end of its lease.
 #[tokio::test]
-async fn a_try_that_was_not_polled_is_told_so() {
+async fn a_try_that_was_not_polled_reports_it() {
     let server = Server::start();
     let client = server
         .client_with(|builder| builder.command_timeout(ms(300)))

@@ -370,7 +370,7 @@ async fn r13_r22_nothing_is_renewed_after_the_release_or_the_loss() {
 }
 
 #[tokio::test]
-async fn r09_holds_that_end_while_a_batch_is_under_way_harm_nobody() {
+async fn r09_holds_that_end_while_a_batch_is_in_flight_harm_no_other() {
     let server = Server::start();
     let watchdog = ms(900);
     let client = client(&server, watchdog).await;

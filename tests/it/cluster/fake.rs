@@ -40,7 +40,7 @@ async fn a_redirect_to_a_node_that_is_gone_fails_no_try() {
 /// started to move again, and the new master then knows nothing of the holder at the old one. So
 /// the client follows an ASK at once, or sends the request to the old master again.
 #[tokio::test]
-async fn what_was_true_a_while_ago_is_asked_again() {
+async fn what_was_true_a_while_ago_is_requested_again() {
     const GRANTED: &str = ":1\r\n";
     const BUSY: &str = "*2\r\n:0\r\n:5000\r\n";
     let (old, new) = (Fake::start(), Fake::start());
@@ -343,7 +343,7 @@ async fn what_a_master_says_of_its_slot_counts_for_a_moment_only() {
 /// A replaced master refuses in-flight requests late, and takes more than half a second to accept a
 /// connection: it is slow, but does not hang.
 #[tokio::test]
-async fn a_slow_master_that_is_left_may_refuse_what_is_under_way() {
+async fn a_slow_master_that_is_left_may_refuse_what_is_in_flight() {
     one_of_three(async || {
         let (old, new) = (Fake::start(), Fake::start());
         let client = LockClient::connect(format!("redis-cluster://{}", old.addr))

@@ -87,7 +87,7 @@ async fn a_master_that_hangs_costs_no_hold_of_another_master() {
 /// All masters are lost at once, and an operator promotes their replicas: no node that the client
 /// used is left.
 #[tokio::test]
-async fn replicas_are_asked_when_no_master_is_left() {
+async fn replicas_are_queried_when_no_master_is_left() {
     let cluster = start(3, 3).await;
     let client = LockClient::builder()
         .outage_patience(Duration::from_secs(30))
@@ -410,7 +410,7 @@ async fn an_owner_reads_and_writes_while_its_keys_move_one_by_one() {
 
 /// If no master will take over, the client polls ever less often, instead of 20 times a second.
 #[tokio::test]
-async fn a_master_that_stays_away_is_asked_about_ever_less_often() {
+async fn a_master_that_stays_away_is_polled_ever_less_often() {
     let args = [
         "--cluster-require-full-coverage",
         "no",
@@ -560,7 +560,7 @@ async fn a_waiter_on_a_down_cluster_hears_when_it_serves_again() {
 /// A client without the permission for CLUSTER INFO is denied once, however many tasks wait, and
 /// however long.
 #[tokio::test]
-async fn whoever_may_not_ask_how_its_cluster_is_asks_once() {
+async fn a_client_that_may_not_query_its_cluster_tries_once() {
     let cluster = start(3, 0).await;
     let rules = [
         "ACL",

@@ -154,7 +154,7 @@ async fn what_it_grants_at_last_is_not_believed() {
 /// The master refuses a request that was sent before it was replaced: the client sends it to the
 /// new one, without an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_it_refuses_at_last_is_asked_of_the_new_one() {
+async fn what_it_refuses_at_last_is_sent_to_the_new_one() {
     // on a busy machine, the refusal may arrive after the 300 ms that the client waits for it
     for _ in 0..3 {
         let old = Old::start().await;

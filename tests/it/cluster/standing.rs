@@ -164,7 +164,7 @@ async fn a_client_knows_an_unheld_signal_lock_in_a_stalled_migration() {
 
 /// A reader that leaves shares its record with another reader.
 #[tokio::test]
-async fn who_is_left_in_a_record_still_holds_it() {
+async fn an_owner_left_in_a_record_still_holds_it() {
     let cluster = start(2, 0).await;
     let (a, b, c) = (
         client(&cluster).await,

@@ -252,7 +252,7 @@ fn acquire_of_a_held_lock_joins_the_queue_in_redissons_format() {
 }
 
 #[test]
-fn acquire_without_waiting_answers_busy_and_leaves_no_trace() {
+fn acquire_without_waiting_returns_busy_and_leaves_no_trace() {
     let fair = Fair::new();
     fair.held_by(A, "30000");
     let args = [B, "30000", "1", "5000", "0", CHANNEL];
@@ -351,7 +351,7 @@ fn a_silent_waiter_takes_no_other_of_its_client_along() {
 
 /// A waiter behind dead ones at a free lock is notified as soon as any acquire makes it the head.
 #[test]
-fn acquire_tells_the_one_whom_it_makes_the_next() {
+fn acquire_notifies_the_waiter_that_it_makes_the_next() {
     let fair = Fair::new();
     fair.held_by(A, "30000");
     for owner in [B, C, R] {
@@ -593,7 +593,7 @@ fn r66_acquire_bounds_the_heads_time_by_the_servers_clock() {
 }
 
 #[test]
-fn acquire_of_a_second_hold_without_a_first_answers_lost() {
+fn acquire_of_a_second_hold_without_a_first_returns_lost() {
     let fair = Fair::new();
     let lost = || fair.untouched(ACQUIRE, &KEYS, &[A, "30000", "2", "5000", "1", CHANNEL]);
     assert_eq!(lost(), Reply::Int(-2));
@@ -803,7 +803,7 @@ fn r57_a_head_without_a_score_gets_one_and_blocks_no_waiter() {
 // --- release ---
 
 #[test]
-fn release_to_zero_answers_1_and_tells_the_head_alone() {
+fn release_to_zero_returns_1_and_notifies_the_head_alone() {
     let fair = Fair::new();
     let mut ears: Vec<_> = [CHANNEL, &own_channel(C), &own_channel(A)]
         .map(|channel| fair.listen(channel))
@@ -831,7 +831,7 @@ fn release_to_zero_answers_1_and_tells_the_head_alone() {
 }
 
 #[test]
-fn release_of_some_holds_answers_0_and_tells_nobody() {
+fn release_of_some_holds_returns_0_and_notifies_no_waiter() {
     let fair = Fair::new();
     let mut ears = [fair.listen(&own_channel(B)), fair.listen(CHANNEL)];
     fair.held_by(A, "30000");
@@ -853,7 +853,7 @@ fn release_of_some_holds_answers_0_and_tells_nobody() {
 }
 
 #[test]
-fn r43_f38_fair_release_by_somebody_else_answers_nil() {
+fn r43_f38_fair_release_by_another_owner_returns_nil() {
     let fair = Fair::new();
     fair.held_by(A, "30000");
     fair.wait(C);
@@ -994,7 +994,7 @@ fn release_takes_the_dead_off_the_head() {
 }
 
 #[test]
-fn release_tells_the_first_who_is_not_gone() {
+fn release_notifies_the_first_waiter_that_is_not_gone() {
     let fair = Fair::new();
     fair.held_by(A, "30000");
     for owner in [B, C, R] {
@@ -1244,7 +1244,7 @@ const BACK: [i64; 4] = [2_000, 600_000, 86_400_000, 30 * 86_400_000];
 /// B is dead, C waits or tries: a dead waiter counts as gone one patience after its last poll, even
 /// if the clock jumps.
 #[test]
-fn a_clock_that_goes_back_keeps_nobody_longer() {
+fn a_clock_that_goes_back_keeps_no_waiter_longer() {
     for (by, waits) in BACK.into_iter().flat_map(|by| [(by, "0"), (by, "1")]) {
         let fair = Fair::new();
         fair.held_by(A, "30000");
@@ -1266,7 +1266,7 @@ fn a_clock_that_goes_back_keeps_nobody_longer() {
 
 /// A waiter that joins after the jump does not wait longer behind those from before it.
 #[test]
-fn a_clock_that_goes_back_is_seen_by_who_comes_then() {
+fn a_later_waiter_sees_that_the_clock_went_back() {
     for by in BACK {
         let fair = Fair::new();
         fair.held_by(A, "30000");
@@ -1359,7 +1359,7 @@ fn the_clock_is_forgotten_with_the_last_of_ours() {
 
 /// Entries of dead waiters that Redisson removed from the queue expire after a day.
 #[test]
-fn a_join_forgets_who_was_silent_for_a_day() {
+fn a_join_forgets_waiters_silent_for_a_day() {
     let fair = Fair::new();
     fair.held_by(A, "30000");
     let ago = |millis: i64| (fair.now() - millis).to_string();

@@ -518,7 +518,7 @@ const EQUAL: World = World {
 };
 
 #[test]
-fn with_equal_patience_nobody_who_lives_loses_its_place() {
+fn with_equal_patience_no_live_waiter_loses_its_place() {
     for redisson in [10, 50, 90] {
         assert_eq!(play("equal", World { redisson, ..EQUAL }, 2, SOON), 0);
     }
@@ -543,7 +543,7 @@ fn a_nestlock_waiter_keeps_its_place_in_a_never_empty_queue() {
 
 /// Each `tryLock` of 4 min subtracts 4 min from the scores of waiters with a 20 s patience.
 #[test]
-fn long_waits_of_redisson_put_nobody_of_ours_out() {
+fn long_waits_of_redisson_put_no_waiter_of_ours_out() {
     for (burst, hold) in [(Some(10), 12_000), (None, 12_000), (None, 32_000)] {
         let world = World {
             waits: &[240_000],

@@ -412,7 +412,7 @@ fn a_stale_guarded_write_returns_the_highest_and_writes_nothing() {
 }
 
 #[test]
-fn a_guarded_read_answers_the_value_and_turns_lower_tokens_away() {
+fn a_guarded_read_returns_the_value_and_refuses_lower_tokens() {
     let bench = Bench::new();
     assert_eq!(
         bench.run(GET, &[DATA, FENCE], &["5"]),

@@ -243,7 +243,7 @@ fn read_acquire_awaits_a_waiting_writer_unless_it_already_holds() {
 }
 
 #[test]
-fn acquire_of_a_second_hold_without_a_first_answers_lost() {
+fn acquire_of_a_second_hold_without_a_first_returns_lost() {
     let bench = Bench::new();
     assert_eq!(bench.read_untouched(A, "30000", "2"), Reply::Int(-2));
     assert_eq!(
@@ -266,7 +266,7 @@ fn acquire_of_a_second_hold_without_a_first_answers_lost() {
 }
 
 #[test]
-fn read_release_of_the_last_hold_answers_1_and_says_so_once() {
+fn read_release_of_the_last_hold_returns_1_and_says_so_once() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for holds in ["1", "2"] {
@@ -349,7 +349,7 @@ fn read_release_inside_the_own_write_leaves_the_write() {
 }
 
 #[test]
-fn release_by_somebody_else_answers_nil() {
+fn release_by_another_owner_returns_nil() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     let sides: [Side; 2] = [
@@ -424,7 +424,7 @@ fn readers(bench: &Bench) -> i64 {
 }
 
 #[test]
-fn read_release_beside_many_readers_looks_at_a_few() {
+fn read_release_next_to_many_readers_looks_at_a_few() {
     let bench = Bench::new();
     let mut looks = Vec::new();
     for many in [100, 1000] {
@@ -533,7 +533,7 @@ fn the_last_living_reader_wipes_the_dead_however_many() {
 /// During reads, the script deletes dead readers a few at a time, but no living one, including
 /// Redisson's.
 #[test]
-fn read_release_wipes_the_dead_and_nobody_else() {
+fn read_release_wipes_only_the_dead() {
     let bench = Bench::new();
     let java = "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:71";
     for living in [1, 60] {
@@ -587,7 +587,7 @@ fn read_release_wipes_the_dead_and_nobody_else() {
 /// A reader whose holds have expired either learns that from its next renewal or continues to read,
 /// never both.
 #[test]
-fn a_reader_that_was_wiped_is_told_by_its_next_renewal() {
+fn a_reader_that_was_wiped_learns_it_from_its_next_renewal() {
     let bench = Bench::new();
     many_read(&bench, 100..102, "30000");
     let dead = reader(101);
@@ -998,7 +998,7 @@ fn the_turn_of_readers_begins_with_the_first_writer_that_waits() {
 
 /// After the clock went back, a mark could live longer than any patience.
 #[test]
-fn a_mark_holds_nobody_back_for_longer_than_a_patience() {
+fn a_mark_holds_no_owner_back_for_longer_than_a_patience() {
     let bench = Bench::new();
     for back in [60_000_i64, 30 * 86_400_000] {
         bench.set_up(&["SET", INTENT, A, "PX", &back.to_string()]);
@@ -1068,7 +1068,7 @@ fn read_release_by_a_waiting_reader_takes_its_own_mark_back() {
 // --- writing ---
 
 #[test]
-fn write_acquire_of_a_free_lock_answers_nil_and_ends_the_intent() {
+fn write_acquire_of_a_free_lock_returns_1_and_ends_the_intent() {
     let bench = Bench::new();
     bench.set_up(&["SET", INTENT, B, "PX", PATIENCE]);
     assert_eq!(
@@ -1138,7 +1138,7 @@ fn write_acquire_during_a_write_gets_its_ttl_and_sets_no_intent() {
 }
 
 #[test]
-fn write_acquire_beside_readers_leaves_an_intent_if_it_waits() {
+fn write_acquire_during_reads_leaves_an_intent_if_it_waits() {
     let bench = Bench::new();
     assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
     assert!(
@@ -1168,7 +1168,7 @@ fn write_acquire_beside_readers_leaves_an_intent_if_it_waits() {
 }
 
 #[test]
-fn write_release_of_the_last_hold_answers_1_and_says_so_once() {
+fn write_release_of_the_last_hold_returns_1_and_says_so_once() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for holds in ["1", "3"] {
@@ -1182,7 +1182,7 @@ fn write_release_of_the_last_hold_answers_1_and_says_so_once() {
 }
 
 #[test]
-fn write_release_of_some_holds_answers_0_and_leaves_the_ttl() {
+fn write_release_of_some_holds_returns_0_and_leaves_the_ttl() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for holds in ["1", "2", "3"] {
@@ -1304,7 +1304,7 @@ fn write_release_by_a_waiting_writer_takes_its_own_intent_back() {
 // --- renewing ---
 
 #[test]
-fn renew_answers_for_each_lock() {
+fn renew_replies_for_each_lock() {
     let bench = Bench::new();
     bench.set_up(&["SET", "data", "x"]);
     bench.set_up(&["HSET", "plain", A, "1"]);
@@ -1395,7 +1395,7 @@ fn r07_read_renew_lengthens_each_hold_and_revives_the_first() {
 }
 
 #[test]
-fn renew_of_a_single_lock_answers_the_servers_refusal() {
+fn renew_of_a_single_lock_returns_the_servers_refusal() {
     let bench = Bench::real();
     assert_eq!(bench.read(A, "10000", "1"), ACQUIRED);
     assert_eq!(
@@ -1458,7 +1458,7 @@ fn force_release_ends_the_own_side_only() {
 
 /// R67: each side reports only its own holders.
 #[test]
-fn r67_inspect_answers_who_reads_or_writes() {
+fn r67_inspect_returns_the_readers_or_the_writer() {
     let bench = Bench::new();
     let inspect = |script: &str| bench.untouched(script, &[LOCK], &[]);
     assert_eq!(

@@ -97,7 +97,7 @@ impl Bench {
 // --- acquire ---
 
 #[test]
-fn acquire_of_a_free_lock_answers_1_and_writes_the_whole_record() {
+fn acquire_of_a_free_lock_returns_1_and_writes_the_whole_record() {
     let bench = Bench::new();
     assert_eq!(bench.acquire(A, "30000", "1"), ACQUIRED);
     bench.assert_record(A, 1);
@@ -106,7 +106,7 @@ fn acquire_of_a_free_lock_answers_1_and_writes_the_whole_record() {
 }
 
 #[test]
-fn acquire_sent_twice_changes_nothing_and_answers_the_same() {
+fn acquire_sent_twice_changes_nothing_and_returns_the_same() {
     let bench = Bench::new();
     bench.held_by(A, "60000", "1");
     let first = bench.snapshot();
@@ -167,7 +167,7 @@ fn acquire_on_re_entry_lengthens_the_ttl_and_never_shortens_it() {
 }
 
 #[test]
-fn acquire_of_a_held_lock_answers_its_ttl() {
+fn acquire_of_a_held_lock_returns_its_ttl() {
     let bench = Bench::new();
     bench.held_by(A, "30000", "2");
     for _ in 0..2 {
@@ -197,7 +197,7 @@ fn h3_acquire_of_a_record_without_ttl_is_busy() {
 }
 
 #[test]
-fn acquire_of_a_second_hold_without_a_first_answers_lost() {
+fn acquire_of_a_second_hold_without_a_first_returns_lost() {
     let bench = Bench::new();
     assert_eq!(
         bench.untouched(ACQUIRE, &[LOCK], &[A, "30000", "2"]),
@@ -214,7 +214,7 @@ fn acquire_of_a_second_hold_without_a_first_answers_lost() {
 }
 
 #[test]
-fn f30_acquire_of_another_hash_answers_wrong_kind() {
+fn f30_acquire_of_another_hash_returns_wrong_kind() {
     let bench = Bench::new();
     for what in 0..5 {
         let name = bench.put_hash(what);
@@ -369,7 +369,7 @@ fn release_to_zero_deletes_the_record_and_says_so_only_once() {
 }
 
 #[test]
-fn release_of_some_holds_answers_0_and_leaves_the_ttl() {
+fn release_of_some_holds_returns_0_and_leaves_the_ttl() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     bench.held_by(A, "30000", "3");
@@ -398,7 +398,7 @@ fn release_of_some_holds_answers_0_and_leaves_the_ttl() {
 
 /// R43, F38, P9: a release by another owner, or of a free lock, returns nil.
 #[test]
-fn r43_f38_release_by_somebody_else_answers_nil() {
+fn r43_f38_release_by_another_owner_returns_nil() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for holds in ["0", "1"] {
@@ -614,7 +614,7 @@ fn renew_replies_for_each_lock_and_a_bad_key_harms_no_other() {
 }
 
 #[test]
-fn renew_answers_minus_2_where_the_server_refuses() {
+fn renew_returns_minus_2_where_the_server_refuses() {
     let bench = Bench::real();
     bench.held_by(A, "10000", "1");
     assert_eq!(bench.run(ACQUIRE, &["long"], &[A, "90000", "1"]), ACQUIRED);
@@ -641,7 +641,7 @@ fn renew_answers_minus_2_where_the_server_refuses() {
 }
 
 #[test]
-fn renew_of_a_single_lock_answers_the_servers_refusal() {
+fn renew_of_a_single_lock_returns_the_servers_refusal() {
     let bench = Bench::real();
     bench.held_by(A, "10000", "1");
     for denied in ["pexpire", "pttl", "hmget"] {
@@ -726,7 +726,7 @@ fn renew_takes_500_locks_at_once() {
 // --- acquire_together and release_together ---
 
 #[test]
-fn acquire_together_answers_1_and_writes_every_record() {
+fn acquire_together_returns_1_and_writes_every_record() {
     let bench = Bench::new();
     assert_eq!(bench.run(ALL, &LOCKS, &[A, "30000"]), ACQUIRED);
     for lock in LOCKS {
@@ -767,7 +767,7 @@ fn acquire_together_sent_twice_changes_only_a_shorter_ttl() {
 
 /// H3: a record without a TTL does not count as free either.
 #[test]
-fn h3_acquire_together_answers_which_one_is_busy_and_takes_none() {
+fn h3_acquire_together_returns_which_is_busy_and_takes_none() {
     for (at, lock) in LOCKS.into_iter().enumerate() {
         let bench = Bench::new();
         assert_eq!(bench.run(ACQUIRE, &[lock], &[B, "30000", "1"]), ACQUIRED);
@@ -832,7 +832,7 @@ fn h1_h2_f39_acquire_together_takes_every_write_back() {
 }
 
 #[test]
-fn release_together_answers_for_each_and_says_so_once() {
+fn release_together_replies_for_each_and_says_so_once() {
     let bench = Bench::new();
     let mut ears = [bench.listen("heard:a"), bench.listen("heard:c")];
     assert_eq!(bench.run(ALL, &LOCKS, &[A, "30000"]), ACQUIRED);
@@ -942,7 +942,7 @@ fn five_hundred_locks_are_taken_and_given_back_together() {
 
 /// P8: waiters get one message.
 #[test]
-fn p8_force_release_frees_anybodys_lock_and_says_so_once() {
+fn p8_force_release_frees_any_owners_lock_and_says_so_once() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for _ in 0..2 {
@@ -1000,7 +1000,7 @@ fn f30_force_release_and_inspect_leave_other_hashes_alone() {
 }
 
 #[test]
-fn inspect_answers_nil_or_who_holds_it_and_writes_nothing() {
+fn inspect_returns_nil_or_the_holder_and_writes_nothing() {
     let bench = Bench::new();
     assert_eq!(bench.untouched(INSPECT, &[LOCK], &[]), Reply::Nil);
     bench.held_by(A, "30000", "4");

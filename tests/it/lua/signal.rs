@@ -105,7 +105,7 @@ fn acquire_of_a_signal_lock_sent_twice_changes_nothing() {
 }
 
 #[test]
-fn acquire_of_a_held_signal_lock_answers_its_ttl() {
+fn acquire_of_a_held_signal_lock_returns_its_ttl() {
     let bench = Bench::new();
     bench.taken_by(P, "30000");
     for lease in ["60000", "0"] {
@@ -173,7 +173,7 @@ fn release_of_a_signal_lock_to_one_gets_0_and_changes_nothing() {
 
 /// P9, R43: a release by another owner, or of a free lock.
 #[test]
-fn p9_r43_release_of_a_signal_lock_by_somebody_else_answers_nil() {
+fn p9_r43_release_of_a_signal_lock_by_another_owner_gets_nil() {
     let bench = Bench::new();
     assert_eq!(
         bench.untouched(RELEASE, &BOTH, &[A, "0", LIFE]),
@@ -271,7 +271,7 @@ fn signal_tells_one_waiter_only_where_the_lock_is_free() {
 }
 
 #[test]
-fn signal_inspect_answers_who_holds_it_and_for_how_long() {
+fn signal_inspect_returns_the_owner_and_for_how_long() {
     let bench = Bench::new();
     assert_eq!(bench.untouched(INSPECT, &[LOCK], &[]), Reply::Nil);
     for (owner, lease) in [(A, "30000"), (P, "0"), ("", "30000")] {
@@ -369,7 +369,7 @@ fn signal_renew_replies_per_lock_and_a_bad_key_harms_no_other() {
 /// If the server refuses the renewal of one of several locks, its reply is UNKNOWN; for a single
 /// lock, the error itself.
 #[test]
-fn signal_renew_answers_unknown_for_what_the_server_refuses() {
+fn signal_renew_returns_unknown_for_what_the_server_refuses() {
     let bench = Bench::real();
     for lock in ["mine", "not-mine"] {
         assert_eq!(bench.run(ACQUIRE, &[lock], &[A, "10000"]), ACQUIRED);

@@ -66,7 +66,7 @@ fn n13_string_acquire_of_ones_own_lock_never_shortens() {
 }
 
 #[test]
-fn string_acquire_of_a_held_lock_answers_its_ttl_or_minus_one() {
+fn string_acquire_of_a_held_lock_returns_its_ttl_or_minus_one() {
     let bench = Bench::new();
     bench.set_up(&["SET", LOCK, B, "PX", "60000"]);
     let ttl = busy_ttl(&bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]));
@@ -98,7 +98,7 @@ fn string_leases_that_are_none_are_refused_untouched() {
 }
 
 #[test]
-fn string_release_by_its_owner_answers_1_and_by_others_nil() {
+fn string_release_by_its_owner_returns_1_and_by_others_nil() {
     let bench = Bench::new();
     assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A]), Reply::Nil);
     assert_eq!(bench.acquire_string(A, "30000"), ACQUIRED);
@@ -109,7 +109,7 @@ fn string_release_by_its_owner_answers_1_and_by_others_nil() {
 }
 
 #[test]
-fn string_renew_answers_for_each_lock() {
+fn string_renew_replies_for_each_lock() {
     let bench = Bench::new();
     bench.set_up(&["SET", "mine", A, "PX", "10000"]);
     bench.set_up(&["SET", "theirs", B, "PX", "10000"]);
@@ -146,7 +146,7 @@ fn string_renew_answers_for_each_lock() {
 }
 
 #[test]
-fn string_force_release_frees_anybodys_lock() {
+fn string_force_release_frees_any_owners_lock() {
     let bench = Bench::new();
     assert_eq!(bench.untouched(FORCE, &[LOCK, FENCE], &[]), Reply::Int(0));
     bench.set_up(&["SET", LOCK, B]);
@@ -155,7 +155,7 @@ fn string_force_release_frees_anybodys_lock() {
 }
 
 #[test]
-fn string_inspect_answers_owner_and_ttl() {
+fn string_inspect_returns_owner_and_ttl() {
     let bench = Bench::new();
     assert_eq!(bench.untouched(INSPECT, &[LOCK], &[]), Reply::Nil);
     bench.set_up(&["SET", LOCK, A]);

@@ -214,7 +214,7 @@ fn a_reader_moves_with_the_keys_of_its_holds_and_others_read_on() {
 }
 
 #[test]
-fn a_writer_moves_and_who_reads_and_writes_does_not() {
+fn a_writer_moves_and_an_owner_that_also_reads_does_not() {
     let bench = Bench::new();
     bench.set_up(&["HSET", LOCK, "mode", "write", &format!("{A}:write"), "1"]);
     bench.set_up(&["PEXPIRE", LOCK, "30000"]);
@@ -246,7 +246,7 @@ fn a_writer_moves_and_who_reads_and_writes_does_not() {
 }
 
 #[test]
-fn nothing_moves_from_nobody_nor_from_a_record_of_another_kind() {
+fn nothing_moves_from_a_free_lock_or_one_of_another_kind() {
     for script in ALL {
         let bench = Bench::new();
         assert_eq!(bench.moves(script, A, B, "30000"), LOST, "{script}");

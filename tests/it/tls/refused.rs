@@ -90,7 +90,7 @@ async fn a_certificate_that_is_not_believed_is_final() {
 
 /// The server closes the connection at once, so its alert may be lost; the error is transient then.
 #[tokio::test]
-async fn a_client_certificate_that_is_missing_is_asked_for() {
+async fn a_missing_client_certificate_is_named() {
     let server = Guarded::start(&[]);
     let [cert, key] = signed(&authority("strangers"), &["client"]);
     for &wire in WIRES {

@@ -119,7 +119,7 @@ fn a_release_grants_the_next_turn_and_notifies_it_of_its_place() {
 }
 
 #[test]
-fn nobody_is_granted_the_lock_who_did_not_ask_for_that() {
+fn no_waiter_is_granted_the_lock_unless_it_asked_for_that() {
     for (turn, grant) in [("1", GRANTS), ("2", NONE)] {
         let fair = Fair::held_by_a();
         fair.asks(B, turn);
@@ -141,7 +141,7 @@ fn nobody_is_granted_the_lock_who_did_not_ask_for_that() {
 }
 
 #[test]
-fn nobody_is_granted_what_somebody_holds() {
+fn no_waiter_is_granted_what_another_owner_holds() {
     let fair = Fair::held_by_a();
     fair.run(
         super::ACQUIRE,
