@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Evaluates every expression of docs/grafana.json by Prometheus, over what the example `metrics` shows it: none may be empty.
+"""Evaluates each expression of docs/grafana.json in Prometheus, which scrapes the example `metrics`. None may be empty.
 
-dashboard.py EXAMPLE [PNG]   the example's program; PNG: draws what was measured, with matplotlib
+dashboard.py EXAMPLE [PNG]   EXAMPLE: the example's binary; PNG: also plots the measurements there, with matplotlib
 """
 
 import json
@@ -18,7 +18,7 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# the example has an outage every 10 s or so
+# long enough for several outages: the example has one about every 10 s
 SCRAPED_FOR = 40
 INTERVAL = "15s"
 
@@ -36,7 +36,7 @@ def ask(port, path, **query):
 
 
 def expressions():
-    """Title, legend and expression of each line, as Grafana would ask with all kinds and classes chosen."""
+    """Yields the title, legend and expression of each line, as Grafana sends it with all kinds and classes selected."""
     for panel in json.loads((ROOT / "docs/grafana.json").read_text())["panels"]:
         for target in panel["targets"]:
             text = target["expr"].replace("$__rate_interval", INTERVAL)
@@ -87,7 +87,7 @@ def main():
             start = time.time()
             time.sleep(SCRAPED_FOR)
             if any(process.poll() is not None for process in started):
-                sys.exit("dashboard.py: the example or Prometheus has ended")
+                sys.exit("dashboard.py: the example or Prometheus exited too early")
             empty, count = [], 0
             for title, _, text in expressions():
                 values = [float(series["value"][1]) for series in ask(port, "query", query=text)]
@@ -101,8 +101,8 @@ def main():
                 process.terminate()
                 process.wait()
     if empty:
-        sys.exit("dashboard.py: nothing to show for\n" + "\n".join(empty))
-    print(f"{count} expressions of the dashboard have something to show")
+        sys.exit("dashboard.py: expressions without data:\n" + "\n".join(empty))
+    print(f"all {count} expressions of the dashboard have data")
 
 
 main()

@@ -1,4 +1,4 @@
-"""How redis-py reads URLs: `pip install redis==8.1.0 && python3 redis_py.py > redis_py.tsv`. Read by ../urls.rs."""
+"""Records how redis-py parses URLs: `pip install redis==8.1.0 && python3 redis_py.py > redis_py.tsv`. Read by ../urls.rs."""
 
 import random
 
@@ -23,7 +23,7 @@ while len(seen) < 600:
         said = parse_url(url)
     except ValueError:
         continue
-    # what its connections do not take
+    # the parser accepts it, but the connections of redis-py do not
     if not set(said) <= KNOWN or not isinstance(said.get("db", 0), int):
         continue
     where = [said["path"], 0] if "path" in said else [said.get("host", "localhost"), said.get("port", 6379)]
