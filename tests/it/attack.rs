@@ -495,7 +495,8 @@ async fn a18_an_acquire_with_one_executed_try_does_not_report_none() {
     );
 }
 
-/// The same holds for a release.
+/// Promise: `Store` means refused or unreachable, and surely not executed. This holds for a release
+/// too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a19_a_release_with_one_executed_try_does_not_report_none() {
     let server = Server::start();

@@ -221,7 +221,7 @@ pub fn assert_quotes_none(error: &Error, kind: StoreErrorKind, words: &str) {
     );
 }
 
-/// A proxy has its own error texts. No password shows.
+/// A proxy has error texts of its own, and none of them may reveal the password.
 #[tokio::test]
 async fn a_proxy_that_quotes_a_login_shows_no_password() {
     for (answer, kind, words) in QUOTES {

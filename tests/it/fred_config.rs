@@ -187,7 +187,8 @@ async fn a_configuration_of_freds_that_names_sentinels_works() {
         .unwrap();
 }
 
-/// Two contradictory TLS configurations.
+/// Options with TLS and a configuration of fred's with TLS contradict each other, so they are
+/// refused.
 #[cfg(feature = "rustls")]
 #[tokio::test]
 async fn a_configuration_of_freds_with_tls_is_not_overruled() {

@@ -393,7 +393,7 @@ async fn what_could_not_be_renewed_in_time_is_requested() {
         };
         eventually("it waits", || async { queue(&server).len() == 1 }).await;
         let before = seen();
-        eventually("it looks", || async { seen() != before }).await;
+        eventually("it polls", || async { seen() != before }).await;
         guard.unlock().await.unwrap();
         let guard = waiter.await.unwrap().unwrap();
         let lost = tokio::time::timeout(ms(700), guard.lost()).await;

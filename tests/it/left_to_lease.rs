@@ -164,7 +164,7 @@ async fn a_lock_that_was_left_is_not_renewed() {
     }
 }
 
-/// Even if the inner hold was dropped a moment ago.
+/// A release elsewhere ends a hold that was left, even if the inner hold was dropped a moment ago.
 #[tokio::test]
 async fn a_release_elsewhere_ends_what_was_left_after_a_drop() {
     let server = Server::start();

@@ -481,7 +481,8 @@ async fn f7_a_late_acquire_takes_no_nested_hold_away() {
     bed.assert_clean().await;
 }
 
-/// Otherwise the record would be renewed for ever, and no guard could release it.
+/// A late acquire does not renew a hold that was left: the record would be renewed for ever, and no
+/// guard could release it.
 #[tokio::test]
 async fn f7_a_late_acquire_does_not_renew_what_was_left() {
     let bed = Bed::new().await;

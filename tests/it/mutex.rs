@@ -392,7 +392,7 @@ async fn what_is_left_to_its_lease_is_held_until_then_and_not_renewed() {
         .unwrap();
     assert!(
         left.elapsed() < Duration::from_secs(5),
-        "renewed still: {:?}",
+        "still renewed: {:?}",
         left.elapsed()
     );
     let owner = lock.lock().await.unwrap().leave_to_lease();

@@ -178,7 +178,7 @@ async fn no_door_touches_what_another_one_keeps() {
     );
 }
 
-/// The same rule for guarded keys, which are not locks.
+/// Guarded keys are not locks, but the same rule holds: neither touches what the other one keeps.
 #[tokio::test]
 async fn no_lock_touches_a_guarded_value_and_no_guarded_value_a_lock() {
     let server = Server::start();
@@ -240,7 +240,7 @@ async fn no_lock_is_named_like_a_key_that_another_one_keeps() {
         let waiter = tokio::spawn(async move { lock.lock().await.map(drop) });
         // Waiters leave keys as well.
         let looks = server.script_count();
-        eventually("a look", || async {
+        eventually("a poll", || async {
             waiter.is_finished() || server.script_count() > looks
         })
         .await;

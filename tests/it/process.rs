@@ -189,7 +189,8 @@ fn a_process_that_drops_its_guard_and_ends_leaves_the_lock_free() {
     }
 }
 
-/// The same if the last handle is in a task, which the end of the runtime drops.
+/// The end of a runtime drops its tasks. If one of them has the last handle, the release is still
+/// sent.
 #[test]
 fn the_end_of_a_runtime_waits_for_the_releases_of_its_tasks() {
     let server = Server::start();

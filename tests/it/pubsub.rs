@@ -212,7 +212,7 @@ async fn r86_a_refused_subscription_costs_time_and_spoils_nothing() {
         .unwrap();
     user("allchannels");
     guard.unlock().await.unwrap();
-    eventually("the gate is gone", || async {
+    eventually("the wait queue is gone", || async {
         client.stats().channels == 0
     })
     .await;
@@ -295,7 +295,7 @@ async fn r88_r94_no_channel_stays_subscribed_at_rest() {
     all_end("all waiters", 2 * PROMPT, tasks).await;
     eventually("no channels", || async { server.channels().is_empty() }).await;
     for client in [a, b] {
-        eventually("no gates, no holds", || async {
+        eventually("no wait queues, no holds", || async {
             let stats = client.stats();
             (stats.channels, stats.holds) == (0, 0)
         })
@@ -319,7 +319,7 @@ async fn r94_a_storm_of_lost_connections_leaves_no_channel_subscribed() {
         all_end("a round", 2 * PROMPT, tasks).await;
     }
     assert!(killer.end() > 0, "nothing was killed");
-    eventually("no gates", || async { client.stats().channels == 0 }).await;
+    eventually("no wait queues", || async { client.stats().channels == 0 }).await;
     eventually("no channels", || async { server.channels().is_empty() }).await;
 }
 

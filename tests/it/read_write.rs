@@ -1005,8 +1005,8 @@ async fn readers_are_not_starved_by_writers() {
     nothing_is_left(&server, &[&a, &b, &c]).await;
 }
 
-/// This holds for any round-trip time, although the next writer is waiting when the reader's client
-/// learns of a release.
+/// A reader gets in after two more writes at most, for any round-trip time, although the next
+/// writer is waiting when the reader's client learns of a release.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_is_in_after_two_more_writes_at_most() {
     let server = Server::start();

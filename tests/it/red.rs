@@ -236,7 +236,7 @@ async fn s3_l6_r82_a_hung_minority_costs_no_more_than_the_round_limit() {
     }
 }
 
-/// The same for a server that hangs only while the lock is held.
+/// S3: a server that hangs only while the lock is held costs the release at most the round limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s3_a_later_hang_costs_the_release_at_most_the_round_limit() {
     let fleet = Fleet::new(3);
@@ -1196,8 +1196,8 @@ async fn a_quorum_that_was_seen_lost_stays_lost() {
     clients[0].idle().await;
 }
 
-/// The same if the loss was not observed: a server that is acquired counts only if a majority was
-/// held until then.
+/// A server that is acquired counts only if a majority was held until then, even if the loss was
+/// not observed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_taken_while_the_quorum_is_lost_does_not_restore_it() {
     let fleet = Fleet::new(3);
@@ -1258,7 +1258,7 @@ async fn the_drift_factor_counts_for_an_extension_too() {
     guard.unlock().await.unwrap();
 }
 
-/// Otherwise the members of a lost quorum would be renewed without a holder.
+/// A lost quorum is not handed over: its members would be renewed without a holder.
 #[tokio::test]
 async fn a_quorum_that_was_lost_is_not_handed_over() {
     let fleet = Fleet::new(3);

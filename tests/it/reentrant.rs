@@ -206,7 +206,7 @@ async fn r08_r14_the_watchdog_renews_while_one_unleased_hold_is_left() {
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// The reverse: once the last hold without a lease is released, the others end with their lease.
+/// Once the last hold without a lease is released, the others end with their lease.
 #[tokio::test]
 async fn a_leased_hold_is_not_renewed_once_the_watched_one_is_gone() {
     let server = Server::start();

@@ -114,7 +114,7 @@ async fn a_restart_without_persistence_is_reported_on_reconnection() {
     .await;
 }
 
-/// The same check changes nothing if the record still exists.
+/// The check after a reconnect changes nothing if the record still exists.
 #[tokio::test]
 async fn a_reconnect_leaves_holds_and_their_leases_as_they_are() {
     let server = Server::start();

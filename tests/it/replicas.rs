@@ -613,7 +613,7 @@ async fn r108_what_is_asked_for_on_disk_counts_when_it_is_there() {
     );
 }
 
-/// With and without replicas that reply: nothing stays held, and the next acquire gets the lock.
+/// Nothing stays held, and the next acquire gets the lock, with and without replicas that reply.
 #[tokio::test]
 async fn an_acquire_dropped_at_any_poll_leaves_nothing() {
     let group = Group::start(1).await;

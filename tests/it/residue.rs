@@ -347,7 +347,7 @@ async fn r30_a_shutdown_while_holding_a_thousand_returns_soon() {
     assert_eq!(server.dump(), []);
     assert!(guards.iter().all(LockGuard::is_lost));
     drop(guards);
-    eventually("empty books", || async {
+    eventually("an empty ledger", || async {
         client.stats().holds == 0 && client.stats().settling == 0
     })
     .await;

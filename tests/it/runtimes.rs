@@ -329,7 +329,8 @@ fn the_drop_of_the_last_handle_blocks_no_runtime() {
     }
 }
 
-/// Otherwise the process could end next, before the release is sent.
+/// The end of a runtime waits for dropped handles: the process could end next, before the release
+/// is sent.
 #[test]
 fn the_end_of_a_runtime_waits_for_what_was_dropped() {
     let server = Server::start();

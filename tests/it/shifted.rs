@@ -168,7 +168,8 @@ async fn an_error_that_strays_refuses_no_other_request() {
     works_again(&client, "free".into()).await;
 }
 
-/// The same, where the confirming reply belongs to a request that is no longer awaited.
+/// Such an error is not trusted either where the confirming reply belongs to a request that is no
+/// longer awaited.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_error_is_not_believed_next_to_a_call_not_polled() {
     for &wire in WIRES {

@@ -636,7 +636,7 @@ async fn a_signal_whose_waiter_has_left_is_handed_on() {
         let guard = prompt("the second is notified", next).await.unwrap();
         guard.unlock().await.unwrap();
         eventually("no client waits", || async { server.blocked() == 0 }).await;
-        eventually("no gate", || async {
+        eventually("no wait queue", || async {
             first.stats().channels + second.stats().channels == 0
         })
         .await;
@@ -644,7 +644,8 @@ async fn a_signal_whose_waiter_has_left_is_handed_on() {
     }
 }
 
-/// The same where the client has already dropped its wait queue and could not end its BLPOP.
+/// The signal is also handed on where the client has already dropped its wait queue and could not
+/// end its BLPOP.
 #[tokio::test]
 async fn a_signal_that_a_stale_blpop_pops_is_handed_on() {
     let server = Server::start();
@@ -681,8 +682,8 @@ async fn a_signal_that_a_stale_blpop_pops_is_handed_on() {
         .unwrap();
 }
 
-/// The same where another task of that client now waits for the lock: it gets the signal. The
-/// simulator found a process that did not listen for 40 s.
+/// If another task of that client waits for the lock by then, it gets the signal. The simulator
+/// found a process that did not listen for 40 s.
 #[tokio::test]
 async fn a_signal_popped_by_a_stale_blpop_goes_to_a_later_waiter() {
     let server = Server::start();
@@ -750,7 +751,7 @@ async fn p8_a_reset_wakes_a_waiter_and_leaves_nothing() {
             .unwrap();
     }
     eventually("no key", || async { server.dump().is_empty() }).await;
-    eventually("no gate", || async { b.stats().channels == 0 }).await;
+    eventually("no wait queue", || async { b.stats().channels == 0 }).await;
     eventually("the ledger is empty", || async { b.stats().holds == 0 }).await;
 }
 
@@ -764,7 +765,7 @@ async fn p2_a_waiter_missing_the_signal_acquires_within_the_poll_cap() {
     waiting(&server, 1).await;
     // a release whose signal has expired
     server.call(&["DEL", RECORD]);
-    prompt("a look", waiter)
+    prompt("a poll", waiter)
         .await
         .unwrap()
         .unlock()
@@ -1091,7 +1092,7 @@ async fn a_signal_key_of_another_type_does_not_trouble_other_locks() {
         .await
         .unwrap();
     server.call(&["DEL", RECORD]);
-    let guard = prompt("a look", polls).await.unwrap();
+    let guard = prompt("a poll", polls).await.unwrap();
     assert_eq!(server.call(&["GET", SIGNAL]).text(), "data");
     bad.abort();
     drop(guard);
@@ -1297,7 +1298,7 @@ async fn f28_denied_blpop_polls_and_a_denied_signal_is_a_typed_error() {
     assert_eq!(source.kind(), StoreErrorKind::NoPermission);
     assert_eq!(server.call(&["EXISTS", "lock:app:l"]).int(), 1);
     server.call(&["DEL", "lock:app:l"]);
-    prompt("a look", waiter)
+    prompt("a poll", waiter)
         .await
         .unwrap()
         .unlock()

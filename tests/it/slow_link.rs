@@ -111,7 +111,8 @@ async fn a_wait_for_a_busy_lock_ends_with_none_at_1600_ms() {
     }
 }
 
-/// The same, where one member is already held when another turns out to be busy.
+/// A wait for a busy multi-lock also ends with `None` if one member is already held when another
+/// turns out to be busy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_for_a_busy_multi_lock_ends_with_none_at_1600_ms() {
     let server = Server::start();

@@ -229,7 +229,7 @@ async fn spin_and_reentrant_locks_of_one_name_exclude_each_other() {
     guard.unlock().await.unwrap();
     let guard = tokio::time::timeout(Duration::from_secs(15), waiter)
         .await
-        .expect("it looks")
+        .expect("it polls")
         .unwrap();
     assert!(spin.try_lock().await.unwrap().is_none());
     guard.unlock().await.unwrap();

@@ -247,7 +247,8 @@ fn what_others_read_is_read_alike_or_refused() {
     );
 }
 
-/// The same for redis-py; `urls/redis_py.py` wrote the expected results.
+/// Any string is either refused, or parsed as redis-py parses it if that accepts it;
+/// `urls/redis_py.py` wrote the expected results.
 #[test]
 fn what_redis_py_reads_is_read_alike_or_refused() {
     let mut read = 0;

@@ -36,9 +36,9 @@ async fn a_redirect_to_a_node_that_is_gone_fails_no_try() {
     assert!(tries.await.unwrap().unwrap());
 }
 
-/// An ASK holds for one request, and only now: later, the slot may have moved, come back and
-/// started to move again, and the new master then knows nothing of the holder at the old one. So
-/// the client follows an ASK at once, or sends the request to the old master again.
+/// An ASK holds for one request, and only at that moment: later, the slot may have moved, come back
+/// and started to move again, and the new master then knows nothing of the holder at the old one.
+/// So the client follows an ASK at once, or sends the request to the old master again.
 #[tokio::test]
 async fn what_was_true_a_while_ago_is_requested_again() {
     const GRANTED: &str = ":1\r\n";

@@ -134,7 +134,7 @@ impl Module {
         });
     }
 
-    /// Reads what a macro is called with, or made of: paths are names between `::`.
+    /// Reads the tokens that a macro is called with, or made of: paths are names between `::`.
     fn tokens(&mut self, tokens: TokenStream) {
         let (mut path, mut colons) = (Names::new(), 0);
         for token in tokens {

@@ -974,7 +974,8 @@ fn dead_readers_hold_a_writer_back_for_one_patience() {
     assert_eq!(bench.left(READERS), -2, "no trace");
 }
 
-/// Also while others read; a writer that only tries starts the turn as well.
+/// The readers' turn begins once, also while others read; a writer that only tries starts the turn
+/// as well.
 #[test]
 fn the_turn_of_readers_begins_with_the_first_writer_that_waits() {
     for waits in [WAITS, TRIES] {
@@ -1490,7 +1491,7 @@ fn r67_inspect_returns_the_readers_or_the_writer() {
 
 // --- refusals ---
 
-/// R52, F30: a plain lock's record, even of the same owner, and other data.
+/// R52, F30: the scripts leave a plain lock's record alone, even of the same owner, and other data.
 #[test]
 fn r52_f30_scripts_leave_other_hashes_alone() {
     let bench = Bench::new();
@@ -1529,7 +1530,7 @@ fn r52_f30_scripts_leave_other_hashes_alone() {
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
 }
 
-/// R52: a plain lock's scripts on this record, with fields of the same owner in it.
+/// R52: a plain lock's scripts leave this record alone, even with fields of the same owner in it.
 #[test]
 fn r52_plain_scripts_leave_a_read_write_record_alone() {
     let bench = Bench::new();

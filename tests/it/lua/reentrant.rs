@@ -329,7 +329,7 @@ fn is_denial(error: &str) -> bool {
         || error.starts_with("NOPERM")
 }
 
-/// F39: the same for a user who may run every command but PEXPIRE.
+/// F39: the script also undoes its write for a user who may run every command but PEXPIRE.
 #[test]
 fn f39_acquire_takes_its_write_back_when_pexpire_is_denied() {
     let bench = Bench::real();
@@ -405,7 +405,7 @@ fn r43_f38_release_by_another_owner_returns_nil() {
         assert_eq!(
             bench.untouched(RELEASE, &[LOCK], &[A, holds, CHANNEL]),
             Reply::Nil,
-            "of nothing"
+            "of a free lock"
         );
     }
     bench.held_by(A, "30000", "2");
@@ -765,7 +765,7 @@ fn acquire_together_sent_twice_changes_only_a_shorter_ttl() {
     assert!(bench.server.pttl("b") <= 1000);
 }
 
-/// H3: a record without a TTL does not count as free either.
+/// H3: an acquire of locks together does not count a record without a TTL as free either.
 #[test]
 fn h3_acquire_together_returns_which_is_busy_and_takes_none() {
     for (at, lock) in LOCKS.into_iter().enumerate() {
@@ -907,7 +907,8 @@ fn release_together_writes_nothing_where_it_is_refused() {
     assert_eq!(bench.snapshot(), before);
 }
 
-/// R25, H12, F25: the same as for one lock.
+/// R25, H12, F25: without memory, no locks are acquired together, but they can be released
+/// together.
 #[test]
 fn h12_f25_a_full_server_takes_no_locks_together_and_frees_all() {
     let bench = Bench::real();

@@ -171,14 +171,14 @@ fn release_of_a_signal_lock_to_one_gets_0_and_changes_nothing() {
     assert_eq!(bench.untouched(RELEASE, &BOTH, &[P, "1", LIFE]), Reply::Nil);
 }
 
-/// P9, R43: a release by another owner, or of a free lock.
+/// P9, R43: a release by another owner, or of a free lock, returns nil.
 #[test]
 fn p9_r43_release_of_a_signal_lock_by_another_owner_gets_nil() {
     let bench = Bench::new();
     assert_eq!(
         bench.untouched(RELEASE, &BOTH, &[A, "0", LIFE]),
         Reply::Nil,
-        "of nothing"
+        "of a free lock"
     );
     bench.taken_by(P, "30000");
     for other in [A, "", &P[..20], &format!("{P}=")] {

@@ -75,7 +75,7 @@ fn string_acquire_of_a_held_lock_returns_its_ttl_or_minus_one() {
     assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]), busy(-1));
 }
 
-/// H1, L2, N2: invalid leases.
+/// H1, L2, N2: an invalid lease is refused, and nothing is touched.
 #[test]
 fn string_leases_that_are_none_are_refused_untouched() {
     let bench = Bench::new();
