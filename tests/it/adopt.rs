@@ -294,6 +294,7 @@ async fn what_is_on_its_way_outlasts_a_restart_if_the_record_does() {
     }
 }
 
+/// A hand-over that is refused leaves the hold as it was, and the error says why.
 #[tokio::test]
 async fn what_cannot_move_is_held_as_before() {
     let server = Server::start();
@@ -370,6 +371,7 @@ async fn what_cannot_move_is_held_as_before() {
     nothing_is_left(&server, &[&client]).await;
 }
 
+/// A lost hold cannot be handed over, whether or not the client has noticed the loss.
 #[tokio::test]
 async fn what_was_lost_does_not_move() {
     let server = Server::start();
@@ -412,6 +414,7 @@ async fn what_was_lost_does_not_move() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
+/// Another name, another side or another kind cannot adopt a hand-over. The refusal sends nothing.
 #[tokio::test]
 async fn it_is_adopted_by_its_own_lock_only() {
     let server = Server::start();

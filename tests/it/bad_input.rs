@@ -431,6 +431,7 @@ async fn an_owner_of_another_client_cannot_acquire() {
     guard.unlock().await.unwrap();
 }
 
+/// A text that is not a valid owner is a typed error.
 #[test]
 fn owners_that_are_none_are_not_read() {
     let uuid = "0a1b2c3d-1111-4222-8333-444455556666";

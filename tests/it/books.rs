@@ -125,6 +125,8 @@ async fn a_lease_that_ends_during_a_nested_acquire_is_a_loss_for_both() {
     assert_eq!(server.dump(), []);
 }
 
+/// A limit of renewals on the inner hold does not limit those of the outer hold, whose record it
+/// shares.
 #[tokio::test]
 async fn an_inner_holds_limit_of_renewals_is_not_the_outer_ones() {
     let server = Server::start();
@@ -210,6 +212,7 @@ async fn an_inner_holds_short_ttl_ends_with_it() {
     assert!(!outer.is_lost() && outer.remaining() > ms(1000));
 }
 
+/// A renewal does not shorten an extension that is longer than the watchdog timeout.
 #[tokio::test]
 async fn an_extension_reaches_further_than_the_watch() {
     let server = Server::start();

@@ -50,6 +50,7 @@ fn store_kind(error: &nestlock::Error) -> StoreErrorKind {
     }
 }
 
+/// Concurrent requests share scripts by default, and each has its own script if bundling is off.
 #[tokio::test]
 async fn requests_made_at_once_share_a_script_unless_that_is_off() {
     let server = Server::start();

@@ -76,6 +76,7 @@ pub fn responder(answer: &'static str) -> u16 {
     port
 }
 
+/// A port without a server is a transient error, because the server may come back.
 #[tokio::test]
 async fn no_server_is_transient() {
     let dead = Server::start_real();
@@ -121,6 +122,7 @@ async fn silence_is_a_timeout() {
     }
 }
 
+/// A reply that no Redis server sends is a permanent error that suggests to check the port.
 #[tokio::test]
 async fn what_no_redis_server_says_is_no_failure_that_passes() {
     let port = responder("HTTP/1.1 400 Bad Request\r\n\r\n");

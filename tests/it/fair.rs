@@ -767,6 +767,7 @@ async fn f2_a_paused_waiter_loses_its_place_and_comes_back() {
     all_gone(&server, &[&client]).await;
 }
 
+/// F1: no message announces the end of a lease, so the next waiter finds it by polling.
 #[tokio::test]
 async fn f1_an_expired_hold_is_followed_within_the_poll_cap() {
     let server = Server::start();

@@ -92,6 +92,7 @@ async fn soon(waiting: Waiting<'_>) -> LockGuard {
         .unwrap()
 }
 
+/// A hand-over is one script: the release grants the lock, and the next waiter sends no request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_release_of_one_is_the_acquire_of_the_next() {
     let server = Server::start();

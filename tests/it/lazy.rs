@@ -135,6 +135,7 @@ async fn a_bounded_wait_for_the_first_connection_is_bounded() {
     lock.lock().await.unwrap().unlock().await.unwrap();
 }
 
+/// A permanent connect error, such as a wrong password, ends a wait without a limit at once.
 #[tokio::test]
 async fn what_stays_wrong_ends_a_wait_at_once() {
     let server = Server::start_real();

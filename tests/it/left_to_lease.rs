@@ -334,6 +334,7 @@ async fn an_acquire_next_to_a_hold_that_is_left_waits_for_its_end() {
     assert!(!server.exists("l"));
 }
 
+/// The owner id of a hold that was left and released can neither release nor extend the next hold.
 #[tokio::test]
 async fn the_owner_of_an_earlier_hold_releases_nothing() {
     let server = Server::start();
@@ -545,6 +546,7 @@ async fn what_was_left_in_doubt_is_not_released_after_its_lease() {
     }
 }
 
+/// A release by the owner's name succeeds, although it runs at the same time as the leave.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_at_the_same_time_as_the_leave_takes_it() {
     let server = Server::start();

@@ -1251,6 +1251,7 @@ fn overlaps(mut held: Vec<(usize, Instant, Instant)>) -> usize {
         .count()
 }
 
+/// Guards the check of the storm itself: it must report holds that overlap.
 #[test]
 fn overlapping_holds_are_found() {
     let now = Instant::now();

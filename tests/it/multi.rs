@@ -727,6 +727,7 @@ async fn an_owner_of_one_client_can_not_take_members_of_another() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
+/// The limit applies to the wait for all members, not to the wait for each.
 #[tokio::test]
 async fn the_whole_wait_is_bounded() {
     let server = Server::start();

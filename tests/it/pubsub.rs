@@ -638,6 +638,7 @@ async fn messages_that_mean_nothing_are_ignored() {
     all_end("5 waiters", PROMPT, tasks).await;
 }
 
+/// The message `0` wakes one waiter of each client, and `1` wakes all of them.
 #[tokio::test]
 async fn zero_wakes_one_waiter_of_each_client_and_one_wakes_all() {
     let server = Server::start();

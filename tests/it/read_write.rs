@@ -240,6 +240,7 @@ async fn an_owner_may_write_when_the_lease_of_its_read_is_over() {
     nothing_is_left(&server, &[&a]).await;
 }
 
+/// A `force_unlock` of the write side also ends the reads inside that write.
 #[tokio::test]
 async fn a_forced_end_of_a_write_ends_the_reads_inside() {
     let server = Server::start();

@@ -1482,6 +1482,7 @@ async fn lazy_clients_are_a_quorum_where_one_server_is_away() {
     guard.unlock().await.unwrap();
 }
 
+/// A user without INFO cannot learn the identity of its server. Such servers still form a quorum.
 #[tokio::test]
 async fn a_server_that_does_not_say_which_one_it_is_is_not_refused() {
     let server = Server::start_real();

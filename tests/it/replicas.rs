@@ -485,6 +485,7 @@ async fn in_a_cluster_each_master_has_replicas_of_its_own() {
     );
 }
 
+/// R106: options that the servers cannot satisfy are refused at connect, not at each acquire.
 #[tokio::test]
 async fn r106_what_cannot_be_had_is_refused_at_connect() {
     let group = Group::start(1).await;

@@ -190,6 +190,7 @@ async fn the_other_kind_next_to_a_place_in_the_queue_is_refused() {
     nothing_is_left(&server, &[&client, &other]).await;
 }
 
+/// Once an owner gives up its place in the queue, it can acquire the other kind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_place_that_is_given_up_makes_way_for_the_other_kind() {
     let server = Server::start();

@@ -152,6 +152,8 @@ fn a_client_works_while_its_own_runtime_is_polled_now_and_then() {
     to_and_fro(server.client());
 }
 
+/// Over a Unix socket too, the connection moves between runtimes and outlives the one that it was
+/// made in.
 #[test]
 fn the_same_over_a_unix_socket() {
     let server = Server::start_real();
@@ -159,6 +161,7 @@ fn the_same_over_a_unix_socket() {
     to_and_fro(async { LockClient::connect(url).await.unwrap() });
 }
 
+/// Over TLS too, the connection moves between runtimes and outlives the one that it was made in.
 #[test]
 fn the_same_over_tls() {
     let server = tls::start();

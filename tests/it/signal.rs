@@ -493,6 +493,8 @@ async fn waiters_of_one_client_share_a_blpop_and_are_woken_one_by_one() {
     println!("20 waiters of one client: {} tries", tries - 21);
 }
 
+/// A BLPOP in flight does not include a list that is added later, so the client must end it at
+/// once.
 #[tokio::test]
 async fn a_lock_that_is_waited_for_later_is_listened_to_at_once() {
     let server = Server::start();

@@ -132,6 +132,7 @@ async fn p5_a_chosen_value_is_handed_over_and_checked_on_the_server() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
+/// An invalid value is refused before anything is sent.
 #[tokio::test]
 async fn values_that_are_none_are_refused_before_anything_is_sent() {
     let server = Server::start();

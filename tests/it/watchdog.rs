@@ -116,6 +116,8 @@ impl Drop for Canary {
     }
 }
 
+/// The watchdog renews a hold every third of its timeout, so the TTL never falls far below two
+/// thirds.
 #[tokio::test]
 async fn a_hold_is_watchdog_timeout_its_lease() {
     let server = Server::start();

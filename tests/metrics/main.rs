@@ -81,6 +81,8 @@ async fn client(server: &EmbeddedServer, class: fn(&str) -> &'static str) -> Loc
         .unwrap()
 }
 
+/// Each outcome of an acquire has its own label, so that dashboards can tell a timeout from an
+/// error.
 #[tokio::test]
 async fn acquires_are_counted_by_what_they_came_to() {
     let server = EmbeddedServer::start().unwrap();

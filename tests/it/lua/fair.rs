@@ -376,6 +376,7 @@ fn acquire_notifies_the_waiter_that_it_makes_the_next() {
     nothing_was_said(&fair, &mut ears);
 }
 
+/// A head that polls by itself keeps its place, even if its patience is over by then.
 #[test]
 fn acquire_keeps_a_head_that_looks_itself_however_late_it_comes() {
     let fair = Fair::new();

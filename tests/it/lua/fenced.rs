@@ -164,6 +164,8 @@ fn a_fenced_acquire_sent_twice_keeps_the_token_and_the_record() {
     assert_eq!(bench.server.record(LOCK), [(A.to_owned(), 2)]);
 }
 
+/// Tokens continue from the value that Redisson wrote, however small, and Redisson continues from
+/// ours.
 #[test]
 fn a_small_token_of_redissons_is_counted_on() {
     let bench = Bench::new();
@@ -240,6 +242,7 @@ fn a_bad_token_key_is_refused_before_the_lock_is_written() {
     assert_eq!(bench.token(A, "1").to_string(), MAX, "the last token");
 }
 
+/// A fenced acquire that is refused raises no token.
 #[test]
 fn what_a_fenced_acquire_refuses_it_does_not_count() {
     let bench = Bench::real();

@@ -1100,6 +1100,7 @@ fn write_acquire_on_re_entry_drops_no_hold_and_never_shortens() {
     assert!(about(bench.left(LOCK), 90_000));
 }
 
+/// An acquire overwrites a damaged hold count instead of failing.
 #[test]
 fn acquires_overwrite_what_is_no_count() {
     let bench = Bench::new();

@@ -678,6 +678,8 @@ fn renew_of_a_single_lock_returns_the_servers_refusal() {
     }
 }
 
+/// A renewal is refused as a whole if the numbers of keys and arguments do not match, or one lease
+/// is invalid.
 #[test]
 fn renew_refuses_calls_that_do_not_add_up() {
     let bench = Bench::new();

@@ -190,6 +190,7 @@ fn p9_r43_release_of_a_signal_lock_by_another_owner_gets_nil() {
     }
 }
 
+/// Signal scripts refuse invalid hold counts and invalid TTLs of a signal.
 #[test]
 fn signal_scripts_refuse_counts_and_lives_that_are_none() {
     let bench = Bench::new();

@@ -264,6 +264,7 @@ fn nothing_moves_from_a_free_lock_or_one_of_another_kind() {
     }
 }
 
+/// A transfer to the same owner, or with an invalid lease, is refused and changes nothing.
 #[test]
 fn nonsense_is_refused() {
     for script in ALL {

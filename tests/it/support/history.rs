@@ -411,6 +411,7 @@ fn the_history_checker_finds_tokens_that_do_not_rise() {
     );
 }
 
+/// Guards the checker itself: it must report a grant out of turn, and no grant in turn.
 #[test]
 fn the_history_checker_finds_a_lock_that_is_given_out_of_turn() {
     let ask = |owner: &str| {
