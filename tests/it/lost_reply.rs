@@ -508,7 +508,7 @@ async fn f7_a_late_acquire_does_not_renew_what_was_left() {
     bed.assert_clean().await;
 }
 
-/// A request that runs late changes the count. What is left of it ends with its lease.
+/// A request that runs late changes the count. The rest of it ends with its lease.
 #[tokio::test]
 async fn f7_holds_that_are_left_end_whatever_has_come_late() {
     // A release that runs late is retried over a new connection, and a busy machine connects

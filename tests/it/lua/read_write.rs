@@ -448,7 +448,7 @@ fn read_release_next_to_many_readers_looks_at_a_few() {
     }
     assert!(
         looks.iter().all(|looks| *looks < 20),
-        "looks at {looks:?} of 100 and of 1000 readers"
+        "{looks:?} reads per release next to 100 and 1000 readers"
     );
 }
 

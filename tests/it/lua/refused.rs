@@ -557,7 +557,7 @@ fn a_script_that_is_refused_a_command_has_changed_nothing() {
     );
 }
 
-/// A script that is refused for want of memory has changed nothing. A server that is out of memory
+/// A script that is refused for lack of memory has changed nothing. A server that is out of memory
 /// refuses some commands, but only until a script has written.
 #[test]
 fn a_script_refused_for_want_of_memory_has_changed_nothing() {
