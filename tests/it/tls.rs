@@ -62,8 +62,8 @@ pub fn start() -> TlsServer {
     }
 }
 
-/// Starts a server with a TLS port, for clients without a certificate, from its own certificate, its
-/// key and the certificate of its authority.
+/// Starts a server with a TLS port, for clients without a certificate, from its own certificate,
+/// its key and the certificate of its authority.
 fn serve([cert, key, ca]: [&str; 3], args: &[&str]) -> (Server, u16, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, pem: &str| {

@@ -340,7 +340,7 @@ fn fork_beside(client: &LockClient, rounds: u64) -> String {
                 .collect();
             write!(child, "{}", heard.join("/") + "end").unwrap();
             drop(child);
-            // an exit would wait for a mutex of the standard library's that a thread held at the fork
+            // an exit would wait for a mutex of the standard library that a thread held at the fork
             loop {
                 std::thread::park();
             }
