@@ -200,7 +200,7 @@ impl Cluster {
                 .map(|link| link.not_connected().said())
                 .collect();
             let why = format!(
-                "no node can be reached at the address that the cluster names: {}",
+                "no node can be reached at the address that the cluster announces: {}",
                 each.join("; ")
             );
             return Err(dials.unreachable(StoreError::new(

@@ -244,7 +244,7 @@ async fn a_server_that_is_loading_or_protected_says_so() {
         "-DENIED Redis is running in protected mode because protected mode is enabled\r\n",
     );
     let error = refused(Wire::Own, &format!("redis://127.0.0.1:{protected}")).await;
-    assert_told(&error, StoreErrorKind::Other, false, "give it a password");
+    assert_told(&error, StoreErrorKind::Other, false, "set a password there");
 }
 
 /// The server closes at once. Its error may be lost on the way, but the failure is transient all

@@ -1,7 +1,7 @@
-//! Counts orders, and says after each failure whether the order was counted.
+//! Counts orders, and reports after each failure whether the order was counted.
 //!
-//! The server is its own, and hangs for a while: the request that it finds in flight then is in
-//! doubt.
+//! The example starts its own server and pauses it for a while: the request in flight at that time
+//! is in doubt.
 #![allow(clippy::print_stdout)]
 
 use std::{error::Error, sync::Arc, time::Duration};
@@ -28,10 +28,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     server.pause();
     match count(&link).await {
         Ok(orders) => println!("counted: {orders:?}"),
-        Err(error) if error.may_have_executed() => println!("it may be counted: {error}"),
-        Err(error) => println!("it is not counted: {error}"),
+        Err(error) if error.may_have_executed() => println!("it may have been counted: {error}"),
+        Err(error) => println!("it was not counted: {error}"),
     }
-    // a client that sends requests again would have counted twice by now
+    // a client that resends requests would have counted twice by now
     server.resume();
     let orders = link
         .command(&["GET", "orders"], Duration::from_secs(5))

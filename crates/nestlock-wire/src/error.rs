@@ -14,7 +14,7 @@ pub struct StoreError {
 }
 
 impl StoreError {
-    /// Returns an error. `may_have_executed`: whether the server may have executed the request.
+    /// Creates an error. `may_have_executed`: whether the server may have executed the request.
     pub fn new(
         kind: StoreErrorKind,
         may_have_executed: bool,
@@ -28,7 +28,7 @@ impl StoreError {
         }
     }
 
-    /// Returns the same error, about this command.
+    /// Returns the same error, with the command that it is about.
     #[must_use]
     pub fn about(mut self, command: Option<&str>) -> Self {
         self.command = command.map(Into::into);
@@ -84,11 +84,11 @@ impl StoreError {
         self.may_have_executed
     }
 
-    /// Returns whether the same request may succeed a little later: the server said "not now", or
-    /// could not be reached.
+    /// Returns whether the same request may succeed a little later: the server rejected it for now,
+    /// or could not be reached.
     ///
-    /// Acquires and releases retry after such an error as long as their time allows; a try fails at
-    /// once. [`StoreErrorKind`] lists the kinds that are final.
+    /// nestlock's acquires and releases retry after such an error while their time lasts; a try
+    /// fails at once. [`StoreErrorKind`] lists the kinds that are final.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         use StoreErrorKind as K;
@@ -130,7 +130,7 @@ impl std::error::Error for StoreError {
 }
 
 impl StoreErrorKind {
-    /// Returns whether the server keeps rejecting a command until its configuration changes.
+    /// Returns whether the server rejects the command until its configuration changes.
     #[must_use]
     pub fn is_denied(self) -> bool {
         matches!(self, Self::NoPermission | Self::UnknownCommand)
@@ -139,9 +139,9 @@ impl StoreErrorKind {
 
 /// The kinds of [`StoreError`].
 ///
-/// Most are transient: the client retries within the wait of an acquire, or for as long as a
-/// release may take ([`StoreError::is_transient`]). Others stay until the configuration, the users
-/// or the data change: [`Auth`](Self::Auth), [`NoPermission`](Self::NoPermission),
+/// Most are transient: nestlock retries within the wait of an acquire, or for as long as a release
+/// may take ([`StoreError::is_transient`]). Others last until the configuration, the users or the
+/// data change: [`Auth`](Self::Auth), [`NoPermission`](Self::NoPermission),
 /// [`CrossSlot`](Self::CrossSlot), [`WrongType`](Self::WrongType), [`Forked`](Self::Forked),
 /// [`NoScript`](Self::NoScript), [`UnknownCommand`](Self::UnknownCommand), [`Tls`](Self::Tls). So
 /// do [`Protocol`](Self::Protocol) and [`Other`](Self::Other), unless the request may have been
@@ -155,21 +155,21 @@ pub enum StoreErrorKind {
     Timeout,
     /// The connection broke before the reply arrived.
     Disconnected,
-    /// This client has too many requests in its queue, or another call of this owner about this
-    /// lock does not return.
+    /// This client has too many requests in flight, a request was not sent in time, or (in
+    /// nestlock) another call of this owner about this lock does not return.
     Overloaded,
     /// The server rejected the user name or password.
     Auth,
-    /// The ACL user may not do this (command, key or channel), or this process may not open the
-    /// server's socket.
+    /// The ACL user lacks permission for a command, key or channel, or this process lacks
+    /// permission to open the server's socket.
     NoPermission,
     /// The server lacks a command: it is too old, or the command is renamed or disabled. Nothing
     /// was executed.
     UnknownCommand,
     /// TLS failed: a certificate is not trusted, or only one side speaks TLS.
     Tls,
-    /// The server is a replica. The client reconnects, as its address may lead to another server by
-    /// now.
+    /// The server is a replica. The client reconnects, because the address may lead to another
+    /// server by now.
     ReadOnly,
     /// The server is loading its data.
     Loading,
@@ -183,15 +183,15 @@ pub enum StoreErrorKind {
     TryAgain,
     /// Another node serves the slot.
     Moved,
-    /// The keys are in several slots.
+    /// The keys belong to different slots.
     CrossSlot,
-    /// The server is out of memory. Held locks are still renewed and released.
+    /// The server is out of memory. nestlock still renews and releases held locks.
     OutOfMemory,
     /// The server cannot persist its data and rejects writes.
     Misconfigured,
     /// Too few replicas are connected.
     NoReplicas,
-    /// The key has another type.
+    /// The key holds a value of another type.
     WrongType,
     /// This process is a fork of the one that created the client, and must not use its connections.
     /// Create a new client in the fork.

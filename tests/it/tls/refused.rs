@@ -75,7 +75,7 @@ async fn a_certificate_that_is_not_believed_is_final() {
             ),
             (
                 refused(of_ca.clone(), of_old).await,
-                "issue the server's certificate anew",
+                "renew the server's certificate",
             ),
             (refused(of_ca, of_v1).await, "it is X.509 v1"),
         ] {

@@ -1,28 +1,31 @@
-//! What to do about an error of the store: one line behind what was said.
+//! Advice on what to do about an error: one line, appended to the error's text.
 
 use std::borrow::Cow;
 
 use super::{StoreError, StoreErrorKind};
 
-const OLD_SERVER: &str = "nestlock needs HELLO 3: Redis 6.2 or later, or Valkey";
-const NO_ACCESS: &str = "this process may not open the socket: see `unixsocketperm`";
+const OLD_SERVER: &str = "HELLO 3 is required: use Redis 6.2 or later, or Valkey";
+const NO_ACCESS: &str = "this process may not open the socket: check `unixsocketperm`";
 const NO_LISTENER: &str = "no server listens there: check host and port";
-const NO_TLS: &str = "the port speaks no TLS: use redis://";
-const OTHER_NAME: &str =
-    "connect by a name that it has, or give that: `Tls::server_name`, or --tls-server-name";
-const CLIENT_CERTIFICATE: &str = "the server wants a client certificate that it trusts: `Tls::client_cert_pem`, or --tls-cert and --tls-key";
+const NO_TLS: &str = "the port does not speak TLS: use redis://";
+const OTHER_NAME: &str = "connect by a name in the certificate, or set that name: `Tls::server_name`, or --tls-server-name";
+const CLIENT_CERTIFICATE: &str = "the server requires a client certificate that it trusts: `Tls::client_cert_pem`, or --tls-cert and --tls-key";
 
-/// By a part of what was said; the first that fits counts. The guide has a row for each.
+/// Advice by a part of the error's text; the first match counts. nestlock's guide has a row for
+/// each.
 const BY_TEXT: [(&str, &str); 24] = [
     ("NOPROTO", OLD_SERVER),
     (
         "max number of clients",
-        "raise `maxclients`, or share clients: each has two connections",
+        "raise `maxclients`, or share clients: each nestlock client has 2 connections",
     ),
-    ("NOAUTH", "give a login: redis://user:password@host:port"),
+    (
+        "NOAUTH",
+        "log in with a user and password: redis://user:password@host:port",
+    ),
     (
         "DENIED",
-        "the server is in protected mode: give it a password, and the URL a login",
+        "the server is in protected mode: set a password there, and add it to the URL",
     ),
     (
         "DB index is out of range",
@@ -30,17 +33,17 @@ const BY_TEXT: [(&str, &str); 24] = [
     ),
     (
         "oo many open files",
-        "no file descriptor is left: raise the limit, `ulimit -n`",
+        "this process is out of file descriptors: raise the limit, `ulimit -n`",
     ),
     ("ermission denied", NO_ACCESS),
     ("PermissionDenied", NO_ACCESS),
     (
         "lookup address",
-        "DNS knows no address of this host: check its name",
+        "DNS found no address for this host: check its name",
     ),
     (
-        "that the cluster names",
-        "announce one that clients reach: `cluster-announce-ip`, or `cluster-announce-hostname`",
+        "that the cluster announces",
+        "announce an address that clients can reach: `cluster-announce-ip`, or `cluster-announce-hostname`",
     ),
     ("onnection refused", NO_LISTENER),
     ("ConnectionRefused", NO_LISTENER),
@@ -48,10 +51,13 @@ const BY_TEXT: [(&str, &str); 24] = [
     ("in plain text", "if the port speaks TLS, use rediss://"),
     ("corrupt message", NO_TLS),
     ("InvalidContentType", NO_TLS),
-    ("by TLS within", "if the port speaks no TLS, use redis://"),
+    (
+        "by TLS within",
+        "if the port does not speak TLS, use redis://",
+    ),
     (
         "UnknownIssuer",
-        "trust the authority that signed it: `Tls::ca_pem`, or --tls-ca",
+        "trust the CA that signed it: `Tls::ca_pem`, or --tls-ca",
     ),
     (
         "UnsupportedCertVersion",
@@ -61,18 +67,18 @@ const BY_TEXT: [(&str, &str); 24] = [
     ("NotValidForName", OTHER_NAME),
     (
         "xpired",
-        "issue the server's certificate anew, or set this machine's clock",
+        "renew the server's certificate, or correct this machine's clock",
     ),
     ("UnknownCA", CLIENT_CERTIFICATE),
     ("ertificateRequired", CLIENT_CERTIFICATE),
 ];
 
 impl StoreError {
-    /// One line: what to do about it.
+    /// Returns one line of advice on what to do about the error.
     pub(crate) fn advice(&self) -> Option<Cow<'static, str>> {
         use StoreErrorKind as K;
         let said = self.said();
-        // a release that was sent is no failure to connect
+        // these texts are about connecting; a request that was sent has failed otherwise
         let by_text = BY_TEXT
             .into_iter()
             .find(|(part, _)| !self.may_have_executed && said.contains(part));
@@ -86,23 +92,23 @@ impl StoreError {
             }
             K::UnknownCommand => {
                 let command = command.unwrap_or("the command").to_uppercase();
-                let which = if command.contains(',') { "what it lacks of " } else { "" };
+                let which = if command.contains(',') { "whichever is missing of " } else { "" };
                 let command = command.replace(',', ", ");
                 Some(
-                    format!("enable {which}{command} under its own name; nestlock needs Redis 6.2 or later, or Valkey")
+                    format!("enable {which}{command} under its own name; Redis 6.2 or later, or Valkey, is required")
                         .into(),
                 )
             }
-            K::NoPermission => Some("allow it by ACL: `nestlock acl` prints the rules".into()),
+            K::NoPermission => Some("allow it in the ACL: `nestlock acl` prints the rules".into()),
             K::Auth => {
-                Some("check user and password: redis://user:password@host:port, with special characters as %NN".into())
+                Some("check the user and password: redis://user:password@host:port, with special characters as %NN".into())
             }
             _ => None,
         }
     }
 }
 
-/// Returns every advice that errors give, for the test that the guide has them all.
+/// Returns all advice that errors give, for the test that the guide has each line of it.
 #[doc(hidden)]
 #[must_use]
 pub fn all_advice() -> Vec<String> {
