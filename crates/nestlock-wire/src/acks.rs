@@ -1,13 +1,13 @@
-//! Counts the replicas that have what a connection wrote: WAIT behind the scripts, on their own
-//! connection.
+//! Counts the replicas that have what a connection wrote, with a WAIT after the scripts, on the
+//! same connection.
 //!
-//! WAIT holds up every request behind it, so each connection has at most one in flight. A
-//! request that finds none in flight sends its own WAIT in the same round trip. One that finds one
-//! waits for the next, which covers everything that was sent before it.
+//! WAIT holds up every request behind it, so each connection has at most one in flight. A request
+//! that finds none in flight sends its own WAIT in the same round trip. Otherwise it waits for the
+//! next WAIT, which covers everything that was sent before it.
 //!
-//! The number is about the writes of this very connection, and nothing else: for a connection that
-//! has not written, the server counts all replicas. So the number is valid only if a script has
-//! confirmed, over the same connection, that it wrote.
+//! The number covers only the writes of this connection: for a connection that has not written, the
+//! server counts all replicas. So the number is valid only if a script has confirmed, over the same
+//! connection, that it wrote.
 
 use std::{
     sync::{
@@ -243,7 +243,7 @@ pub async fn send_wait(
         answer => number(answer).map(|replicas| (0, replicas)),
     };
     let (own, replicas) =
-        acks.ok_or_else(|| Failure::Nonsense("WAIT was answered by something else".into()))?;
+        acks.ok_or_else(|| Failure::Nonsense("unexpected reply to WAIT".into()))?;
     Ok(Acks {
         replicas,
         on_disk: own > 0,

@@ -7,19 +7,19 @@ use std::{fmt::Write, sync::OnceLock};
 
 use crate::{digest::sha1, source::ScriptSource};
 
-/// How many keys and arguments each call in a bundle has: its text takes no others.
+/// How many keys and arguments each call in a bundle has: the bundle's text expects exactly these.
 pub(crate) const ONE: (usize, usize) = (1, 3);
-/// How many scripts a bundle has at most: a digit names each.
+/// Most scripts in a bundle: a single digit names each.
 const MOST: usize = 9;
 
-/// Scripts of which any may be sent together: up to nine, with one key and three arguments each. A
-/// call with other numbers of keys or arguments is sent alone, and so is a script beyond the ninth.
+/// Scripts that may be sent together in any combination: up to 9, with 1 key and 3 arguments each.
+/// A call with other numbers of keys or arguments is sent alone, and so is a script beyond the 9th.
 ///
-/// The texts become functions of one text, so they must be written for it: no long comments; none
-/// changes `KEYS`, `ARGV` or the protocol; an error is a text or what a command replied. A local
-/// function begins with `local function` and ends with `end` at the beginning of a line, uses
-/// nothing from outside of it, neither `KEYS` nor `ARGV`, and has the same text in each script that
-/// has one of its name.
+/// The texts become functions in one text, so they must be written for that. They have no long
+/// comments. They do not change `KEYS`, `ARGV` or the protocol. An error is a text, or the reply of
+/// a command. A local function begins with `local function` and ends with `end`, each at the
+/// beginning of a line; it uses nothing from outside itself, neither `KEYS` nor `ARGV`; and it has
+/// the same text in each script that has a function of that name.
 #[derive(Debug)]
 pub struct Bundle {
     scripts: &'static [&'static ScriptSource],

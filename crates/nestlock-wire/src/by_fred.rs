@@ -1,8 +1,8 @@
 //! A connection through the `fred` crate: one fred client per connection, without a reconnect
 //! policy.
 //!
-//! It is an independent check of everything that the own connection does: the whole test suite runs
-//! on both. fred writes each script separately, so this one is slower.
+//! It is an independent check of everything that nestlock's own connection does: the whole test
+//! suite runs on both. fred writes each script separately, so this one is slower.
 
 mod config;
 pub(crate) mod connector;
@@ -74,7 +74,7 @@ pub(crate) struct FredConnection {
     is_ended: watch::Sender<bool>,
 }
 
-/// Ends a connection together with the task that has this, also when the task's runtime ends.
+/// Ends a connection together with the task that owns this, even if the task's runtime ends.
 struct EndOnDrop(Weak<FredConnection>);
 
 impl Drop for EndOnDrop {
@@ -198,7 +198,7 @@ impl FredConnection {
             // the reply is checked even if the caller has dropped its future: it may prove that
             // another reply is not to be trusted
             let answer = own.spawn(call);
-            // fred limits no script by itself
+            // fred does not limit the time of scripts
             let over = {
                 let _context = own.enter();
                 tokio::time::sleep(limit)
@@ -336,8 +336,8 @@ impl FredConnection {
         match self.ping(limit).await {
             Ok(()) | Err(Failure::Refused(_)) if !*self.is_ended.borrow() => Ok(()),
             Err(Failure::TimedOut) => Err(Failure::TimedOut),
-            // the PING may not have been sent, but the request that it was to prove was: that one
-            // is in doubt
+            // the PING may not have been sent, but the request before it was: that request is in
+            // doubt
             _ => Err(Failure::Ended),
         }
     }
@@ -390,8 +390,8 @@ impl ForeignConnection for FredConnection {
         } else {
             asked
         };
-        // fred takes a refusal for the reply to another request: the connection is of no use any
-        // more
+        // fred takes a refusal for the reply to another request: the connection is unusable from
+        // now on
         if matches!(proven, Err(Failure::Refused(_) | Failure::Nonsense(_))) {
             self.end();
         }

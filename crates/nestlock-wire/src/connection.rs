@@ -29,8 +29,8 @@ enum Client {
     Foreign(Arc<dyn ForeignConnection>),
 }
 
-/// A connection by another client than nestlock's own. Each method does what the method of
-/// [`Connection`] with its name says.
+/// A connection of a client other than nestlock's own. Each method does what the method of
+/// [`Connection`] with the same name documents.
 #[async_trait]
 pub(crate) trait ForeignConnection: Send + Sync {
     async fn call(self: Arc<Self>, request: Request<'_>, until: Until) -> Result<Value, Failure>;
@@ -65,7 +65,7 @@ pub struct CloseOnDrop {
 }
 
 impl CloseOnDrop {
-    /// Returns the guard of a connection.
+    /// Creates the guard of a connection.
     #[must_use]
     pub fn new(connection: Connection) -> Self {
         Self {
@@ -74,7 +74,7 @@ impl CloseOnDrop {
         }
     }
 
-    /// Returns the connection, which is not ended.
+    /// Returns the connection without ending it.
     #[must_use]
     pub fn keep(mut self) -> Connection {
         self.is_kept = true;
@@ -116,8 +116,8 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// [`Failure`]. Made a [`StoreError`](crate::StoreError), an error of the server counts as not
-    /// executed, also one that a script met after it had written: for scripts, see
+    /// [`Failure`]. Converted to a [`StoreError`](crate::StoreError), a known error of the server
+    /// counts as not executed, even if a script met it after it had written: for scripts, use
     /// [`Link::eval`](crate::Link::eval).
     ///
     /// # Cancel safety
@@ -181,7 +181,7 @@ impl Connection {
         }
     }
 
-    /// Subscribes to a channel, if that is permitted. With another client, nothing proves that it
+    /// Subscribes to a channel, if the user may. With another client, nothing proves that it
     /// happened.
     ///
     /// # Cancel safety
@@ -225,8 +225,7 @@ impl Connection {
     }
 
     /// Returns when the oldest request in flight was sent. Returns `None` if none is in flight, and
-    /// always with another client, which does not
-    /// report it.
+    /// always with another client, which does not report it.
     pub(crate) fn waits_since(&self) -> Option<Instant> {
         match &self.0 {
             Client::Own(own) => own.waits_since(),
@@ -253,7 +252,7 @@ impl Connection {
     /// Ends the connection. Requests in flight fail.
     pub fn end(&self) {
         match &self.0 {
-            Client::Own(own) => own.end("no longer wanted"),
+            Client::Own(own) => own.end("closed by this client"),
             Client::Foreign(foreign) => foreign.end(),
         }
     }

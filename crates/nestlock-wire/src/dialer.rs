@@ -1,4 +1,4 @@
-//! Connects, to a server that is known or to one that has to be found first.
+//! Connects to a known server, or to one that must be found first.
 
 use std::{fmt, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -32,17 +32,17 @@ pub enum Wire {
 }
 
 impl Wire {
-    /// Returns whether it is another client than nestlock's own.
+    /// Returns whether this is a client other than nestlock's own.
     #[must_use]
     pub fn is_fred(self) -> bool {
         self != Self::Own
     }
 }
 
-/// Finds the server to connect to, anew at each connect.
+/// Finds the server to connect to, at each connect.
 #[async_trait]
 pub trait Locate: Send + Sync {
-    /// Connects to the server that is the right one now. The caller sets the time limit.
+    /// Connects to the server that is responsible now. The caller sets the time limit.
     ///
     /// # Cancel safety
     ///
@@ -57,7 +57,8 @@ pub struct Dialer {
     pub settings: ConnectionSettings,
     /// The client that makes connections.
     pub wire: Wire,
-    /// Like the settings' `connect_timeout`, for the first reconnect attempt.
+    /// The time limit of the first reconnect attempt. It doubles after each timeout, up to the
+    /// settings' `connect_timeout`.
     pub first_limit: Duration,
     /// Numbers the connections: one for all links of a client.
     pub epochs: Arc<Epochs>,
@@ -81,7 +82,7 @@ impl fmt::Debug for Dialer {
 }
 
 impl Dialer {
-    /// Returns how to connect to the server in `settings`, always the same.
+    /// Creates a dialer that always connects to the server in `settings`.
     #[must_use]
     pub fn new(settings: ConnectionSettings) -> Self {
         Self {
@@ -123,8 +124,8 @@ impl Dialer {
                 nobody_listens: false,
             })
         };
-        // a provider of the program's that panics, be it when it is dropped, must not end the
-        // supervisor with it
+        // if the program's credential provider panics, even while it is dropped, the supervisor
+        // must survive
         let in_time = async { timeout(limit, attempt).await };
         match AssertUnwindSafe(in_time).catch_unwind().await {
             Ok(Ok(connected)) => connected,
@@ -134,12 +135,12 @@ impl Dialer {
             ),
             Err(_) => failed(
                 StoreErrorKind::Unavailable,
-                "the connect panicked; was it the credential provider?".to_owned(),
+                "the connect panicked; the cause may be the credential provider".to_owned(),
             ),
         }
     }
 
-    /// Connects to the server in `server`. The caller sets the time limit.
+    /// Connects to the server in `settings`. The caller sets the time limit.
     ///
     /// # Cancel safety
     ///

@@ -14,7 +14,8 @@ use crate::{
     wake::catch_waker_panic,
 };
 
-const FORKED: &str = "this process is a fork of the one that made the client; connect anew here";
+const FORKED: &str =
+    "this process is a fork of the one that created the client; create a new client here";
 
 /// The number of one of a client's connections. Replies of one epoch arrive in the order of their
 /// requests. No two links of a client share an epoch.
@@ -23,8 +24,8 @@ pub struct Epoch(u64);
 
 impl Epoch {
     /// The epoch of no connection. Requests in doubt that were sent over several connections have
-    /// it: no reply proves that they are over, only the time by which none of them can still
-    /// arrive.
+    /// this epoch: no reply proves that they are over, only the time by which none of them can
+    /// still arrive.
     pub const NONE: Self = Self(0);
     /// The epoch of a client's first connection.
     pub const FIRST: Self = Self(1);
@@ -65,6 +66,7 @@ impl Default for Epochs {
 
 impl Epochs {
     pub(crate) fn next(&self) -> Epoch {
+        // `next`, because 0 is `Epoch::NONE`
         Epoch(self.last.fetch_add(1, Ordering::Relaxed)).next()
     }
 

@@ -47,18 +47,18 @@ impl From<Failure> for StoreError {
             Failure::Ended => (
                 K::Disconnected,
                 true,
-                "the connection ended before the answer came".into(),
+                "the connection ended before the reply arrived".into(),
             ),
             Failure::TimedOut => (
                 K::Timeout,
                 true,
-                "no answer within the command timeout".into(),
+                "no reply within the command timeout".into(),
             ),
             Failure::LateUnsent => (K::Overloaded, false, NOT_SENT.into()),
             Failure::TooMany => (
                 K::Overloaded,
                 false,
-                "too many requests are under way".into(),
+                "too many requests are in flight".into(),
             ),
             Failure::Nonsense(what) => (K::Protocol, true, what),
             Failure::Other(kind, may_have_executed, why) => (kind, may_have_executed, why),
@@ -72,8 +72,8 @@ impl From<Failure> for StoreError {
 pub struct NotConnected {
     /// What happened.
     pub error: StoreError,
-    /// True if nothing listens there (a closed port, no such socket): the attempt cost the server
-    /// nothing.
+    /// True if nothing listens there (a closed port, or no such socket): the attempt cost the
+    /// server nothing.
     pub nobody_listens: bool,
 }
 

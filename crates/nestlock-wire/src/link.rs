@@ -1,5 +1,5 @@
-//! A supervised connection. It reconnects by itself, reports which requests may have been executed,
-//! and never sends one of those again.
+//! A supervised connection. It reconnects automatically, reports which requests may have been
+//! executed, and never sends one of those again.
 
 pub(crate) mod commands;
 mod copies;
@@ -44,7 +44,7 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// How long a request waits for a reconnect: a broken connection is usually replaced within
 /// milliseconds.
 const RECONNECT_GRACE: Duration = Duration::from_millis(250);
-/// How often a request is retried that was never sent.
+/// How many times a request that was never sent is retried.
 const MAX_UNSENT: u32 = 20;
 /// How long [`Link::reset`] waits for the next connection.
 const RESET: Duration = Duration::from_secs(2);
@@ -67,7 +67,7 @@ pub enum LinkPurpose {
     BlockingReads,
 }
 
-/// A link to a server: one connection after the other.
+/// A link to a server: a connection that is replaced when it ends.
 pub struct Link {
     dial: Dialer,
     carries: LinkPurpose,
@@ -127,7 +127,8 @@ impl Link {
         Ok(link)
     }
 
-    /// Returns a link that connects when it can. Requests in its first moments wait for that.
+    /// Creates a link that connects in the background. Requests in its first moments wait for the
+    /// connection.
     pub fn lazy(dial: Dialer, pace: &Arc<Pace>) -> Arc<Self> {
         let link = Self::new(dial, pace, LinkPurpose::Requests);
         link.set(LinkState::Reconnecting);
@@ -135,14 +136,14 @@ impl Link {
         link
     }
 
-    /// Returns a link for requests that block, without heartbeats. It connects when it can.
+    /// Creates a link for requests that block, without heartbeats. It connects in the background.
     pub fn blocking(dial: Dialer, pace: &Arc<Pace>) -> Arc<Self> {
         let link = Self::new(dial, pace, LinkPurpose::BlockingReads);
         link.keep_connected(None);
         link
     }
 
-    /// Returns a link that never connects.
+    /// Creates a link that never connects.
     pub fn new(dial: Dialer, pace: &Arc<Pace>, carries: LinkPurpose) -> Arc<Self> {
         Arc::new(Self {
             carries,
@@ -162,7 +163,7 @@ impl Link {
         })
     }
 
-    /// Drops the connection, and waits a little for a new one.
+    /// Drops the connection, and waits up to 2 s for a new one.
     ///
     /// # Cancel safety
     ///
@@ -201,7 +202,7 @@ impl Link {
         self.current()?.waits_since()
     }
 
-    /// Returns the host that the link leads to.
+    /// Returns the host that the link leads to. Empty for a Unix socket.
     pub fn host(&self) -> String {
         match &self.dial.settings.server.address {
             Address::Tcp(server) => server.host.to_string(),
@@ -235,8 +236,9 @@ impl Link {
         *self.state.borrow() == LinkState::Down
     }
 
-    /// Returns the connection for a request. If there is none after a short wait, the request is
-    /// refused: later it may mean something else.
+    /// Returns the connection for a request. Fails at once while the link is down. While it
+    /// reconnects, fails after 250 ms, or after the command timeout if that is shorter: later, the
+    /// request may mean something else.
     ///
     /// # Cancel safety
     ///
@@ -245,7 +247,7 @@ impl Link {
         self.up_within(self.patience).await
     }
 
-    /// Returns the same, within the time that the request has left.
+    /// As [`Link::up`], within the time that the request has left.
     ///
     /// # Cancel safety
     ///
@@ -269,7 +271,7 @@ impl Link {
         self.numbered().ok_or_else(|| self.not_connected())
     }
 
-    /// Returns the error that there is no connection, and why.
+    /// Returns the error for a missing connection, with the reason.
     pub fn not_connected(&self) -> StoreError {
         let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         let why = refused
@@ -308,7 +310,8 @@ impl Link {
         tokio::select! {
             biased;
             output = future => Some(output),
-            // before the timer: its runtime may have ended, which closes the link, and then it panics
+            // before the timer, whose runtime may have ended: that closes the link, and a poll of
+            // the timer would panic
             _ = closed => None,
             () = over => None,
         }
@@ -324,7 +327,7 @@ impl Link {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Waits until the server can be reached: for ever, if the link is closed.
+    /// Waits until the server can be reached. Never returns if the link is closed.
     ///
     /// # Cancel safety
     ///
@@ -364,15 +367,15 @@ impl Link {
     /// refused, it is sent again alone. Any other retry is of a request that was not sent when the
     /// connection ended.
     ///
+    /// `copies`: the copies that its write must have. [`Link::acknowledged`] takes the receipt, and
+    /// waits for them.
+    ///
     /// # Cancel safety
     ///
     /// If the future is dropped midway, the request may still execute. The first poll queues it, so
     /// anything sent after the drop comes second. Nothing is sent once `until` is over: if a future
-    /// was not polled for that long, all callers may have given it up, and what it is about may
-    /// belong to another by now.
-    ///
-    /// `copies`: the copies that its write must have. [`Link::acknowledged`] waits for them by the
-    /// receipt.
+    /// was not polled for that long, all callers may have given it up, and what it would change may
+    /// belong to another owner by now.
     pub async fn eval(
         &self,
         call: &Call,
@@ -468,7 +471,7 @@ impl Link {
             .unwrap_or_else(|| Err(self.not_connected()))
     }
 
-    /// Returns how long requests took lately, plus a quarter. The wait for a connection does not
+    /// Returns how long recent requests took, plus a quarter. The wait for a connection does not
     /// count.
     pub fn round_trip(&self) -> Duration {
         self.round_trip.get()
@@ -481,8 +484,8 @@ impl Link {
         self.round_trip.take(asked, true);
     }
 
-    /// Returns the same without time spent behind a WAIT. Bounded waits use it: they must end in
-    /// time, even if other waits need replicas.
+    /// As [`Link::round_trip`], without time spent behind a WAIT. Bounded waits use it: they must
+    /// end in time, even if other waits need replicas.
     pub fn free_round_trip(&self) -> Duration {
         self.round_trip.free()
     }

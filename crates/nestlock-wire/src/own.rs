@@ -321,6 +321,7 @@ impl OwnConnection {
         };
         drop(out);
         log::later!(DEBUG, why = why; "a connection has ended");
+        // Before the callers are notified: `because` reads it.
         let _ = self.why.set(why.to_owned());
         // Dropping both halves closes the socket.
         lock(&self.incoming).take();
@@ -336,7 +337,7 @@ impl OwnConnection {
     pub(crate) fn because(&self, failure: Failure) -> Failure {
         match (failure, self.why.get()) {
             (Failure::Ended | Failure::Unsent, Some(why)) => {
-                let why = format!("the connection ended before the answer came: {why}");
+                let why = format!("the connection ended before the reply arrived: {why}");
                 Failure::Other(StoreErrorKind::Disconnected, true, why)
             }
             (failure, _) => failure,
@@ -413,7 +414,7 @@ impl Future for SentRequest {
 }
 
 impl Drop for SentRequest {
-    /// Sends the request, whatever becomes of its caller.
+    /// Sends the request, even though its caller no longer waits for the reply.
     fn drop(&mut self) {
         self.flush();
     }

@@ -3,7 +3,7 @@
 //!
 //! An attempt at a closed port costs only a packet. It is made four to five times a second, so that
 //! a server that comes back is noticed within 250 ms. A server that accepts connections and then
-//! does not serve has work with each client, so it is left alone for a quarter of the time that it
+//! does not serve has work with each attempt, so it is left alone for a quarter of the time that it
 //! has been away, up to 2 s.
 
 use std::{
@@ -32,7 +32,7 @@ const BETWEEN_CONNECTIONS: Duration = Duration::from_millis(20);
 /// maximum.
 const SEARCHES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
-/// The pace of connecting, shared by the links of one client.
+/// The back-off between attempts to connect, shared by the links of one client.
 #[derive(Debug)]
 pub struct Pace {
     /// Locked by the link that may connect now.
@@ -64,7 +64,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Returns the pace of a new client.
+    /// Creates the back-off of a new client.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Pace {
     }
 
     /// Makes one attempt to connect, when it is due. The first success lets the other links connect
-    /// at once. `before`: when this link connected last.
+    /// at once. `before`: when this link last connected.
     ///
     /// # Cancel safety
     ///
@@ -112,12 +112,12 @@ impl Pace {
         outcome
     }
 
-    /// Makes the next attempt due now, because there is another server.
+    /// Makes the next attempt due now, because another server is responsible.
     pub fn attempt_now(&self) {
         self.is_due.notify_one();
     }
 
-    /// Makes all links reconnect, unless they did so lately: the server takes no writes, and its
+    /// Makes all links reconnect, unless they did so recently: the server rejects writes, and its
     /// address may lead to another server by now.
     pub(crate) fn search(&self) {
         if self
@@ -130,7 +130,7 @@ impl Pace {
             let searches = *self.searches.borrow();
             log::later!(
                 WARN, searches = searches;
-                "the server is a replica; connecting anew, should its address lead to another one by now"
+                "the server is a replica; reconnecting, as its address may lead to another server by now"
             );
         }
     }

@@ -52,7 +52,7 @@ fn by_turns(found: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
 /// Connects to the first of these addresses that accepts.
 pub(crate) async fn first(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
     let (mut left, mut tried) = (addresses.into_iter(), FuturesUnordered::new());
-    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
     loop {
         match left.next() {
             Some(address) => tried.push(TcpStream::connect(address)),
@@ -64,7 +64,7 @@ pub(crate) async fn first(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
             biased;
             Some(answer) = tried.next() => match answer {
                 Ok(stream) => return Ok(stream),
-                // the next round tries another address at once
+                // the next pass tries another address at once
                 Err(error) => failed = error,
             },
             () = sleep(NEXT), if !is_last => {}
@@ -119,7 +119,7 @@ pub(crate) mod tests {
             let mut hole = Self(at, socket, Vec::new());
             while let Ok(taken) = StdStream::connect_timeout(&at, Duration::from_millis(300)) {
                 hole.2.push(taken);
-                assert!(hole.2.len() < 10_000, "it takes everybody");
+                assert!(hole.2.len() < 10_000, "the backlog never fills up");
             }
             hole
         }

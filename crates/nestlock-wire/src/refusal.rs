@@ -16,7 +16,7 @@ const REFUSALS: [(&str, StoreErrorKind); 20] = {
         ("MASTERDOWN", K::MasterDown),
         ("CLUSTERDOWN", K::ClusterDown),
         ("READONLY", K::ReadOnly),
-        // of `BLPOP`, when the master becomes a replica
+        // the reply to a blocked BLPOP when the master becomes a replica
         ("UNBLOCKED", K::ReadOnly),
         ("CROSSSLOT", K::CrossSlot),
         ("OOM", K::OutOfMemory),
@@ -26,7 +26,7 @@ const REFUSALS: [(&str, StoreErrorKind); 20] = {
         ("NOAUTH", K::Auth),
         ("WRONGPASS", K::Auth),
         ("WRONGTYPE", K::WrongType),
-        // of `HELLO 3`, if the server does not know RESP3
+        // the reply to HELLO 3 of a server without RESP3
         ("NOPROTO", K::UnknownCommand),
         // protected mode
         ("DENIED", K::Other),
@@ -50,7 +50,7 @@ const TEXTS: [(&str, StoreErrorKind); 14] = {
         ("the user executing the script can't ", K::NoPermission),
         ("acl failure in script: ", K::NoPermission),
         ("max number of clients", K::Unavailable),
-        // of `SELECT`
+        // replies to SELECT
         ("db index is out of range", K::Other),
         ("select is not allowed in cluster mode", K::Other),
         // errors of nestlock's own scripts, raised before the first write
@@ -79,7 +79,7 @@ const HANDSHAKE: [&str; 7] = [
     "client|id",
 ];
 /// Replaces text that is not recognized.
-const NOT_SHOWN: &str = "an error whose words are not shown, as they may quote the password";
+const NOT_SHOWN: &str = "an error whose text is not shown because it may quote the password";
 
 /// Parts of connect errors that say more than "disconnected": from TLS and the system, as both
 /// wires word them.
@@ -170,8 +170,9 @@ pub(crate) fn verdict(error: &str) -> (StoreErrorKind, bool) {
     known(error).map_or((StoreErrorKind::Other, true), |kind| (kind, false))
 }
 
-/// Returns the error of a script, in doubt if a command inside it may have caused it: the commands
-/// before that may have written. A script may catch such an error and return it, in any words.
+/// Returns the error of a script. It is in doubt if a command inside the script may have caused it,
+/// because earlier commands may have written. A script may also catch such an error and return it,
+/// in words of its own.
 pub(crate) fn of_a_script(error: StoreError) -> StoreError {
     use StoreErrorKind as K;
     let may_be_inside = matches!(
@@ -383,7 +384,7 @@ mod tests {
         }
     }
 
-    /// Whatever surrounds the password, and however it is written.
+    /// Whatever text surrounds the password, and in whatever form it is quoted.
     #[test]
     fn a_login_that_is_refused_is_told_by_known_words() {
         use StoreErrorKind as K;
@@ -456,7 +457,7 @@ mod tests {
             ("invalid peer certificate: UnknownIssuer", K::Tls),
             ("received fatal alert: CertificateRequired", K::Tls),
             (
-                "the connection ended before the answer came: something that is not RESP",
+                "the connection ended before the reply arrived: the reply is not RESP",
                 K::Protocol,
             ),
             ("Permission denied (os error 13)", K::NoPermission),

@@ -93,7 +93,7 @@ impl Call {
         let end = out.len();
         resp::write_integer(out, number);
         let bundle = self.script.bundle?;
-        // the bundle would read another number of words as the beginning of the next request
+        // with other numbers, the bundle would misread where the next call begins
         if (self.keys.len(), self.args.len()) != ONE {
             return None;
         }

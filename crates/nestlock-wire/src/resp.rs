@@ -37,13 +37,13 @@ pub enum Value {
 }
 
 impl Value {
-    /// Returns a text.
+    /// Creates a text.
     #[must_use]
     pub fn text(text: &str) -> Self {
         Self::Text(text.as_bytes().to_vec())
     }
 
-    /// Returns the reply that these bytes of RESP3 are. Returns `None` if they are not one, or more.
+    /// Decodes a reply in RESP3. Returns `None` unless the bytes are exactly one reply.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         match decode(bytes, &mut Scan::default()) {
@@ -52,7 +52,7 @@ impl Value {
         }
     }
 
-    /// Returns an integer, or a string that is one, as in a record.
+    /// Returns the value of an integer, or of a string that contains one, as in a record.
     #[must_use]
     pub fn as_number(&self) -> Option<i64> {
         match self {
@@ -101,7 +101,7 @@ pub(crate) enum Stop {
 impl fmt::Display for Stop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::More(_) => f.write_str("the answer is not whole"),
+            Self::More(_) => f.write_str("the reply is incomplete"),
             Self::Nonsense(what) => f.write_str(what),
         }
     }
@@ -130,7 +130,7 @@ pub(crate) fn decode(bytes: &[u8], scan: &mut Scan) -> Result<(Frame, usize), St
         b'-' | b'!' => Frame::Error(String::from_utf8_lossy(reader.error()?).into_owned()),
         b'>' => match reader.value()? {
             Value::Array(parts) => Frame::Push(parts),
-            _ => return Err(Stop::Nonsense("a push of nothing")),
+            _ => return Err(Stop::Nonsense("a RESP push that is null")),
         },
         _ => Frame::Value(reader.value()?),
     };
@@ -149,12 +149,12 @@ impl Scan {
                 b'$' | b'!' | b'=' => _ = reader.text()?,
                 kind @ (b'*' | b'~' | b'%' | b'>' | b'|') => {
                     if depth > DEEPEST || depth > 0 && matches!(kind, b'>' | b'|') {
-                        return Err(Stop::Nonsense("arrays nested too deep"));
+                        return Err(Stop::Nonsense("RESP arrays nested too deeply"));
                     }
                     let parts = reader.parts()?.unwrap_or(0);
                     self.parts += parts;
                     if self.parts > MOST_PARTS {
-                        return Err(Stop::Nonsense("an array of too many parts"));
+                        return Err(Stop::Nonsense("a RESP array with too many elements"));
                     }
                     // an attribute is followed by the value that it describes
                     let parts = parts + usize::from(kind == b'|');
@@ -164,7 +164,7 @@ impl Scan {
                         continue;
                     }
                 }
-                _ => return Err(Stop::Nonsense("something that is not RESP")),
+                _ => return Err(Stop::Nonsense("the reply is not RESP")),
             }
             self.at = reader.at;
             // the element is complete, and so is each array that ends with it
@@ -208,7 +208,7 @@ impl<'b> FrameReader<'b> {
             return Err(if rest.len() < LONGEST_LINE {
                 Stop::More(self.bytes.len() + 1)
             } else {
-                Stop::Nonsense("a line without an end")
+                Stop::Nonsense("a RESP line that is too long")
             });
         };
         match rest.get(length + 1) {
@@ -217,7 +217,7 @@ impl<'b> FrameReader<'b> {
                 self.at = from + length + 2;
                 Ok(&rest[..length])
             }
-            Some(_) => Err(Stop::Nonsense("half an end of a line")),
+            Some(_) => Err(Stop::Nonsense("a RESP line with CR but no LF")),
         }
     }
 
@@ -226,7 +226,7 @@ impl<'b> FrameReader<'b> {
         let number = std::str::from_utf8(line)
             .ok()
             .and_then(|digits| digits.parse().ok());
-        number.ok_or(Stop::Nonsense("a number that is none"))
+        number.ok_or(Stop::Nonsense("invalid RESP integer"))
     }
 
     /// Returns a length. Returns `None` for -1, which stands for a null.
@@ -235,7 +235,7 @@ impl<'b> FrameReader<'b> {
             -1 => Ok(None),
             length => match usize::try_from(length) {
                 Ok(length) if length <= most => Ok(Some(length)),
-                _ => Err(Stop::Nonsense("a length beyond all measure")),
+                _ => Err(Stop::Nonsense("RESP length out of range")),
             },
         }
     }
@@ -252,7 +252,7 @@ impl<'b> FrameReader<'b> {
                 self.at = end + 2;
                 Ok(Some(&self.bytes[from..end]))
             }
-            Some(_) => Err(Stop::Nonsense("a text that does not end where it should")),
+            Some(_) => Err(Stop::Nonsense("a RESP string without CRLF at its end")),
         }
     }
 
@@ -408,7 +408,11 @@ mod tests {
         }
         let whole = decode(bytes.as_bytes(), &mut scan).unwrap();
         assert_eq!(whole.1, bytes.len());
-        assert_eq!((scan.at, scan.parts), (0, 0), "the next one begins anew");
+        assert_eq!(
+            (scan.at, scan.parts),
+            (0, 0),
+            "the next frame starts from zero"
+        );
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::{
 
 use crate::clock::Instant;
 
-/// How long requests took lately: all of them, and those that were not behind a `WAIT`.
+/// How long recent requests took: all of them, and those that were not behind a `WAIT`.
 #[derive(Debug)]
 pub(crate) struct RoundTrip {
     all: Known,
@@ -15,8 +15,8 @@ pub(crate) struct RoundTrip {
     beginning: Instant,
 }
 
-/// An estimate that rises at once with a slower request, and falls slowly with faster ones.
-/// Relaxed: nothing else depends on it, and a lost sample is one of many.
+/// An estimate that rises at once with a slower request, and falls slowly with faster ones. Its
+/// atomics are relaxed: nothing else depends on them, and a lost sample is one of many.
 #[derive(Debug, Default)]
 struct Known {
     /// In microseconds; 0 while unknown.

@@ -1,4 +1,4 @@
-//! Scripts as values: what is sent of them, and the call that fills in keys and arguments.
+//! Scripts as values: the texts that are sent, and the calls with their keys and arguments.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,7 +12,7 @@ use crate::{
     source::{Arity, ScriptSource},
 };
 
-/// A script, and what is sent of it.
+/// A script, and the texts that are sent for it.
 #[derive(Debug)]
 pub struct Script {
     /// Its text in Lua, and how many keys and arguments it takes.
@@ -28,7 +28,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// Returns the script of a source. `derive` makes of a name what an [`Arg::Derived`] sends.
+    /// Creates the script of a source. `derive` turns a name into what an [`Arg::Derived`] sends.
     pub const fn new(
         source: ScriptSource,
         derive: fn(&str) -> [&str; 5],
@@ -43,8 +43,8 @@ impl Script {
     }
 
     /// Returns the text that is sent, and its digest. The text is the source inside
-    /// `lua/numbered.lua`, so that each reply names its request. With sharded messages it is
-    /// another text, which publishes with SPUBLISH.
+    /// `lua/numbered.lua`, so that each reply names its request. For sharded messages it is another
+    /// text, which publishes with SPUBLISH.
     pub(crate) fn text(&'static self, sharded: bool) -> (&'static str, &'static str) {
         let (text, sha1) = self.texts[usize::from(sharded)].get_or_init(|| {
             let source = NUMBERED.replace("--SCRIPT", self.source.lua);
@@ -60,8 +60,8 @@ impl Script {
     }
 
     /// Returns what a server's error about this script means. A script that builds key names checks
-    /// all of them before it writes: if one is elsewhere, nothing was executed. It does not follow
-    /// its record there either, since its other keys may be here.
+    /// all of them before it writes: if one is on another node, nothing was executed. Nor does the
+    /// script follow its record to that node, since its other keys may be here.
     pub fn refusal(&self, error: StoreError) -> StoreError {
         let is_elsewhere = match error.kind() {
             StoreErrorKind::Other => error.said().contains(NOT_HERE),
@@ -155,8 +155,8 @@ const PUBLISH: &str = "'publish'";
 pub enum Arg {
     /// A text.
     Text(Arc<str>),
-    /// What [`Script::derive`] makes of this name. It is built when it is sent: a client that holds
-    /// many locks keeps no channels.
+    /// The result of [`Script::derive`] for this name. It is built when it is sent: a client that
+    /// holds many locks keeps no channel names.
     Derived(Arc<str>),
     /// A number, in decimal.
     Number(u64),
@@ -182,8 +182,8 @@ impl From<u32> for Arg {
     }
 }
 
-/// A call of a script, with its keys and arguments. The first key decides the link. A call for one
-/// lock fits in, without an allocation.
+/// A call of a script, with its keys and arguments. The first key decides the link. The keys and
+/// arguments of a call for one lock fit inline, without an allocation.
 #[derive(Debug, Clone)]
 pub struct Call {
     /// The script.
@@ -195,7 +195,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// Returns the call of a script.
+    /// Creates a call of a script.
     ///
     /// # Panics
     ///
@@ -228,7 +228,7 @@ impl Call {
 #[cfg(test)]
 mod tests {
     use super::*;
-    /// A command is called once, another one is tried.
+    /// Some commands run by `redis.call`, and one by `redis.pcall`.
     static ACQUIRE: Script = Script::new(
         ScriptSource {
             name: "acquire",

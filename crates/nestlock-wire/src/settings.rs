@@ -34,7 +34,7 @@ impl fmt::Debug for Login {
     }
 }
 
-/// Returns the login of each connect, for credentials that expire.
+/// Provides the login for each connect, for credentials that expire.
 #[async_trait]
 pub trait Credentials: Send + Sync {
     /// Returns the login for a server. The caller sets the time limit.
@@ -45,10 +45,10 @@ pub trait Credentials: Send + Sync {
     async fn fetch(&self, address: &Address) -> Result<Login, NotConnected>;
 }
 
-/// The host names that servers announce beside their IP addresses.
+/// The host names that servers announce in addition to their IP addresses.
 ///
-/// The nodes of a cluster do so. Clones share the names: one that is learned later counts for the
-/// connects from then on.
+/// The nodes of a cluster do so. Clones share the names: a name that is learned later counts for
+/// all connects from then on.
 #[derive(Debug, Clone, Default)]
 pub struct AnnouncedNames(Arc<Mutex<HashMap<Server, Arc<str>>>>);
 
@@ -67,7 +67,7 @@ impl AnnouncedNames {
     }
 }
 
-/// Returns a server whose IPv6 address has no brackets: both ways of writing it mean one server.
+/// Returns a server whose IPv6 address has no brackets: both spellings mean the same server.
 fn unbracketed(server: &Server) -> Server {
     Server::new(server.bare_host(), server.port)
 }
@@ -76,7 +76,7 @@ fn unbracketed(server: &Server) -> Server {
 #[cfg(feature = "rustls")]
 #[derive(Clone)]
 pub struct TlsSettings {
-    /// Which authorities are trusted, and the client's certificate.
+    /// The trusted CAs, and the client's certificate.
     pub connector: tokio_rustls::TlsConnector,
     /// The name that each server's certificate must have. `None`: the one that the server
     /// announces, or the host.
@@ -97,9 +97,9 @@ impl fmt::Debug for TlsSettings {
 pub struct ServerSettings {
     /// Where the server listens.
     pub address: Address,
-    /// Who logs in.
+    /// The user and password.
     pub login: Login,
-    /// Replaces `login`.
+    /// Provides the login at each connect, in place of `login`.
     pub credentials: Option<Arc<dyn Credentials>>,
     /// The number of the database. `None`: 0.
     pub database: Option<u8>,
@@ -108,8 +108,8 @@ pub struct ServerSettings {
     pub tls: Option<TlsSettings>,
     /// The names that the servers' certificates must have, if these settings give none.
     pub announced: AnnouncedNames,
-    /// The configuration that these were made of. The second wire takes from it what has no place
-    /// here: another library's TLS, tracing.
+    /// The configuration from which these settings were made. The second wire takes from it what
+    /// has no place here: another library's TLS, tracing.
     #[cfg(feature = "fred")]
     pub fred: Option<Arc<FredConfig>>,
 }
@@ -125,7 +125,7 @@ impl fmt::Debug for ServerSettings {
 }
 
 impl ServerSettings {
-    /// Returns the settings of a server that needs no login.
+    /// Creates the settings of a server that needs no login.
     #[must_use]
     pub fn new(address: Address) -> Self {
         Self {
@@ -141,7 +141,7 @@ impl ServerSettings {
         }
     }
 
-    /// Returns whether connections are by TLS.
+    /// Returns whether connections use TLS.
     #[must_use]
     pub fn is_by_tls(&self) -> bool {
         #[cfg(feature = "rustls")]
@@ -194,7 +194,7 @@ pub struct ConnectionSettings {
     pub own: Handle,
     /// The runtime that reads replies, while it runs. It needs I/O and time enabled.
     pub driver: Option<Handle>,
-    /// Takes messages. It must not block.
+    /// Receives pushes. It must not block.
     pub sink: Option<Sink>,
 }
 
@@ -208,8 +208,8 @@ impl fmt::Debug for ConnectionSettings {
 }
 
 impl ConnectionSettings {
-    /// Returns the settings of connections without messages: 5 s to connect, 3 s
-    /// for a request. `own` is the runtime that makes the connections and keeps them.
+    /// Creates the settings of connections without messages: 5 s to connect, 3 s for a request.
+    /// `own` is the runtime that makes the connections and keeps them.
     #[must_use]
     pub fn new(server: ServerSettings, own: Handle) -> Self {
         Self {

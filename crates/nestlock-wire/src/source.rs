@@ -9,27 +9,27 @@ pub struct ScriptSource {
     /// the request.
     ///
     /// It may return `nil`, an integer from -8 to 6, a list, or an error that a command replied
-    /// with. Any other reply does not fit beside the number: it ends the connection, or arrives as
-    /// another value. An error of its own must not begin with a code of the server, such as
+    /// with. Any other reply cannot be combined with the number: it ends the connection, or arrives
+    /// as another value. An error of its own must not begin with a code of the server, such as
     /// `LOADING`.
     pub lua: &'static str,
     /// How many keys it takes.
     pub keys: Arity,
     /// How many arguments it takes.
     pub args: Arity,
-    /// Whether it writes nothing if one of its commands is refused, whichever that is: it checks
-    /// first. Then such an error means that nothing was changed. Without this, the error of a
-    /// command inside the script says that the script may have been executed.
+    /// Whether the script writes nothing if any of its commands is refused, because it checks
+    /// first. The error of a command inside the script then means that nothing was changed; without
+    /// this, it means that the script may have been executed.
     pub is_atomic: bool,
-    /// Whether it builds names of keys itself, which a cluster does not see among its keys.
+    /// Whether it builds key names itself, which a cluster does not see among its keys.
     pub names_keys: bool,
 }
 
 /// How many keys or arguments a script takes.
 #[derive(Debug, Clone, Copy)]
 pub struct Arity {
-    /// How many there are always.
+    /// The number that every call has.
     pub fixed: usize,
-    /// How many more for each lock, in scripts over many locks.
+    /// The number added for each lock, in scripts over many locks.
     pub per_lock: usize,
 }

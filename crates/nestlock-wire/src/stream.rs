@@ -17,7 +17,7 @@ use crate::{address::Address, reach, settings::ServerSettings};
 pub(crate) async fn open(server: &ServerSettings) -> io::Result<(ReadHalf, WriteHalf)> {
     #[cfg(feature = "fred")]
     if server.is_by_freds_tls() {
-        let why = "the configuration asks for TLS that only fred's client speaks; use wire=fred, or the feature `rustls`";
+        let why = "the configuration asks for TLS that only fred's client speaks; use that client (wire=fred), or enable the feature `rustls`";
         return Err(io::Error::other(why));
     }
     match &server.address {
@@ -136,7 +136,7 @@ impl WriteHalf {
 ///
 /// If that runtime has no I/O.
 pub(crate) fn moved_here(reader: ReadHalf, writer: WriteHalf) -> io::Result<(ReadHalf, WriteHalf)> {
-    let strangers = || io::Error::other("halves of two streams");
+    let strangers = || io::Error::other("the halves belong to different streams");
     match (reader, writer) {
         (ReadHalf::Tcp(reader), WriteHalf::Tcp(writer)) => {
             let stream = reader.reunite(writer).map_err(|_| strangers())?;

@@ -1,4 +1,4 @@
-//! What the unit tests of several files use.
+//! Helpers for the unit tests of several files.
 
 use std::{
     io,
@@ -62,18 +62,18 @@ pub(crate) fn one_of_two(key: &str, is_other: bool) -> Call {
     Call::new(if is_other { &OTHER } else { &ONE }, [key.into()], args)
 }
 
-/// Returns how to connect to a port of a host, with the limits of a client that sets none.
+/// Returns a dialer for a port of a host, with the default limits.
 pub(crate) fn dialer(host: &str, port: u16, own: Handle) -> Dialer {
     let address = Address::Tcp(Server::new(host, port));
     Dialer::new(ConnectionSettings::new(ServerSettings::new(address), own))
 }
 
-/// Returns how to connect to an address.
+/// Returns a dialer for an address.
 pub(crate) fn dialer_to(address: SocketAddr, own: Handle) -> Dialer {
     dialer(&address.ip().to_string(), address.port(), own)
 }
 
-/// Returns the system's errors of a socket that is not there and of a closed port.
+/// Returns the system's errors for a missing socket and for a closed port.
 pub(crate) fn absent_servers() -> [io::Error; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap();

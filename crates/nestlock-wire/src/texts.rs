@@ -6,8 +6,8 @@ use crate::{error::StoreErrorKind, refusal};
 
 /// The scripts whose texts were sent over a connection. From then on the digest is enough, since
 /// the server executes requests in order; a server that has forgotten a script says so. Trying the
-/// digest first would cost a round trip if the server does not know the script: a short wait does
-/// not have that time.
+/// digest first would cost a round trip if the server does not know the script: a request with a
+/// short wait may not have that time.
 #[derive(Debug, Default)]
 pub(crate) struct Texts(SmallVec<[usize; 8]>);
 
@@ -59,7 +59,7 @@ impl Texts {
         }
     }
 
-    /// Forgets all texts: a script was not sent, or perhaps not.
+    /// Forgets all texts, because a script was not sent, or may not have been.
     pub(crate) fn forget(&mut self) {
         self.0.clear();
     }

@@ -9,9 +9,9 @@ use crate::clock::Instant;
 pub struct Until {
     /// When the request was last sent.
     pub(crate) sent_at: Instant,
-    /// From this time on the request is not sent any more, and its reply does not count.
+    /// From this time on, the request is no longer sent, and its reply no longer counts.
     pub(crate) over: Instant,
-    /// From this time on the request waits for no connection and follows no redirect. A request
+    /// From this time on, the request waits for no connection and follows no redirect. A request
     /// refused by then stays refused.
     gives_up: Option<Instant>,
 }
@@ -45,14 +45,14 @@ impl Until {
         })
     }
 
-    /// Returns whether the request may be sent at `at` and have `takes` for its reply.
+    /// Returns whether the request may be sent at `at`, with at least `takes` left for its reply.
     #[must_use]
     pub fn has_time(self, at: Instant, takes: Duration) -> bool {
         self.gives_up.is_none_or(|gives_up| gives_up > at) && self.remaining(at) >= takes
     }
 
-    /// Returns the limits for a retry of a request that was not executed. The deadline stays:
-    /// by then, the caller counts on the request being over.
+    /// Returns the limits for a retry of a request that was not executed. The deadline stays the
+    /// same, because the caller relies on the request being over by then.
     #[must_use]
     pub fn again(self, asked: Instant) -> Self {
         Self {
@@ -73,7 +73,7 @@ impl Until {
         self.over.saturating_duration_since(now)
     }
 
-    /// Returns whether the request must not be sent any more.
+    /// Returns whether the request may no longer be sent.
     #[must_use]
     pub fn is_over(self) -> bool {
         self.sent_at >= self.over

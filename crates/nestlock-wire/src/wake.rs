@@ -4,9 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::log;
 
-/// Runs code that wakes the program's tasks. A waker that panics must not affect anything else.
+/// Runs code that wakes the program's tasks or calls its callbacks. A panic there must not affect
+/// anything else.
 pub(crate) fn catch_waker_panic(wake: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(wake)).is_err() {
-        log::later!(ERROR, ; "a waker that was to be told of an answer, or of a connection, panicked");
+        log::later!(ERROR, ; "a waker or callback of the program panicked");
     }
 }

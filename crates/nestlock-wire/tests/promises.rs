@@ -1,4 +1,4 @@
-//! What the documentation promises, by the public API alone, on real servers.
+//! Tests of the documented promises, through the public API alone, on real servers.
 
 #![allow(clippy::unwrap_used)]
 
@@ -123,7 +123,7 @@ async fn get(link: &Link, key: &str) -> Value {
     link.command(&["GET", key], SECOND).await.unwrap()
 }
 
-/// Neither of its tasks keeps it, nor its connection.
+/// Neither of its tasks keeps the link or its connection alive.
 #[tokio::test]
 async fn a_link_that_is_dropped_is_closed() {
     let server = SpawnedServer::start().unwrap();
@@ -134,7 +134,7 @@ async fn a_link_that_is_dropped_is_closed() {
     watches.close().await;
 }
 
-/// At any moment, be the server healthy or silent.
+/// At any moment, whether the server is healthy or silent.
 #[tokio::test]
 async fn a_connect_that_is_dropped_leaves_nothing_behind() {
     for &wire in WIRES {
@@ -183,7 +183,7 @@ async fn a_client_of_freds_that_is_dropped_leaves_nothing_behind() {
     watches.close().await;
 }
 
-/// A provider that never says anything.
+/// A provider that never returns.
 struct Silent;
 
 #[async_trait::async_trait]
@@ -218,7 +218,7 @@ async fn a_link_that_has_ended_holds_up_no_other() {
     waits.reset().await;
     timeout(30 * SECOND, waits.wait_up())
         .await
-        .expect("the others have left their turns");
+        .expect("the others have given up their turns");
 }
 
 #[tokio::test]
@@ -319,7 +319,7 @@ async fn an_error_inside_a_script_says_that_it_may_have_run() {
         let error = run(&link, script, key, &[]).await.unwrap_err();
         assert!(error.may_have_executed(), "{error}");
         let words = ["EVAL", script.source.lua, "1", key];
-        // the second time, as the counter is a number still
+        // the second time, because the counter is still a number
         let error = link.command(&words, SECOND).await.unwrap_err();
         assert!(error.may_have_executed(), "{error}");
         assert_eq!(get(&link, key).await.as_str(), Some("2"));
@@ -330,7 +330,7 @@ async fn an_error_inside_a_script_says_that_it_may_have_run() {
     link.close().await;
 }
 
-/// In a bundle, the error of a command is that command's, in its own words.
+/// In a bundle, the error of a command arrives with its own text.
 #[test]
 fn an_error_in_a_bundle_says_that_its_script_may_have_run() {
     static ALONE: Bundle = Bundle::of(&[&WRONG.source]);
@@ -344,7 +344,7 @@ fn an_error_in_a_bundle_says_that_its_script_may_have_run() {
     one.block_on(async {
         let link = link(&server).await;
         let args = ["a", "b", "c"].map(|arg| Arg::Text(arg.into()));
-        // the first one has the text; from then on, they go together
+        // the first call carries the text; from then on, calls are bundled
         run(&link, &WRONG, "first", &args).await.unwrap_err();
         let keys: Vec<String> = (0..8).map(|n| format!("{n}")).collect();
         let runs = keys.iter().map(|key| run(&link, &WRONG, key, &args));
@@ -356,8 +356,8 @@ fn an_error_in_a_bundle_says_that_its_script_may_have_run() {
     });
 }
 
-/// A bundle takes one key and three arguments of each call. Others are sent alone: too many would
-/// be read as commands, too few would take those of the next call.
+/// A bundle takes 1 key and 3 arguments of each call. Other calls are sent alone: extra arguments
+/// would be read as commands, and missing ones would be taken from the next call.
 #[test]
 fn a_call_that_fits_no_bundle_is_sent_alone() {
     static BOTH: Bundle = Bundle::of(&[&TWO.source, &FOUR.source]);
@@ -378,7 +378,7 @@ fn a_call_that_fits_no_bundle_is_sent_alone() {
         let all = ["1", "a", "1", "SET injected 1"].map(|arg| Arg::Text(arg.into()));
         for (script, args) in [(&TWO, 2), (&FOUR, 4)] {
             let args = &all[..args];
-            // the first one has the text; from then on, they could go together
+            // the first call carries the text; from then on, calls could be bundled
             run(&link, script, "first", args).await.unwrap();
             let keys: Vec<String> = (0..8).map(|n| format!("{n}")).collect();
             let runs = keys.iter().map(|key| run(&link, script, key, args));
@@ -399,7 +399,7 @@ fn a_call_that_fits_no_bundle_is_sent_alone() {
     });
 }
 
-/// The future was first polled after its time: its caller may count on it being over.
+/// The future is first polled after its time: its caller may rely on it being over.
 #[tokio::test]
 async fn what_is_first_polled_too_late_is_not_sent() {
     static INCR: Script = script("redis.call('incr', KEYS[1]) return 1", 0, None);
@@ -421,7 +421,7 @@ async fn what_is_first_polled_too_late_is_not_sent() {
     link.close().await;
 }
 
-/// BLPOP takes zero as "for ever". An element that it takes after its caller has gone is lost.
+/// BLPOP treats zero as "forever". An element that it pops after its caller has gone is lost.
 #[tokio::test]
 async fn a_pop_of_no_time_or_of_all_time_ends_as_it_should() {
     let server = SpawnedServer::start().unwrap();
@@ -438,7 +438,7 @@ async fn a_pop_of_no_time_or_of_all_time_ends_as_it_should() {
         .unwrap();
     let length = pushes.command(&["LLEN", "list"], SECOND).await.unwrap();
     assert_eq!(length, Value::Integer(1));
-    // beyond the times that a server takes
+    // longer than a server accepts
     let forever = timeout(10 * SECOND, pops.pop(&list, Duration::MAX)).await;
     assert!(forever.unwrap().is_err());
     pops.close().await;
@@ -457,7 +457,7 @@ async fn a_command_without_words_is_refused() {
     link.close().await;
 }
 
-/// There is no timer any more by which a request could wait for a connection.
+/// No timer is left with which a request could wait for a connection.
 #[test]
 fn a_link_whose_runtime_has_ended_fails_each_call() {
     static ONE: Script = script("return 1", 0, None);
@@ -495,8 +495,8 @@ fn a_link_whose_runtime_has_ended_fails_each_call() {
     }
 }
 
-/// What is in flight then may still be executed. Whatever comes at that moment panics no more than
-/// what comes later.
+/// A request in flight at that moment may still be executed. A call at that moment panics as little
+/// as a later one.
 #[test]
 fn a_runtime_that_ends_under_calls_fails_each_of_them() {
     static ONE: Script = script("return 1", 0, None);
@@ -530,7 +530,7 @@ fn a_runtime_that_ends_under_calls_fails_each_of_them() {
     }
 }
 
-/// The caller may be on another executor, which has no timers of tokio's.
+/// The caller may be on another executor, without tokio's timers.
 #[test]
 fn a_reset_needs_no_runtime_of_the_caller() {
     let (server, own) = (SpawnedServer::start().unwrap(), runtime());
@@ -545,7 +545,7 @@ fn a_reset_needs_no_runtime_of_the_caller() {
     executor::block_on(link.close());
 }
 
-/// The first login is well, the second one panics.
+/// The first login succeeds, and the second one panics.
 struct PanicsOnce(AtomicU32);
 
 #[async_trait::async_trait]
@@ -554,7 +554,7 @@ impl Credentials for PanicsOnce {
         assert_ne!(
             self.0.fetch_add(1, Ordering::AcqRel),
             1,
-            "a defect of the program's"
+            "a bug in the program"
         );
         Ok(Login::default())
     }
@@ -579,7 +579,7 @@ struct PanicsOnDrop;
 
 impl Drop for PanicsOnDrop {
     fn drop(&mut self) {
-        panic!("a defect of the program's");
+        panic!("a bug in the program");
     }
 }
 
@@ -597,7 +597,7 @@ impl Credentials for PanicsLate {
     }
 }
 
-/// And so may what counts the reconnects.
+/// The callback that counts reconnects may panic, too.
 #[tokio::test]
 async fn a_link_outlives_a_panic_in_what_it_calls() {
     let server = SpawnedServer::start().unwrap();
@@ -605,7 +605,7 @@ async fn a_link_outlives_a_panic_in_what_it_calls() {
     settings.server.credentials = Some(Arc::new(PanicsLate(AtomicU32::new(0))));
     let mut dialer = Dialer::new(settings);
     dialer.first_limit = ms(50);
-    dialer.reconnected = |_| panic!("a defect of the program's");
+    dialer.reconnected = |_| panic!("a bug in the program");
     let link = Link::connect(dialer, &Arc::new(Pace::new())).await.unwrap();
     link.reset().await;
     timeout(20 * SECOND, link.wait_up()).await.unwrap();
@@ -616,7 +616,7 @@ async fn a_link_outlives_a_panic_in_what_it_calls() {
 /// The limit of a command counts from its first poll, while it waits for a connection, too.
 #[tokio::test]
 async fn the_wait_for_a_connection_is_within_the_limit() {
-    // nothing answers there, and nothing refuses
+    // nothing replies there, and nothing refuses
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = Server::new("127.0.0.1", listener.local_addr().unwrap().port());
     let mut settings =
@@ -627,12 +627,12 @@ async fn the_wait_for_a_connection_is_within_the_limit() {
         biased;
         done = link.command(&["PING"], ms(1)) => assert!(!done.unwrap_err().may_have_executed()),
         // less than the patience of a command that sets no limit
-        () = sleep(ms(150)) => panic!("it waits on"),
+        () = sleep(ms(150)) => panic!("it is still waiting"),
     }
     link.abandon();
 }
 
-/// fred's client takes zero as "without a limit", and knows none for one script.
+/// fred's client treats zero as "no limit", and cannot limit a single script.
 #[cfg(feature = "fred")]
 #[tokio::test]
 async fn limits_hold_over_freds_client() {

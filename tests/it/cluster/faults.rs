@@ -269,7 +269,7 @@ async fn a_graceful_failover_fails_no_call() {
     let mut errors = errors.lock().unwrap();
     // a failover that does not succeed at once pauses clients for 5 s
     errors.retain(|error: &String| {
-        longest < Duration::from_secs(2) || !error.contains("no answer within")
+        longest < Duration::from_secs(2) || !error.contains("no reply within")
     });
     errors.retain(|error| !is_of_the_cluster(error));
     assert!(

@@ -1,4 +1,4 @@
-//! Settings from a configuration of fred's, and the other way.
+//! Converts fred's configuration to settings, and vice versa.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ impl From<&FredServer> for Server {
     }
 }
 
-/// Returns this server as the configuration has it, with the name that its certificate must have,
-/// if it is one of the configuration's.
+/// Returns this server as the configuration has it, with the name that its certificate must have.
+/// If the configuration does not have it, returns it without such a name.
 fn as_configured(servers: &[FredServer], at: &Server) -> FredServer {
     servers
         .iter()
@@ -44,7 +44,7 @@ impl Credentials for FromProvider {
     async fn fetch(&self, address: &Address) -> Result<Login, NotConnected> {
         let server = match address {
             Address::Tcp(at) => as_configured(&self.servers, at),
-            // as fred itself tells it
+            // the form in which fred itself passes it
             Address::Unix(path) => FredServer::new(path.display().to_string(), 0),
         };
         let fetched = self.provider.fetch(Some(&server)).await;
@@ -108,9 +108,9 @@ impl ServerSettings {
 
     /// Returns the name that fred's configuration maps this IP address of a cluster's node to.
     ///
-    /// fred maps the addresses in the reply to `CLUSTER SLOTS`, and the host that was asked is the
-    /// default one. Here this is the first configured host, whichever was asked: of several, none
-    /// may be more right than another. A seed's address is mapped, too: it is its node's.
+    /// fred maps the addresses in the reply to `CLUSTER SLOTS`; its default host is the one that
+    /// was queried. Here the default is the first configured host, whichever was queried: none of
+    /// the hosts is more right than another. A seed's address is mapped, too: it is its node's.
     pub(crate) fn name_mapped_by_freds(&self, at: &Server) -> Option<Arc<str>> {
         let fred = self.fred.as_ref()?;
         let ServerConfig::Clustered { hosts, .. } = &fred.server else {
@@ -186,8 +186,8 @@ mod tests {
         }
     }
 
-    /// As where the feature `rustls` is off, and another crate asks fred for its TLS: a password
-    /// must not be sent in plain text.
+    /// As if the feature `rustls` were off and another crate enabled fred's TLS: a password must
+    /// not be sent in plain text.
     #[cfg(feature = "rustls")]
     #[tokio::test]
     async fn tls_that_only_fred_speaks_is_not_left_out() {
@@ -204,7 +204,7 @@ mod tests {
         assert!(error.to_string().contains("wire=fred"), "{error}");
     }
 
-    /// A name that fred's configuration gives for one server says nothing of the others, which a
+    /// A name that fred's configuration gives for one server says nothing about the others, which a
     /// cluster or sentinels name later.
     #[cfg(feature = "rustls")]
     #[test]
@@ -255,7 +255,7 @@ mod tests {
         }
     }
 
-    /// Of a cluster; what sentinels name has the names that sentinels give.
+    /// Only for a cluster: a server that sentinels name is verified by the name that they give.
     #[cfg(feature = "rustls")]
     #[test]
     fn a_mapping_names_the_addresses_of_a_cluster() {
@@ -295,7 +295,7 @@ mod tests {
         }
     }
 
-    /// Gives the server that it is asked for as the user.
+    /// Returns the requested server as the user.
     #[derive(Debug)]
     struct Echo;
 

@@ -1,4 +1,4 @@
-//! Connects fred's client: past addresses that swallow packets, and without a second attempt.
+//! Connects fred's client: past addresses that swallow packets, and without retries.
 
 use std::{io, net::SocketAddr, pin::pin, time::Duration};
 
@@ -27,12 +27,13 @@ const MESSAGE_CAPACITY: usize = 4096;
 /// The same capacity for a connection without messages.
 const NEWS_CAPACITY: usize = 32;
 
-/// Returns the configuration with the address that accepts connections: fred would wait for a
-/// name's addresses one after the other.
+/// Returns the configuration with the address that accepts connections: fred would try a name's
+/// addresses one after the other.
 ///
-/// The certificate must still have the name. The field for it is known to be in fred's `Server` only
-/// with the feature `rustls`: without it, another crate may have enabled it, together with its TLS,
-/// which no `cfg` here can see. The host then stays as it is, and fred tries its addresses.
+/// The certificate must still have the name. The field for it is known to be in fred's `Server`
+/// only with the feature `rustls`. Without that feature, another crate may have enabled the field
+/// together with fred's TLS, which no `cfg` here can see. The host then stays as it is, and fred
+/// tries its addresses.
 pub(super) async fn reachable(mut server: FredConfig) -> io::Result<FredConfig> {
     if cfg!(not(feature = "rustls")) && server.uses_tls() {
         return Ok(server);
@@ -66,12 +67,12 @@ pub(super) fn build(
     settings: &ConnectionSettings,
     mut server: FredConfig,
 ) -> Result<Client, NotConnected> {
-    server.version = RespVersion::RESP3; // pushes and answers on one connection
+    server.version = RespVersion::RESP3; // pushes and replies on one connection
     server.fail_fast = true;
     let mut builder = Builder::from_config(server);
     // no reconnect policy: `Pace` has one, for all links
     builder.with_connection_config(|connection| {
-        connection.max_command_attempts = 1; // a replayed release would free the next hold: never
+        connection.max_command_attempts = 1; // a replayed release would free the next hold
         connection.max_redirections = 0;
         connection.connection_timeout = settings.connect_timeout;
         connection.internal_command_timeout = settings.connect_timeout.min(Duration::from_secs(2));
@@ -91,8 +92,8 @@ pub(super) fn build(
         .map_err(|error| NotConnected::from_fred(&error, false))
 }
 
-/// Connects a client for the caller's own queries, as nestlock's own are connected: to the address
-/// that accepts connections, and with no password in an error.
+/// Connects a fred client for the caller's own queries in the way that nestlock's own are
+/// connected: to the address that accepts connections, and with no password in an error.
 ///
 /// # Cancel safety
 ///
@@ -134,7 +135,7 @@ pub(super) async fn start(client: &Client) -> Result<ConnectHandle, FredError> {
             }
         }
     }
-    // the first poll subscribes: before the router starts, so that no outcome is missed
+    // the first poll subscribes; it comes before the router starts, so that no outcome is missed
     let mut connected = pin!(client.wait_for_connect());
     let at_once = connected.as_mut().now_or_never();
     let router = client.connect();
@@ -156,8 +157,8 @@ mod tests {
 
     use super::*;
 
-    /// Also where another crate asks fred for its TLS, and this crate's feature `rustls` is off:
-    /// with `--no-default-features --features fred/enable-rustls-ring`.
+    /// Also if another crate enables fred's TLS while this crate's feature `rustls` is off: with
+    /// `--no-default-features --features fred/enable-rustls-ring`.
     #[tokio::test]
     async fn a_host_of_several_addresses_is_verified_by_name() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! The commands over a link that are no scripts.
+//! The commands over a link that are not scripts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     until::Until,
 };
 
-/// Channels in one SUBSCRIBE.
+/// Most channels in one SUBSCRIBE.
 const CHANNELS_AT_ONCE: usize = 500;
 
 /// What a server reports about itself.
@@ -42,7 +42,7 @@ impl Link {
         self.channels(verb, channels).await
     }
 
-    /// Unsubscribes, as [`Link::subscribe`].
+    /// Unsubscribes. Completes once the server has done so.
     ///
     /// # Cancel safety
     ///
@@ -92,7 +92,7 @@ impl Link {
         lists: &[Arc<str>],
         limit: Duration,
     ) -> Result<Option<Arc<str>>, StoreError> {
-        // zero would block for ever, and so would what an old server rounds down to zero
+        // zero would block forever, and an old server rounds shorter times down to zero
         let limit = limit.max(Duration::from_millis(1));
         let seconds = limit.as_secs_f64().to_string();
         let words: Vec<&str> = ["BLPOP"]
@@ -140,7 +140,7 @@ impl Link {
         Err(StoreError::new(
             StoreErrorKind::Protocol,
             true,
-            "SCAN was answered by something else",
+            "unexpected reply to SCAN",
         ))
     }
 
@@ -192,24 +192,24 @@ impl Link {
     /// Sends a command and its arguments, at most once, and returns the reply. `limit` counts from
     /// the first poll, and includes a wait for a connection.
     ///
-    /// A command that blocks, such as BLPOP, needs a link of [`Link::blocking`]: on any other, two
-    /// heartbeats without a reply end the connection for all its requests. So does a command
-    /// without a single reply of its own, such as SUBSCRIBE, MULTI or MONITOR, and a reply nested
-    /// more than 8 deep or of more than 2^20 elements.
+    /// A command that blocks, such as BLPOP, needs a link of [`Link::blocking`]: on any other, 2
+    /// heartbeats without a reply end the connection for all its requests. The connection also ends
+    /// on a command that breaks the rule of one reply per request, such as SUBSCRIBE, MULTI or
+    /// MONITOR, and on a reply nested more than 8 deep or of more than 2^20 elements.
     ///
     /// # Errors
     ///
-    /// An error of the server or of the connection. It says whether the server may have executed the
-    /// command ([`StoreError::may_have_executed`]). The text of an EVAL must not return an error of
-    /// its own that begins as one of the server's does (`BUSY`, `MOVED`, `NOAUTH`): it would count as
-    /// not executed. [`StoreErrorKind::Other`] if there are no words.
+    /// An error of the server or of the connection. It says whether the server may have executed
+    /// the command ([`StoreError::may_have_executed`]). The script of an EVAL must not return an
+    /// error of its own that begins with a code of the server (`BUSY`, `MOVED`, `NOAUTH`): it would
+    /// count as not executed. [`StoreErrorKind::Other`] if `words` is empty.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped after its first poll, the command may still be executed.
     pub async fn command(&self, words: &[&str], limit: Duration) -> Result<Value, StoreError> {
         if words.is_empty() {
-            let why = "a command needs a name";
+            let why = "the command is empty";
             return Err(StoreError::new(StoreErrorKind::Other, false, why));
         }
         let until = Until::new(clock::Instant::now(), limit);

@@ -1,5 +1,5 @@
-//! A cluster in which a slot has no master rejects every request, at each node. The client probes a
-//! node for the end of that once, on behalf of all requests, so that none has to find out by
+//! A cluster in which a slot has no master rejects every request, at each node. For each node, one
+//! task probes for the end of that on behalf of all requests, so that no request has to find out by
 //! trying.
 
 use std::{

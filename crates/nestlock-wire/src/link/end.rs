@@ -20,16 +20,16 @@ const HANGS: Duration = Duration::from_millis(100);
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Link {
-    /// Closes the link for good, and wakes what waits for a connection. Returns whether it was closed
-    /// already.
+    /// Closes the link for good, and wakes the callers that wait for a connection. Returns whether
+    /// it was already closed.
     pub(crate) fn mark_closed(&self) -> bool {
         let was_closed = self.closed.swap(true, Ordering::AcqRel);
         catch_waker_panic(|| _ = self.state.send_replace(LinkState::Down));
         was_closed
     }
 
-    /// Leaves a server that is no longer responsible. Refusals of requests in flight are still
-    /// believed, since a server that has handed over refuses. Any other reply is not.
+    /// Leaves a server that is no longer responsible. Refusals of requests in flight still count,
+    /// because a server that has handed over refuses. Any other reply does not.
     pub fn leave(self: &Arc<Self>) {
         self.is_left.store(true, Ordering::Release);
         self.mark_closed();
@@ -53,7 +53,7 @@ impl Link {
         });
     }
 
-    /// Returns whether the server's replies are no longer believed, except refusals.
+    /// Returns whether the server's replies no longer count, except refusals.
     pub(crate) fn is_left(&self) -> bool {
         self.is_left.load(Ordering::Acquire)
     }
@@ -64,7 +64,8 @@ impl Link {
         self.end();
     }
 
-    /// Ends the connection after everything that was sent. Idempotent.
+    /// Ends the connection after the replies to all requests that were sent, or after 500 ms.
+    /// Idempotent.
     ///
     /// # Cancel safety
     ///

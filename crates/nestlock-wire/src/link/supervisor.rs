@@ -25,9 +25,9 @@ const MISSED_HEARTBEATS: u32 = 2;
 /// How long to drain in-flight replies when replacing a healthy connection.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// A link as its supervisor has it. Closes the link when the supervisor ends, even before its first
-/// poll: the link was closed or dropped, or the runtime of its connections has ended. No request may
-/// wait for a connection then: a timer of that runtime would panic.
+/// The supervisor's reference to its link. Closes the link when the supervisor ends, even before
+/// its first poll: the link was closed or dropped, or the runtime of its connections has ended. No
+/// request may wait for a connection then: a timer of that runtime would panic.
 struct Supervised(Weak<Link>);
 
 impl Drop for Supervised {
@@ -71,6 +71,7 @@ impl Link {
                 },
             };
             connected = Some(Instant::now());
+            // this connection has satisfied all earlier searches
             searches.mark_unchanged();
             let Some(epoch) = link.upgrade().map(|link| link.epoch()) else {
                 return;
@@ -92,8 +93,8 @@ impl Link {
         }
     }
 
-    /// Connects as soon as the server accepts. Returns `None` if the link was closed or dropped: it
-    /// leaves its turn to the other links at once.
+    /// Connects as soon as the server accepts. Returns `None` if the link was closed or dropped:
+    /// its turn then passes to the other links at once.
     async fn reconnect(link: &Weak<Self>, before: Option<Instant>) -> Option<Connection> {
         let lost = Instant::now();
         let (dial, pace, mut state) = {
@@ -115,7 +116,8 @@ impl Link {
             match attempt {
                 Ok(connection) => {
                     link.set_up(&connection);
-                    // after `set_up`: what closes the link later ends this connection
+                    // checked after `set_up`: anything that closes the link later ends this
+                    // connection
                     if link.is_closed() {
                         link.end();
                         return None;
@@ -164,11 +166,11 @@ impl Link {
         if self.carries != LinkPurpose::BlockingReads
             && !matches!(timeout(DRAIN, answers).await, Ok(Ok(())))
         {
-            log::later!(DEBUG, epoch = self.epoch(); "the old connection does not answer any more");
+            log::later!(DEBUG, epoch = self.epoch(); "the old connection does not reply any more");
         }
     }
 
-    /// Sends a PING over a silent connection, and gives the connection up if replies stay away.
+    /// Sends a PING over a silent connection, and gives the connection up if no replies arrive.
     async fn beat(weak: Weak<Self>) {
         let mut missed = 0;
         loop {
@@ -185,6 +187,7 @@ impl Link {
             };
             let sent = clock::Instant::now();
             let (until, is_held_up) = (link.until(sent), link.wait_requests.hold_up());
+            // otherwise this task would keep a dropped link alive while it waits
             drop(link);
             let answer = connection.echo(until).await;
             let Some(link) = weak.upgrade() else {
@@ -197,7 +200,7 @@ impl Link {
             }
             if missed >= MISSED_HEARTBEATS {
                 missed = 0;
-                log::later!(WARN, missed = MISSED_HEARTBEATS; "no answer to heartbeats; reconnecting");
+                log::later!(WARN, missed = MISSED_HEARTBEATS; "no reply to heartbeats; reconnecting");
                 link.give_up();
             }
         }

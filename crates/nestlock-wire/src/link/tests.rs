@@ -30,8 +30,8 @@ fn greet(listener: &TcpListener) -> TcpStream {
     stream
 }
 
-/// A request that was not sent is sent again over the next connection, without more time: after a
-/// command timeout, the watchdog treats the hold of an unreported acquire as abandoned.
+/// A request that was not sent is retried over the next connection, without more time: after a
+/// command timeout, nestlock's watchdog treats the hold of an unreported acquire as abandoned.
 #[test]
 fn what_is_asked_again_has_one_command_timeout() {
     const TIMEOUT: Duration = Duration::from_secs(2);
@@ -94,11 +94,11 @@ fn what_is_asked_again_has_one_command_timeout() {
         assert!(took < TIMEOUT.mul_f64(1.5), "{took:?}");
         link.abandon();
     });
-    assert!(server.join().unwrap(), "it was not asked again");
+    assert!(server.join().unwrap(), "the request was not retried");
 }
 
-/// A request in doubt over one connection is never settled by a reply over another one, whichever
-/// link that belongs to.
+/// A request in doubt over one connection is never settled by a reply over another one, even on
+/// another link.
 #[test]
 fn no_two_connections_of_a_client_have_one_number() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

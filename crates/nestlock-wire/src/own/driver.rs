@@ -76,6 +76,7 @@ impl OwnConnection {
         if incoming.driver != driver {
             return Ok(ReadStep::Elsewhere);
         }
+        // Register before the read: a wake-up in between would be lost.
         self.waker.register(cx.waker());
         if !incoming.is_behind() {
             incoming.buf.reserve(READ_AT_ONCE);
@@ -269,7 +270,7 @@ impl Drop for Driver {
             return;
         }
         if self.is_own {
-            return connection.end("nobody reads any more");
+            return connection.end("the task that reads replies has ended");
         }
         // Move the socket now: a moment later, the runtime shuts down all that is registered with
         // it. Only a thread whose thread-locals are gone cannot enter another runtime; it spawns

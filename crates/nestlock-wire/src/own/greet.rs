@@ -42,7 +42,7 @@ use crate::{
 const HANDSHAKE: Duration = Duration::from_secs(2);
 
 /// Why the handshake fails if its replies do not match its requests.
-const SHIFTED: &str = "the requests of the handshake were answered by something else";
+const SHIFTED: &str = "the replies to the handshake do not match its requests";
 
 /// Connects and performs the handshake. Runs on the client's own runtime. The caller limits the
 /// total time.
@@ -80,8 +80,8 @@ pub(crate) async fn connect(
         Some(database @ 1..) => Some(ask(&["SELECT", &database.to_string()])?),
         _ => None,
     };
-    // Set the name by a separate HELLO: if the server refuses it, the login still succeeds. Unlike
-    // CLIENT SETNAME, HELLO needs no permission.
+    // Set the name with a separate HELLO: if the server refuses it, the login still succeeds.
+    // Unlike CLIENT SETNAME, HELLO needs no permission.
     let name = ask(&["HELLO", "3", "SETNAME", &settings.name])?;
     // Shown by CLIENT LIST. Older servers do not know the command, so the replies are ignored.
     for (what, name) in [
@@ -131,7 +131,7 @@ impl CloseUntaken {
 impl Drop for CloseUntaken {
     fn drop(&mut self) {
         if let Some(connection) = &self.0 {
-            connection.end("nobody waits for it any more");
+            connection.end("the handshake failed or was cancelled");
         }
     }
 }

@@ -52,7 +52,7 @@ impl Drop for Keeper {
     /// Ends the connection, whatever the reason for the drop: without timeouts, requests could wait
     /// forever.
     fn drop(&mut self) {
-        self.0.end("nobody has its timeouts any more");
+        self.0.end("the task that times out requests has ended");
     }
 }
 
@@ -177,7 +177,7 @@ impl OwnConnection {
 
     /// Moves the socket to the client's own thread. Must be called in the context of its runtime.
     pub(super) fn take_over(self: &Arc<Self>) {
-        log::later!(DEBUG, polls = self.polls.load(Ordering::Acquire); "the runtime that reads answers does not run; the client's own thread does");
+        log::later!(DEBUG, polls = self.polls.load(Ordering::Acquire); "the runtime that reads replies does not run; the client's own thread takes over");
         match self.move_here(true) {
             Ok(Some(driver)) => _ = self.own.spawn(Driver::new(self, driver, true)),
             Ok(None) => {}

@@ -238,7 +238,7 @@ impl Out {
             .get_mut(at)
             .filter(|waiting| waiting.end <= written)
         else {
-            return Err("a reply to no request".into());
+            return Err("a reply without a request".into());
         };
         let number = waiting.number;
         if let (Reply::Script | Reply::Each(_), Frame::Error(error)) = (&waiting.reply, &frame) {

@@ -214,7 +214,7 @@ async fn what_is_polled_once_goes_out() {
 
 /// "What is sent after a drop comes second" holds without a poll.
 #[tokio::test]
-async fn what_was_asked_goes_out_though_nobody_polls_it() {
+async fn a_request_is_sent_even_if_it_is_never_polled() {
     let (connection, mut peer) = connect(1 << 16, None);
     let first = ask(&connection, "first", LONG);
     let second = ask(&connection, "second", LONG);
@@ -326,7 +326,7 @@ async fn a_subscription_counts_once_the_server_confirms_each_channel() {
     }
     assert!(
         poll_immediate(&mut two).await.is_none(),
-        "its PING was not answered"
+        "its PING has no reply yet"
     );
     peer.write_all(b"$1\r\n2\r\n").await.unwrap();
     assert_eq!(two.await, Ok(Value::Null));
@@ -446,7 +446,7 @@ async fn time_is_over_for_each_by_itself() {
 /// The runtime that reads replies stalls, and later ends. Each time, the client's own thread takes
 /// over.
 #[test]
-fn whoever_reads_may_stop() {
+fn the_runtime_that_reads_may_stop() {
     use tokio::runtime::Builder;
     let own = Builder::new_multi_thread()
         .worker_threads(1)
@@ -515,7 +515,7 @@ fn whoever_reads_may_stop() {
 /// The runtime stalls when it has read more than it has delivered, since one pass delivers a
 /// limited number. The rest is not lost.
 #[test]
-fn what_was_read_is_told_though_whoever_read_it_stops() {
+fn what_was_read_is_delivered_after_its_reader_stops() {
     use tokio::runtime::Builder;
     const MANY: usize = 40;
     // `NOTIFY_BATCH / 2`: after this many, the driver lets the callers run.
@@ -565,7 +565,7 @@ fn what_was_read_is_told_though_whoever_read_it_stops() {
         assert!(told.iter().all(Result::is_ok), "{told:?}");
         assert!(
             heard.load(Ordering::SeqCst) < MANY as u64,
-            "all was told at once"
+            "all messages were delivered at once"
         );
         let began = std::time::Instant::now();
         while heard.load(Ordering::SeqCst) < MANY as u64 {
@@ -585,7 +585,7 @@ fn what_was_read_is_told_though_whoever_read_it_stops() {
 /// A runtime that is no longer polled keeps a task of each connection that it was to read, but not
 /// the connection.
 #[test]
-fn a_connection_that_has_ended_is_kept_by_nobody() {
+fn no_task_keeps_a_connection_that_has_ended() {
     let own = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -644,7 +644,7 @@ impl Wake for Panics {
 
 /// A panic in a user's waker ends neither the driver nor the keeper.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waker_that_panics_harms_nobody_else() {
+async fn a_waker_that_panics_affects_no_other() {
     let sink: Sink = Arc::new(|_| panic!("a sink"));
     let (connection, mut peer) = connect(1 << 16, Some(sink));
     let waker = Waker::from(Arc::new(Panics));
@@ -862,7 +862,7 @@ async fn a_stream_of_refusals_is_told() {
     while asked.iter().filter(|asked| asked.is_finished()).count() < 40 {
         assert!(
             began.elapsed() < Duration::from_secs(5),
-            "they are told when nothing is in flight any more"
+            "refusals are delivered only when nothing is in flight"
         );
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

@@ -247,13 +247,13 @@ fn ask_script(connection: &Arc<OwnConnection>, name: &str, limit: Duration) -> S
 /// A text is sent again if the call that carried it was dropped and the server refused it unread,
 /// or if that call was never sent.
 #[tokio::test]
-async fn a_text_goes_again_after_a_call_that_nobody_awaits() {
+async fn a_text_goes_again_after_a_call_is_dropped_or_unsent() {
     let (connection, mut peer) = connect(1 << 12, None);
     drop(ask_script(&connection, "a", LONG));
     let words = next(&mut peer).await;
     assert_eq!(
         words[0], "EVAL",
-        "dropped before it was polled, it goes out"
+        "it is sent even though it was dropped before it was polled"
     );
     answer(&mut peer, &words, "-LOADING x\r\n").await;
     while !lock(&connection.out).waiting.is_empty() {
@@ -384,7 +384,7 @@ async fn two_half_sent_requests_end_the_connection_once_both_are_late() {
         };
         let (_, _, (a, a_took), (b, b_took), last, ()) =
             tokio::join!(first, filled, a, b, last, answers);
-        assert_eq!(a, Err(Failure::TimedOut), "it may go yet");
+        assert_eq!(a, Err(Failure::TimedOut), "it may still be sent");
         assert!(
             a_took < b_took && b_took < LONG / 2,
             "{a_took:?}, {b_took:?}"
