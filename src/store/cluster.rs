@@ -56,7 +56,7 @@ const SILENCE_LIMIT: Duration = Duration::from_millis(500);
 const REPLY_TIMEOUT: Duration = Duration::from_millis(250);
 /// How many nodes to query for their maps at once.
 const MAX_PROBED: usize = 5;
-/// How long a connect waits for the other nodes once one can be reached.
+/// How long a connect waits for the other nodes once one of them can be reached.
 const OTHERS: Duration = Duration::from_millis(500);
 /// How long to keep a node without slots after an `ASK` named it as an importer.
 const IMPORTS: Duration = Duration::from_secs(10);
@@ -178,7 +178,7 @@ impl Cluster {
             Messages::Auto => sharded,
             Messages::Sharded if !sharded => {
                 return refuse(
-                    "the servers know no sharded messages, or the user may not ask; use Messages::Classic",
+                    "the servers lack sharded pub/sub, or the user may not run PUBSUB SHARDNUMSUB; use Messages::Classic",
                 );
             }
             Messages::Sharded => true,
@@ -260,7 +260,7 @@ impl Cluster {
                     if refusals.into_iter().any(|refusal| text.contains(refusal)) {
                         let reason = format!(
                             "the cluster of {seed} has no such database ({text}); a cluster has one database, unless its \
-                             `cluster-databases` says more: leave the number out of the URL"
+                             `cluster-databases` is higher: leave the number out of the URL"
                         );
                         return Err(Error::InvalidConfig { reason });
                     }
@@ -282,7 +282,7 @@ impl Cluster {
         let failed = |error: StoreError| (seed, error);
         let mut dialer = dials.for_scripts().at(seed);
         if dials.endpoint.has_seed(seed) {
-            // verified by the configured address, as at the first connect: an announced name may
+            // verify it by the configured address, as at the first connect: an announced name may
             // have changed since, and the new one is learned here
             drop(std::mem::take(&mut dialer.settings.server.announced));
         }
@@ -454,11 +454,11 @@ impl Cluster {
     }
 
     /// Merges the maps of several nodes. For each slot, the master that most maps name counts. A
-    /// slot keeps its master if the maps are tied, or if its previous master redirected it here a
+    /// slot keeps its master if the maps are tied, or if its previous master redirected it there a
     /// moment ago and the new one is not known to be down.
     fn learn(&self, views: &[NodeMap]) {
-        // before any link is made; what a redirect names before the map does is verified by its
-        // address until then
+        // before any link is made; a node that a redirect names before the map does is verified by
+        // its address until then
         let announced = &self.connect_options.endpoint.server.announced;
         announced.replace(map::names(views));
         let (mut changed, mut is_older) = (false, false);
@@ -509,7 +509,7 @@ impl Cluster {
         }
     }
 
-    /// Leaves the nodes that serve no slot any more. Redirects may have moved their last slots
+    /// Leaves the nodes that no longer serve a slot. Redirects may have moved their last slots
     /// before the map did. Returns whether there were any.
     fn leave(&self) -> bool {
         let mut nodes = self.write();
@@ -536,7 +536,7 @@ impl Cluster {
         let mut is_over = false;
         for (scripts, messages) in left {
             if let Some(scripts) = scripts {
-                log::later!(DEBUG, host = scripts.host(); "a node serves no slot any more");
+                log::later!(DEBUG, host = scripts.host(); "a node no longer serves any slot; closing its connections");
                 scripts.leave();
                 is_over = true;
             }
@@ -650,7 +650,7 @@ impl Cluster {
         }
     }
 
-    /// Queries all known nodes, seeds and replicas over new connections, as no master replies.
+    /// Queries all known nodes, seeds and replicas over new connections, because no master replies.
     async fn query_unknown_nodes(&self) -> Vec<NodeMap> {
         let mut all: Vec<Server> = self.read().iter().map(|node| node.server.clone()).collect();
         if let super::Deployment::Cluster(seeds) = &self.connect_options.endpoint.place {
@@ -667,7 +667,7 @@ impl Cluster {
         all.dedup();
         let asked = all.iter().map(|server| {
             timeout(
-                // twice the time, as each query connects first
+                // twice the time, because each query connects first
                 2 * REPLY_TIMEOUT,
                 Self::query_seed(&self.connect_options, server, false),
             )
@@ -680,7 +680,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Requests a refresh, as the map may be stale.
+    /// Requests a refresh, because the map may be stale.
     pub(super) fn request_refresh(&self) {
         self.refresh_requested.notify_one();
     }
@@ -831,7 +831,7 @@ mod tests {
         cluster.stop().iter().for_each(|link| link.abandon());
     }
 
-    /// A scan goes on with its own cursor, or begins with the next node.
+    /// A scan continues with its own cursor, or starts at the next node.
     #[test]
     fn a_scan_resumes_at_its_cursor_or_starts_at_the_next_node() {
         for (cursor, at) in [

@@ -68,7 +68,7 @@ impl ConnectOptions {
             kind @ StoreErrorKind::Unavailable
                 if !self.endpoint.server.is_by_tls() && was_closed() =>
             {
-                StoreError::new(kind, false, format!("{said}, spoken to in plain text"))
+                StoreError::new(kind, false, format!("{said}, connected in plain text"))
             }
             _ => source,
         };

@@ -1,4 +1,4 @@
-//! Where the servers are and how to log in: from a URL, or from a configuration of fred's.
+//! Where the servers are and how to log in: from a URL, or from fred's configuration.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use crate::{
     store::url::{Leads, Url, refuse},
 };
 
-/// Where the servers are and how to log in, from a URL or from a configuration of fred's.
+/// Where the servers are and how to log in, from a URL or from fred's configuration.
 #[derive(Clone)]
 #[cfg_attr(
     not(feature = "fred"),
@@ -124,10 +124,10 @@ impl Endpoint {
             return match tls {
                 None => Ok(self),
                 Some(_) if self.server.is_by_tls() => refuse(
-                    "`tls` was given, and the configuration of fred's has TLS of its own; leave out `tls`",
+                    "`tls` is set, but fred's configuration has TLS of its own; leave out `tls`",
                 ),
                 Some(_) => refuse(
-                    "`tls` was given, and the URL asks for none; use rediss://, rediss-cluster:// or rediss-sentinel://",
+                    "`tls` is set, but the URL does not request TLS; use rediss://, rediss-cluster:// or rediss-sentinel://",
                 ),
             };
         }
@@ -164,7 +164,7 @@ impl Endpoint {
         }
     }
 
-    /// Returns the error for a system that has no thread, or no file descriptor, left for a client.
+    /// Returns the error for a system that has no thread or file descriptor left for a client.
     pub(crate) fn without_a_thread(&self, error: &io::Error) -> Error {
         let why = format!("cannot start a thread: {error}");
         Error::Connect {

@@ -1,5 +1,5 @@
-//! Where the servers are and how to log in, from a configuration of fred's; and such a
-//! configuration for connections that are not nestlock's.
+//! Where the servers are and how to log in, from fred's configuration; and such a configuration for
+//! connections that are not nestlock's.
 
 use fred::{
     clients::Client,
@@ -65,7 +65,7 @@ impl Endpoint {
             .rsplit_once(':')
             .and_then(|(host, port)| Some((host, port.parse().ok()?)));
         let Some((host, port)) = address else {
-            return refuse(format!("{} is no address of a server", node.address));
+            return refuse(format!("{} is not the address of a server", node.address));
         };
         server.address = Address::Tcp(Server::new(host, port));
         if node.role == NodeRole::Sentinel {
@@ -83,8 +83,8 @@ impl Endpoint {
         Ok(FredConfig::from(&server))
     }
 
-    /// Connects a client of fred's in the way that nestlock itself connects: it tries each address
-    /// of a name, and no error quotes a password. The caller must limit the time. Unstable.
+    /// Connects a fred client in the way that nestlock itself connects: it tries each address of a
+    /// name, and no error quotes a password. The caller must limit the time. Unstable.
     ///
     /// # Cancel safety
     ///

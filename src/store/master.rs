@@ -1,5 +1,5 @@
-//! Which of several servers is the master of a service. The client queries this at every connect,
-//! and sentinels report changes in between.
+//! Which of several servers is the master of a service. The client finds out at every connect, and
+//! sentinels report changes in between.
 //!
 //! A link does not know about it: the link connects through a `Dialer`, which queries the master
 //! here. When another server becomes the master, all connections to the old one end, even if it
@@ -27,7 +27,7 @@ use crate::{
     store::{connect_options::ConnectOptions, endpoint::Deployment},
 };
 
-/// The master of a service, whichever server that is.
+/// The master of a service. It may be another server at each connect.
 pub(super) struct ServiceMaster {
     discovery: Discovery,
     reign: Arc<Reign>,

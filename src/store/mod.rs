@@ -52,7 +52,7 @@ use crate::{
 /// its reply has this share of the timeout left, on top of the time that the last reply took.
 pub(crate) const SPARE: u32 = 10;
 
-/// How long to wait for a new map if the master it names does not serve. The client keeps
+/// How long to wait for a new map if the master that the map names does not serve. The client keeps
 /// refreshing the map during that time.
 const ELSEWHERE: Duration = Duration::from_millis(500);
 
@@ -62,7 +62,7 @@ const ELSEWHERE: Duration = Duration::from_millis(500);
 pub(crate) struct Store {
     /// Set once the client has connected.
     servers: OnceLock<Servers>,
-    /// Stands in until then: a link that leads nowhere.
+    /// A placeholder until then: a link that leads nowhere.
     nowhere: OnceLock<Servers>,
     connect_options: Arc<ConnectOptions>,
     address: String,
@@ -163,7 +163,7 @@ impl Store {
         let why = StoreError::new(
             StoreErrorKind::Timeout,
             false,
-            "no connection before the wait was over",
+            "no connection before the wait ended",
         );
         Error::Connect {
             address: self.address.clone(),
@@ -225,7 +225,7 @@ impl Store {
         Route::new(link, until, slot)
     }
 
-    /// Redirects a route to where its request goes now. The request must not have been executed.
+    /// Redirects a route to where its request goes next. The request must not have been executed.
     /// Returns `false` if it goes nowhere.
     pub(crate) async fn follow(&self, route: &mut Route) -> bool {
         let Servers::Cluster(cluster) = self.servers() else {
@@ -391,7 +391,7 @@ impl Store {
             Servers::Cluster(_) => Err(StoreError::new(
                 StoreErrorKind::Unavailable,
                 false,
-                "nobody waits for lists in a cluster",
+                "BLPOP is not used in a cluster",
             )),
         }
     }
@@ -486,7 +486,7 @@ impl Store {
         })
     }
 
-    /// Sends a request that no ledger records over the current route of its first key, and follows
+    /// Sends a request that no ledger records, over the current route of its first key. Follows
     /// redirects. Returns the same as [`Store::send`].
     async fn eval(&self, call: &Call) -> Result<(Value, Epoch), StoreError> {
         self.eval_by(
@@ -526,8 +526,8 @@ impl Store {
         Ok((reply::released(&answer)?, epoch))
     }
 
-    /// Runs a release script that no ledger records: of an unsettled request, or of a hold without a
-    /// guard. Follows redirects.
+    /// Runs a release script that no ledger records: for an unsettled request, or for a hold
+    /// without a guard. Follows redirects.
     pub(crate) async fn release_unrecorded(
         &self,
         call: &Call,
@@ -580,7 +580,7 @@ impl Store {
         let locks = call.keys.len();
         let mut route = self.route(call.keys.first().map_or("", |key| &**key), Instant::now());
         route.copies = copies;
-        // a renewal grants nothing, so it may follow an `ASK` that arrives late
+        // a renewal grants nothing, so it may follow a late `ASK`
         route.lets_nobody_in();
         let asked = async {
             let mut answers = reply::renewed(&self.eval_by(&mut route, call).await?.0, locks)?;
@@ -588,7 +588,7 @@ impl Store {
             if route.may_have_missed() {
                 let is_missed = |answer: &Renewed| matches!(answer, Renewed::Gone | Renewed::Taken);
                 if locks == 1 && answers.iter().all(is_missed) {
-                    let missed = "not found where its slot goes; it may have come back meanwhile";
+                    let missed = "not found at the importing node; its slot may be back by now";
                     return Err(StoreError::new(StoreErrorKind::Moved, false, missed));
                 }
                 answers

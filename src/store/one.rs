@@ -1,4 +1,4 @@
-//! A single server, or a service whose master changes: a link for scripts, one for messages, and
+//! A single server, or a service whose master changes: one link for scripts, one for messages, and
 //! one that `BLPOP` blocks.
 
 use std::{sync::Arc, time::Instant};
@@ -47,7 +47,7 @@ impl One {
             let runs = async {
                 match scripts.up().await {
                     Ok((_, connection)) => probe::runs_scripts(&connection, &dials.config).await,
-                    // the link reconnects by itself
+                    // the link reconnects automatically
                     Err(_) => Ok(()),
                 }
             };

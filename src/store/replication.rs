@@ -1,4 +1,4 @@
-//! Checks at the connect that the servers have enough replicas.
+//! Checks at connect that the servers have enough replicas.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,7 +9,7 @@ use crate::error::{Error, Result, StoreError, StoreErrorKind};
 
 /// How long to wait for replicas that may have been connecting when the client did.
 const REPLICA_GRACE: Duration = Duration::from_secs(1);
-/// How often the replicas are counted until then.
+/// Interval between two counts of the replicas until then.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Checks whether these servers have enough replicas for any lock to be acquired. Returns an error
@@ -38,7 +38,7 @@ pub(crate) async fn check(
                         ) =>
                 {
                     return refuse(format!(
-                        "fsync needs Redis 7.2 or Valkey, with `appendonly yes`; {address} said: {}",
+                        "fsync requires Redis 7.2 or Valkey, with `appendonly yes`; {address} replied: {}",
                         error.said()
                     ));
                 }
@@ -55,7 +55,7 @@ pub(crate) async fn check(
             }
             if Instant::now() >= until {
                 return refuse(format!(
-                    "replicas are {}, and of {}, {} answered: no lock could be had; ask for fewer, or add replicas",
+                    "the option `replicas` is {}, but of the replicas of {} only {} acknowledged: every acquire would fail; lower it, or add replicas",
                     copies.replicas,
                     link.address(),
                     acks.replicas

@@ -101,7 +101,7 @@ fn nonsense(value: &Value) -> StoreError {
     StoreError::new(
         StoreErrorKind::Protocol,
         true,
-        format!("unexpected answer {value:?}"),
+        format!("unexpected reply {value:?}"),
     )
 }
 
@@ -244,7 +244,7 @@ pub(crate) fn inspected(value: &Value) -> Result<Inspected, StoreError> {
                 return Err(nonsense(value));
             };
             let holder = |[owner, holds]: &[Value; 2]| {
-                // any bytes are an owner, and a count that is too large is capped
+                // any bytes may be an owner, and a count that is too large is capped
                 let owner = owner.as_lossy_str()?;
                 Some((
                     OwnerId::recorded(&owner),

@@ -30,8 +30,8 @@ enum AskPolicy {
     Followed,
 }
 
-/// The route of a request, found once for each attempt: the request goes where its doubt was
-/// recorded.
+/// The route of a request, found once for each attempt, so that the request goes where its doubt
+/// was recorded.
 #[derive(Debug)]
 pub(crate) struct Route {
     pub(super) link: Arc<Link>,
@@ -41,22 +41,22 @@ pub(crate) struct Route {
     pub(super) slot: u16,
     /// True if the request goes to a node that imports its slot.
     pub(super) asking: bool,
-    /// How often the request was sent elsewhere.
+    /// How many times the request was sent elsewhere.
     hops: u32,
-    /// How often the request was refused because its keys are migrating, and since when.
+    /// How many times the request was refused because its keys are migrating, and since when.
     waits: u32,
     held_up: Option<Instant>,
     /// Whether the request has just waited for the map, and how: see [`RedirectTo::Elsewhere`].
     waited_for_map: Option<bool>,
-    /// The request has paused, and goes to the slot's master again. If that redirects it, it
-    /// follows at once.
+    /// True if the request has paused, and goes to the slot's master again. If that redirects it,
+    /// it follows at once.
     pub(super) has_rested: bool,
     policy: AskPolicy,
     /// Where the request goes after a refusal.
     pub(super) next: Option<RedirectTo>,
     /// The copies that its write must have before it counts.
     pub(crate) copies: Option<Copies>,
-    /// The receipt of the last request, by which those copies are counted.
+    /// The receipt of the last request, with which those copies are counted.
     pub(super) receipt: Option<Receipt>,
 }
 
@@ -87,7 +87,7 @@ impl Route {
         self.held_up.is_some_and(|since| since.elapsed() >= HELD_UP)
     }
 
-    /// Sets the time from which the request waits for no connection and follows no redirect.
+    /// Sets the time from which on the request waits for no connection and follows no redirect.
     pub(crate) fn give_up(&mut self, at: Option<Instant>) {
         self.until = self.until.giving_up(at);
     }
@@ -182,8 +182,8 @@ impl Route {
         now.saturating_duration_since(self.until.asked())
     }
 
-    /// Returns the epoch of the connection for a request that is sent now. If that has ended by
-    /// then, the link's next connection carries the request, and the reply has another epoch.
+    /// Returns the epoch of the connection for a request that is sent now. If that connection has
+    /// ended by then, the link's next one carries the request, and the reply has another epoch.
     pub(crate) fn epoch(&self) -> Epoch {
         self.epoch
     }

@@ -1,4 +1,4 @@
-//! How scripts of `lua/` are declared, and what their arguments are made of.
+//! How the scripts of `lua/` are declared, and how their arguments are built.
 
 use nestlock_wire::Arg;
 
@@ -14,7 +14,7 @@ impl From<&OwnerId> for Arg {
 /// args = 3)`. A name without a file does not compile. The text of each part comes before the
 /// script's own, in this order. A script over many locks has `keys = 0 + 1 per_lock`, and its
 /// arguments in the same form. With `bundle = PAIR` it may be sent together with the scripts of
-/// that bundle. `names_keys = true` says that it builds key names itself.
+/// that bundle. `names_keys = true` means that it builds key names itself.
 macro_rules! script {
     (@bundle) => { None };
     (@bundle $bundle:ident) => { Some(&$bundle) };

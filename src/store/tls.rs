@@ -93,7 +93,7 @@ impl Tls {
     /// Sets the name that each server's certificate must have, whatever its address. Default: the
     /// host in the URL, or the host by which the cluster or the Sentinels name the server. If that
     /// is an IP address, the certificate must have the host name that a cluster's node announces
-    /// beside it (`cluster-announce-hostname`), or else that IP address.
+    /// for it (`cluster-announce-hostname`), or else that IP address.
     pub fn server_name(mut self, name: impl Into<String>) -> Self {
         self.server_name = Some(name.into());
         self
@@ -113,7 +113,7 @@ impl Tls {
             .with_safe_default_protocol_versions()
         {
             Ok(builder) => builder.with_root_certificates(roots),
-            Err(error) => return refuse(format!("there is no TLS ({error})")),
+            Err(error) => return refuse(format!("TLS cannot be set up ({error})")),
         };
         let config = match &self.client {
             None => builder.with_no_client_auth(),
@@ -121,7 +121,7 @@ impl Tls {
                 let chain = certificates(chain, "Tls::client_cert_pem")?;
                 let Ok(key) = PrivateKeyDer::from_pem_slice(key) else {
                     return refuse(
-                        "the key of Tls::client_cert_pem has no private key in PEM that can be read; it begins with \
+                        "the key of Tls::client_cert_pem has no readable private key in PEM; it begins with \
                          `-----BEGIN PRIVATE KEY-----`, and is not encrypted",
                     );
                 };
@@ -169,9 +169,7 @@ impl Tls {
                         source,
                     });
                 }
-                return refuse(
-                    "the system has no certificates of authorities; give yours with Tls::ca_pem",
-                );
+                return refuse("the system has no CA certificates; add yours with Tls::ca_pem");
             }
         }
         Ok(roots)
@@ -183,7 +181,7 @@ fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>> 
     match read {
         Ok(some) if !some.is_empty() => Ok(some),
         _ => refuse(format!(
-            "{what} has no certificate in PEM that can be read; one begins with `-----BEGIN CERTIFICATE-----`"
+            "{what} has no readable certificate in PEM; one begins with `-----BEGIN CERTIFICATE-----`"
         )),
     }
 }

@@ -1,5 +1,4 @@
-//! A URL, read completely or rejected: each part that is given is used, and none is taken for
-//! another part.
+//! A URL, read completely or rejected: each part is used, and no part is mistaken for another.
 
 use std::{fmt::Write as _, net::Ipv6Addr, path::PathBuf};
 
@@ -57,7 +56,7 @@ impl Url {
     /// options after `?`; or `redis+unix://`. `valkey` may replace `redis`.
     pub(super) fn read(url: &str) -> Result<Self> {
         let Some((name, rest)) = url.split_once("://") else {
-            return refuse(format!("it is no URL; {FORMS}"));
+            return refuse(format!("it is not a URL; {FORMS}"));
         };
         let (scheme, is_secret) = read_scheme(name)?;
         let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
@@ -97,7 +96,7 @@ impl Url {
     }
 }
 
-/// Reads the scheme, and whether it is by TLS.
+/// Reads the scheme, and whether it uses TLS.
 fn read_scheme(name: &str) -> Result<(Scheme, bool)> {
     let (scheme, is_secret) = match name {
         "redis+unix" | "valkey+unix" => (Scheme::Socket, false),
@@ -107,7 +106,7 @@ fn read_scheme(name: &str) -> Result<(Scheme, bool)> {
         "rediss-cluster" | "valkeys-cluster" => (Scheme::Cluster, true),
         "redis-sentinel" | "valkey-sentinel" => (Scheme::Sentinel, false),
         "rediss-sentinel" | "valkeys-sentinel" => (Scheme::Sentinel, true),
-        _ => return refuse(format!("nestlock knows no such scheme; {FORMS}")),
+        _ => return refuse(format!("nestlock has no such scheme; {FORMS}")),
     };
     if is_secret && !cfg!(feature = "rustls") {
         return refuse(format!(
@@ -117,12 +116,12 @@ fn read_scheme(name: &str) -> Result<(Scheme, bool)> {
     Ok((scheme, is_secret))
 }
 
-/// Refuses what must be percent-encoded. `behind`: what follows the addresses. `is_path`: that is
-/// the path of a socket, in which no login can end.
+/// Rejects characters that must be percent-encoded. `behind`: the part after the addresses.
+/// `is_path`: that part is the path of a socket, in which no login can end.
 fn refuse_unencoded(rest: &str, behind: &str, is_path: bool) -> Result<()> {
     if let Some(blank) = rest.chars().find(|c| c.is_whitespace() || c.is_control()) {
         return refuse(format!(
-            "the URL has {blank:?} in it; leave it out, or {}",
+            "the URL contains {blank:?}; leave it out, or {}",
             percent_encode(blank, "the URL")
         ));
     }
@@ -132,12 +131,12 @@ fn refuse_unencoded(rest: &str, behind: &str, is_path: bool) -> Result<()> {
     {
         let password = percent_encode(end, "the password");
         return refuse(format!(
-            "the URL has an `@` behind `{end}`; {password}, or, behind the address, `@` as %40"
+            "the URL has an `@` after `{end}`; {password}, or, after the address, `@` as %40"
         ));
     }
     if behind.contains('#') {
         return refuse(format!(
-            "the URL has a fragment, which means nothing; {}",
+            "the URL has a fragment, which has no meaning; {}",
             percent_encode('#', "the URL")
         ));
     }
@@ -201,7 +200,7 @@ impl Options {
         Ok(Self(options))
     }
 
-    /// Takes the client that carries requests.
+    /// Takes the option `wire`: the client that carries requests.
     fn wire(&mut self) -> Result<Option<Wire>> {
         match self.take("wire").as_deref() {
             None => Ok(None),
@@ -225,8 +224,8 @@ impl Options {
         Ok(login.or(own))
     }
 
-    /// Reads the addresses and, of the path, the service. Returns the rest of the path too, which is
-    /// the database.
+    /// Reads the addresses and, from the path, the service. Also returns the rest of the path,
+    /// which is the database.
     fn servers<'p>(
         &mut self,
         scheme: Scheme,
@@ -259,7 +258,7 @@ impl Options {
         };
         if service.is_empty() {
             return refuse(
-                "the URL names no service; write it behind the addresses: redis-sentinel://a,b,c/name",
+                "the URL names no service; write it after the addresses: redis-sentinel://a,b,c/name",
             );
         }
         let (user, password) = (self.take("sentinelUsername"), self.take("sentinelPassword"));
@@ -292,8 +291,8 @@ fn login_of(user: Option<String>, password: Option<String>) -> Result<Option<Log
     match (&user, &password) {
         (None, None) => Ok(None),
         (Some(_), None) => refuse(
-            "the password is missing; write user:password@, or :password@ for the user `default`; where a user has none, any \
-             will do",
+            "the password is missing; write user:password@, or :password@ for the user `default`; if the user has none, write any \
+             password",
         ),
         _ => Ok(Some(Login { user, password })),
     }
@@ -330,7 +329,7 @@ fn read_address(address: &str, default: u16) -> Result<Server> {
     match port {
         Some(port) => Ok(Server::new(host, port)),
         None => refuse(
-            "the port must be a number from 1 to 65535; an IPv6 address stands between [ and ]",
+            "the port must be a number from 1 to 65535; an IPv6 address must be in brackets: [::1]",
         ),
     }
 }

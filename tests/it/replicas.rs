@@ -480,7 +480,7 @@ async fn in_a_cluster_each_master_has_replicas_of_its_own() {
     }
     let refused = Group::builder(2).connect(cluster.url()).await;
     assert!(
-        matches!(&refused, Err(Error::InvalidConfig { reason, .. }) if reason.contains("replicas are 2")),
+        matches!(&refused, Err(Error::InvalidConfig { reason, .. }) if reason.contains("`replicas` is 2")),
         "{refused:?}"
     );
 }
@@ -501,7 +501,8 @@ async fn r106_what_cannot_be_had_is_refused_at_connect() {
     }
     let begun = Instant::now();
     let refused = Group::builder(2).connect(with_wire(url.clone())).await;
-    let says = |reason: &str| reason.contains("replicas are 2") && reason.contains("1 answered");
+    let says =
+        |reason: &str| reason.contains("`replicas` is 2") && reason.contains("1 acknowledged");
     assert!(
         matches!(&refused, Err(Error::InvalidConfig { reason, .. }) if says(reason)),
         "{refused:?}"

@@ -592,7 +592,7 @@ async fn what_is_wrong_with_a_services_address_is_said() {
 
     let error = refused(
         &format!("redis-sentinel://{server}/mymaster"),
-        &["no sentinels", "redis://"],
+        &["not sentinels", "redis://"],
     )
     .await;
     assert_eq!(kind(&error), (StoreErrorKind::Other, false));

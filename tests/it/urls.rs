@@ -448,7 +448,7 @@ fn what_is_refused_names_the_part() {
             "the port must be a number from 1 to 65535",
         ),
         ("redis://::1", "names no host"),
-        ("redis://fe80::1", "an IPv6 address stands between [ and ]"),
+        ("redis://fe80::1", "an IPv6 address must be in brackets"),
         ("redis://h/x", "the database must be a number from 0 to 255"),
         ("redis://h/+3", "the database must be a number"),
         ("redis://h/256", "the database must be a number"),
@@ -495,7 +495,7 @@ fn what_is_refused_names_the_part() {
         ("redis-clusters://h", "use redis://"),
         ("u:s3cret://x@h", "use redis://"),
         ("s3cret://h", "use redis://"),
-        ("h:6379", "it is no URL"),
+        ("h:6379", "it is not a URL"),
     ] {
         let reason = ours(url).expect_err(url);
         assert!(reason.contains(words), "{url}: {reason}");

@@ -1,4 +1,4 @@
-//! The limits of every connection, whichever client made it.
+//! The limits of every connection, for both clients.
 
 use std::time::Duration;
 

@@ -80,6 +80,6 @@ impl Until {
     }
 }
 
-/// Why a request is not sent any more.
+/// Why a request is no longer sent.
 pub(crate) const NOT_SENT: &str =
     "the request was not sent within a command timeout; was its future polled?";

@@ -32,7 +32,7 @@ pub(super) struct RefreshSchedule {
     pause: Duration,
     /// Since when a replica has been expected to take over.
     expects: Option<Instant>,
-    /// How often slots had changed their masters at the last refresh.
+    /// How many times slots had changed their masters at the last refresh.
     moves: u64,
 }
 
@@ -77,8 +77,8 @@ impl RefreshSchedule {
         self.last_refresh = now;
     }
 
-    /// Records the result of a refresh. `moves` is how often slots have changed their masters; a
-    /// change shortens the next pause.
+    /// Records the result of a refresh. `moves` is how many times slots have changed their masters;
+    /// a change shortens the next pause.
     pub(super) fn refreshed(&mut self, moves: u64) {
         if std::mem::replace(&mut self.moves, moves) != moves {
             self.pause = AWAY;
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_may_take_over_is_asked_for_all_the_while() {
+    fn the_map_is_refreshed_often_while_a_replica_may_take_over() {
         let mut now = Instant::now();
         let mut asking = RefreshSchedule::new(now);
         let second = Duration::from_secs(1);

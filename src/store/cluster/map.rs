@@ -34,7 +34,7 @@ pub(super) struct NodeMap {
     ranges: Vec<(u16, u16, usize)>,
     /// Nodes that may become masters.
     replicas: Vec<Server>,
-    /// The host names that nodes announce beside their IP addresses.
+    /// The host names that nodes announce in addition to their IP addresses.
     names: Vec<(Server, Arc<str>)>,
 }
 
@@ -46,7 +46,7 @@ impl NodeMap {
             StoreError::new(
                 StoreErrorKind::Protocol,
                 false,
-                "CLUSTER SLOTS was answered by something else",
+                "unexpected reply to CLUSTER SLOTS",
             )
         };
         let Value::Array(ranges) = slots else {
@@ -96,12 +96,12 @@ impl NodeMap {
             view.ranges.push((from, to, at));
         }
         if view.ranges.is_empty() {
-            let none = "the cluster serves no slots; was it created?";
+            let none = "the cluster serves no slots; it may not have been created yet";
             return Err(StoreError::new(StoreErrorKind::ClusterDown, false, none));
         }
         if view.masters.iter().all(|master| master.server.is_none()) {
-            let unknown = "the cluster names no node's host, but `?`: its nodes have no host names; set \
-                           cluster-announce-hostname, or cluster-preferred-endpoint-type to ip";
+            let unknown = "the cluster reports `?` as the host of each node, because its nodes have no host names; set \
+                           cluster-announce-hostname, or set cluster-preferred-endpoint-type to ip";
             return Err(StoreError::new(StoreErrorKind::ClusterDown, false, unknown));
         }
         view.ranges.sort_unstable();
@@ -112,7 +112,7 @@ impl NodeMap {
         &self.masters
     }
 
-    /// Returns what the map says of the master at this address.
+    /// Returns the map's entry for the master at this address.
     pub(super) fn master(&self, server: &Server) -> Option<&MappedMaster> {
         self.masters
             .iter()
@@ -145,7 +145,7 @@ fn node<'a>(said: &'a Value, asked: &str) -> Option<(Option<Server>, &'a str)> {
     ))
 }
 
-/// Returns the IP address of a node and the host name that it announces beside it
+/// Returns the IP address of a node and the host name that it announces in addition
 /// (`cluster-announce-hostname`), from the node's metadata.
 fn announced_name(said: &Value) -> Option<(Server, Arc<str>)> {
     let Value::Array(said) = said else {
@@ -162,10 +162,10 @@ fn announced_name(said: &Value) -> Option<(Server, Arc<str>)> {
     (!name.is_empty()).then(|| (Server::new(host, port), name.into()))
 }
 
-/// Returns the host of a node. If the reply has null or an empty string, this is the host that was
-/// queried, as the protocol says (nodes behind one balancer, or a node that does not know its own
-/// host). Returns `None` for `?`: a node without a host name in a cluster that prefers host names;
-/// it may be anywhere.
+/// Returns the host of a node. For null or an empty string, this is the host that was queried, as
+/// the protocol says (nodes behind one balancer, or a node that does not know its own host).
+/// Returns `None` for `?`: a node without a host name in a cluster that prefers host names; it may
+/// be anywhere.
 pub(super) fn host_of<'a>(said: Option<&'a str>, asked: &'a str) -> Option<&'a str> {
     match said {
         None | Some("") => Some(asked),
@@ -180,7 +180,7 @@ pub(super) fn replicas(views: &[NodeMap]) -> Vec<Server> {
     replicas.into_iter().cloned().collect()
 }
 
-/// Returns the host names that nodes announce beside their IP addresses.
+/// Returns the host names that nodes announce in addition to their IP addresses.
 pub(super) fn names(views: &[NodeMap]) -> HashMap<Server, Arc<str>> {
     let names = views.iter().flat_map(|view| &view.names);
     names.cloned().collect()
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_may_announce_a_name_beside_its_ip_address() {
+    fn a_node_may_announce_a_name_for_its_ip_address() {
         let node = |host: Value, metadata: &[&str]| {
             let metadata = metadata.iter().map(|word| Value::text(word)).collect();
             let (port, id) = (Value::Integer(7), Value::text("id"));
@@ -353,7 +353,7 @@ mod tests {
         }
     }
 
-    /// Most of the nodes are believed, and where they are at odds nothing changes.
+    /// The majority of the maps counts, and a tie changes nothing.
     #[test]
     fn a_majority_of_views_is_believed_and_a_split_changes_nothing() {
         let [a, b, c] = ["a", "b", "c"].map(|host| view(&[(0, 16_383, host, 1)]).unwrap());

@@ -67,7 +67,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until a slot has another master than this, and returns its link. Keeps requesting
+    /// Waits until a slot has a master other than this one, and returns its link. Keeps requesting
     /// refreshes until then.
     pub(in super::super) async fn next_master(
         &self,

@@ -1,8 +1,8 @@
 //! Slots whose own master recently redirected them to another one.
 //!
-//! The other nodes learn of the new master a moment later, and the map is what most nodes say.
-//! Without this record, the map would lead the client back to the old master, and the client would
-//! leave the new one while that grants locks.
+//! The other nodes learn of the new master a moment later, and the map follows the majority of the
+//! nodes. Without this record, the map would lead the client back to the old master, and the client
+//! would leave the new one while that grants locks.
 
 use std::{
     collections::HashMap,

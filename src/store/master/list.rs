@@ -11,8 +11,8 @@ use crate::{
     store::master::role::{Role, limit, role, said, words},
 };
 
-/// How long to wait for the other servers once one says that it is the master: a second one must
-/// have the time to say so, too.
+/// How long to wait for the other servers once one says that it is the master: a second master must
+/// have time to say so, too.
 const OTHERS: Duration = Duration::from_millis(500);
 
 /// Queries all servers at once, and returns the master.
@@ -68,7 +68,7 @@ fn verdict<'a>(
         (Some(at), None) => Ok(at.clone()),
         (Some(_), Some(_)) => {
             let error = format!(
-                "several of the addresses are masters, and nobody can tell which one is right; name one service only{each}"
+                "several of the addresses are masters, and it is unknown which one is right; give the addresses of one service only{each}"
             );
             log::later!(WARN, error = error; "no connection");
             Err(NotConnected {
@@ -121,7 +121,7 @@ async fn ask(dial: &Dialer, at: &Server) -> Result<Role, NotConnected> {
         Ok(role(&ends.connection, limit).await?)
     };
     let late = |_| {
-        let late = format!("no answer within {limit:?}");
+        let late = format!("no reply within {limit:?}");
         Err(NotConnected {
             error: StoreError::new(StoreErrorKind::Timeout, false, late),
             nobody_listens: false,

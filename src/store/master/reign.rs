@@ -14,7 +14,7 @@ use tokio::sync::watch;
 /// Which server is the master, as far as the client knows.
 pub(super) struct Reign {
     current: Mutex<Current>,
-    /// Counts the masters.
+    /// Counts the masters so far.
     terms: watch::Sender<u64>,
     /// Whether a link is reconnecting; the sentinels are polled more often then.
     is_away: AtomicBool,
@@ -72,7 +72,7 @@ impl Reign {
     }
 
     /// Makes a server the master, and returns its term. Ends the connections to any other master:
-    /// its replies count no more.
+    /// its replies no longer count.
     pub(super) fn is_now(&self, at: &Server) -> u64 {
         let mut current = self.current();
         if current.at.as_ref() == Some(at) {
@@ -90,7 +90,7 @@ impl Reign {
         }
         self.pace.attempt_now();
         if let Some(before) = before {
-            log::later!(WARN, before = before, now = at; "the service has another master; the old one is left");
+            log::later!(WARN, before = before, now = at; "the service has another master; closing the connections to the old one");
         }
         term
     }

@@ -47,7 +47,7 @@ pub(crate) async fn role(connection: &Connection, limit: Duration) -> Result<Rol
 }
 
 pub(crate) fn nonsense(request: &str) -> Failure {
-    Failure::Nonsense(format!("{request} was answered by something else"))
+    Failure::Nonsense(format!("unexpected reply to {request}"))
 }
 
 /// Prefixes an error with the server's address. Such a connection has carried only reads, so

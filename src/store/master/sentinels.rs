@@ -1,8 +1,8 @@
 //! One connection to each sentinel. The client polls it for the master's address, and the sentinel
 //! reports when there is another master.
 //!
-//! The client polls all sentinels, as they learn of a failover one after the other. It polls only
-//! for the address: until the failover is over, everything else that a sentinel says about its
+//! The client polls all sentinels, because they learn of a failover one after the other. It polls
+//! only for the address: until the failover is over, everything else that a sentinel says about its
 //! master is about the old one.
 
 use std::{
@@ -110,7 +110,7 @@ impl Watch {
         for voter in self.board.voters().iter_mut() {
             voter.fails(
                 Instant::now(),
-                StoreError::new(StoreErrorKind::Unavailable, false, "the client has ended"),
+                StoreError::new(StoreErrorKind::Unavailable, false, "the client was closed"),
             );
         }
         self.board.news.send_replace(());
@@ -212,7 +212,7 @@ impl Sentinel {
                 }
                 Err(error) => error,
             };
-            log::later!(DEBUG, sentinel = self.number, error = error; "a sentinel does not answer");
+            log::later!(DEBUG, sentinel = self.number, error = error; "a sentinel does not reply");
             self.board.voters()[self.number].fails(Instant::now(), error);
             self.count();
         }
@@ -244,7 +244,7 @@ impl Sentinel {
         rounds: &mut RoundCounter,
     ) -> Result<CloseOnDrop, NotConnected> {
         let ends = CloseOnDrop::new(dial.open().await?);
-        // if the user may not subscribe, polling has to do
+        // if the user may not subscribe, polling alone must suffice
         match ends.connection.listen(SWITCH_MASTER, self.until()).await {
             Ok(()) | Err(Failure::Refused(_)) => {}
             Err(failure) => return Err(failure.into()),
@@ -288,6 +288,7 @@ impl Sentinel {
 
     /// Counts the votes. If most sentinels name another master by now, switches to it.
     fn count(&self) {
+        // round 0: the last reply of each sentinel counts, from any round
         if let Verdict::Master(at) = self.board.verdict(0)
             && let Some(reign) = self.reign.upgrade()
         {

@@ -134,7 +134,7 @@ pub(super) fn no_master_error(voters: &[Voter], service: &str) -> StoreError {
             (Some((_, error)), _) => write!(each, "; {at}: {}", words(error)),
             (None, SentinelReply::Master(named)) => write!(each, "; {at} names {named}"),
             (None, SentinelReply::Unknown) => write!(each, "; {at} does not know it"),
-            (None, SentinelReply::Nothing) => write!(each, "; {at} has not answered"),
+            (None, SentinelReply::Nothing) => write!(each, "; {at} has not replied"),
         };
     }
     let failed = voters
@@ -149,14 +149,17 @@ pub(super) fn no_master_error(voters: &[Voter], service: &str) -> StoreError {
     let answers = |voter: &Voter| voter.failure.is_none() && voter.reply != SentinelReply::Nothing;
     let knows = |voter: &Voter| answers(voter) && voter.reply != SentinelReply::Unknown;
     let (kind, advice) = match first {
-        _ if voters.iter().any(knows) => (K::Unavailable, "they do not agree; it is asked again"),
+        _ if voters.iter().any(knows) => (
+            K::Unavailable,
+            "they do not agree; a later attempt may find a majority",
+        ),
         _ if voters.iter().any(answers) => (
             K::Other,
             "name the service as the sentinels do: `sentinel monitor <service> ...`",
         ),
         Some(K::Auth) => (
             K::Auth,
-            "give the sentinels' user and password: sentinel_login, or sentinelUsername= and sentinelPassword= in the URL",
+            "set the sentinels' user and password: sentinel_login, or sentinelUsername= and sentinelPassword= in the URL",
         ),
         Some(K::NoPermission) => (
             K::NoPermission,
@@ -164,7 +167,7 @@ pub(super) fn no_master_error(voters: &[Voter], service: &str) -> StoreError {
         ),
         Some(K::UnknownCommand) => (
             K::Other,
-            "these are no sentinels; for a server, use redis://",
+            "these are not sentinels; for a server, use redis://",
         ),
         Some(first) if failed.clone().all(|error| error.kind() == first) => {
             (first, "are they running?")
@@ -309,7 +312,7 @@ mod tests {
             (
                 failed(K::UnknownCommand, "ERR unknown command 'SENTINEL'"),
                 K::Other,
-                "no sentinels",
+                "not sentinels",
             ),
             (failed(K::Timeout, "late"), K::Timeout, "late"),
         ] {

@@ -22,15 +22,15 @@ pub(crate) struct Record {
 
 /// Runs an acquire script on the record.
 pub(crate) fn acquire(record: &mut Option<Record>, call: &Call) -> Acquired {
-    reply::acquired(&run(record, call)).expect("an answer")
+    reply::acquired(&run(record, call)).expect("a reply")
 }
 
 pub(crate) fn release(record: &mut Option<Record>, call: &Call) -> Released {
-    reply::released(&run(record, call)).expect("an answer")
+    reply::released(&run(record, call)).expect("a reply")
 }
 
 pub(crate) fn renew(record: &mut Option<Record>, call: &Call) -> Renewed {
-    reply::renewed(&run(record, call), 1).expect("an answer")[0]
+    reply::renewed(&run(record, call), 1).expect("a reply")[0]
 }
 
 /// A record, a script's name, and its arguments.

@@ -525,7 +525,7 @@ fn exec_waits_for_as_many_replicas_as_are_wanted() {
     assert!(waits());
     let (code, _, errors) = place.said(&["exec", "--replicas", "2", "l", "--", "true"]);
     assert!(
-        code != Some(0) && errors.contains("replicas are 2"),
+        code != Some(0) && errors.contains("`replicas` is 2"),
         "{code:?} {errors}"
     );
 }

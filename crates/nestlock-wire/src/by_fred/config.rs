@@ -33,7 +33,7 @@ fn as_configured(servers: &[FredServer], at: &Server) -> FredServer {
         .unwrap_or_else(|| FredServer::new(&*at.host, at.port))
 }
 
-/// Credentials that a provider of fred's fetches.
+/// Credentials from one of fred's credential providers.
 struct FromProvider {
     provider: Arc<dyn CredentialProvider>,
     servers: Vec<FredServer>,

@@ -748,7 +748,7 @@ async fn a_subscription_whose_ping_is_refused_is_told() {
 }
 
 /// A request that follows a refusal has a PING behind it, so that its own refusal is delivered
-/// after one round trip, whichever PING proved the first one.
+/// after one round trip, no matter which PING proved the first one.
 #[tokio::test]
 async fn what_is_asked_after_a_refusal_has_its_ping_along() {
     let sent = async |peer: &mut DuplexStream| together::words_of(peer).await.swap_remove(0);
