@@ -22,6 +22,7 @@ pub(crate) async fn check(
 ) -> Result<()> {
     let until = Instant::now() + REPLICA_GRACE.min(limit / 3);
     let copies = Copies {
+        // at least 1 ms: WAIT treats 0 as no limit
         timeout: copies.timeout.min(limit / 6).max(Duration::from_millis(1)),
         ..copies
     };

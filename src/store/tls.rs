@@ -156,6 +156,7 @@ impl Tls {
             let system = load_native_certs();
             roots.add_parsable_certificates(system.certs);
             if roots.is_empty() {
+                // transient, unlike a system without CA certificates
                 let is_in_need = |error: &String| error.contains("Too many open files");
                 if let Some(why) = system
                     .errors

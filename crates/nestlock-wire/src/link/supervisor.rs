@@ -41,8 +41,8 @@ impl Drop for Supervised {
 }
 
 impl Link {
-    /// Spawns the tasks that keep the link connected, and find out when its peer is gone. They do not
-    /// keep the link itself.
+    /// Spawns the tasks that keep the link connected, and find out when its peer is gone. They do
+    /// not keep the link itself alive.
     pub(super) fn keep_connected(self: &Arc<Self>, first: Option<Connection>) {
         let own = &self.dial.settings.own;
         let supervised = Supervised(Arc::downgrade(self));
