@@ -2,24 +2,24 @@
 --
 -- KEYS[1]  lock      hash     owner -> hold count; its TTL is the lease
 -- KEYS[2]  queue     list     waiting owners, the next one first
--- KEYS[3]  timeouts  zset     waiting owner -> when Redisson takes it as gone, in milliseconds since 1970
--- KEYS[4]  seen      zset     waiting owner of ours -> when it counts as gone, in milliseconds of the server's clock, and
---                             its turn, in parts of 1024; cut -> the last score that was lowered by fair/acquire; clock ->
---                             the time at which one was written last
+-- KEYS[3]  timeouts  zset     waiting owner -> when it expires for Redisson, in milliseconds since 1970
+-- KEYS[4]  seen      zset     waiting owner of ours -> when it expires, in milliseconds of the server's clock, plus its
+--                             turn / 1024; cut -> the score that fair/acquire lowered last; clock -> when a score was
+--                             written last
 -- ARGV[1]  owner     string   "<client>:<task>"
 -- ARGV[2]  holds     string   the count that this call leads to; 0 frees the lock
 --                             n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel   string   where waiters listen, each with ":" and its name added
--- ARGV[4]  grants    integer  1: a waiter with a turn holds the lock, at first for as long as it would have kept its place
+-- ARGV[4]  grants    integer  1: a waiter with a turn gets the lock, at first for as long as it would have kept its place
 -- Parts    fewer, time, clock
--- Returns  1         not held any more; the next waiter was told that it is free ("0"), or holds it and was told so by
---                    its score in KEYS[4] and the TTL in milliseconds, with a blank between
---          0         still held, at most `holds` times; the TTL is as it was
---          nil       this owner does not hold it, nor wait any more, whatever else is at the lock's name
---          list      CHANGED: {0, holds}: not the n holds of n>m; nothing was written
+-- Returns  1         no longer held; the next waiter got the message "0" (free), or holds the lock now and got as
+--                    its message its score in KEYS[4], a space, and the TTL in milliseconds
+--          0         still held, at most `holds` times; the TTL is unchanged
+--          nil       this owner neither holds it nor waits any longer, whatever else is at the lock's name
+--          list      CHANGED: {0, holds}: the record does not say n of n>m; nothing was written
 local lock, queue = KEYS[1], KEYS[2]
 local owner, channel, grants = ARGV[1], ARGV[3], ARGV[4]
--- a reader's field has the same name; with 0, a key of another type is another lock
+-- a read-write lock's reader has a field of the same name; with 0, a key of another type belongs to another lock
 local mode = redis.pcall('hexists', lock, 'mode')
 if holds ~= '0' and mode ~= 0 and mode ~= 1 then return mode end
 local held = mode == 0 and redis.call('hget', lock, owner)
@@ -28,7 +28,7 @@ if only and held ~= only then return {0, tonumber(held)} end
 if holds ~= '0' then
     if not held then return nil end
     if tonumber(held) > tonumber(holds) then
-        -- a write that needs no memory lets the next one pass on a server that is out of memory
+        -- out of memory, a server denies only a script's first write, and never HDEL: this lets later writes pass
         redis.call('hdel', lock, '')
         redis.call('hset', lock, owner, holds)
     end
@@ -37,9 +37,9 @@ end
 
 local others = mode == 0 and redis.call('hlen', lock) - (held and 1 or 0) or 1
 local head, dead, due, place, first, at = redis.call('lindex', queue, 0), {}, nil, nil, 0, 0
--- a holder does not wait: no walk through a long queue for it
+-- a holder does not wait: do not search a long queue for it
 local waits = redis.call('zscore', timeouts, owner) or not held
--- a key of another type is refused before anything is written
+-- a key of another type must fail before anything is written
 if waits then redis.call('zscore', seen, owner) end
 local tells = head and others == 0 and (held or head == owner)
 if tells then
@@ -55,9 +55,9 @@ if tells then
     if head and due and due % 1 > 0 then first = math.floor(due - now) end
 end
 if waits then dead[#dead + 1] = owner end
--- what the server may refuse is refused before anything is written
+-- let the server refuse these commands, if it does, before anything is written
 if #dead > 0 or first > 0 then redis.call('zrem', timeouts, '') redis.call('lrem', queue, 1, '') end
--- the next one holds it from here on, where the server allows that: it may be out of memory
+-- grant the lock to the next waiter, unless the server refuses: it may be out of memory
 local function granted()
     local ttl = redis.call('pttl', lock)
     if grants ~= '1' or not held or first < 1 or ttl < 1 then return false end

@@ -1,9 +1,9 @@
--- fenced/get: read a value, and turn lower tokens away from now on. Safe to send twice.
+-- fenced/get: read a value, and reject lower tokens from now on. Safe to send twice.
 --
--- KEYS[1]  data     string   what is guarded
+-- KEYS[1]  data     string   the guarded value
 -- KEYS[2]  fence    string   the highest token seen, an integer without a TTL
 -- ARGV[1]  token    integer  the reader's token, 1 to 2^53 - 1
--- Returns  {1, value}  read; nil: there is no value
+-- Returns  {1, value}  read; nil: no value
 --          {0, seen}   STALE: the highest token seen, which is above the reader's
 local data, fence, token = KEYS[1], KEYS[2], ARGV[1]
 

@@ -1,6 +1,6 @@
--- fenced/set: write a value, unless a higher token has been here. Safe to send twice.
+-- fenced/set: write a value, unless the fence has seen a higher token. Safe to send twice.
 --
--- KEYS[1]  data     string   what is guarded
+-- KEYS[1]  data     string   the guarded value
 -- KEYS[2]  fence    string   the highest token seen, an integer without a TTL
 -- ARGV[1]  token    integer  the writer's token, 1 to 2^53 - 1
 -- ARGV[2]  value    string   what to write
@@ -20,10 +20,10 @@ seen = seen or '0'
 if not string.find(seen, '^%d+$') or tonumber(seen) > 9007199254740991 then
     return redis.error_reply('ERR nestlock: the fence beside this key holds no token')
 end
--- MSET would overwrite a key of any type
+-- MSET would overwrite a key of any type: STRLEN fails with WRONGTYPE first
 redis.call('strlen', data)
 
 if tonumber(seen) > tonumber(token) then return {0, tonumber(seen)} end
--- one command: no refusal can fall between the two
+-- one command, so that the server cannot refuse one of the two writes
 redis.call('mset', fence, token, data, value)
 return 1

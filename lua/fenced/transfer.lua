@@ -1,20 +1,20 @@
--- fenced/transfer: as reentrant/transfer, and count the token up: the one before may still be on its way. Safe to send twice.
+-- fenced/transfer: as reentrant/transfer, and count the token up, as writes with the last may be in flight. Safe to send twice.
 --
 -- KEYS[1]  lock     hash     owner -> hold count; its TTL is the lease
--- KEYS[2]  token    string   the last token given, an integer without a TTL
--- ARGV[1]  from     string   who holds it
--- ARGV[2]  to       string   who holds it then, once
--- ARGV[3]  lease    integer  milliseconds, at least 1: the TTL from now on, also where that is less
+-- KEYS[2]  token    string   the last token issued, an integer without a TTL
+-- ARGV[1]  from     string   the present owner
+-- ARGV[2]  to       string   the next owner, with a hold count of 1
+-- ARGV[3]  lease    integer  milliseconds, at least 1: the TTL from now on, even if that is shorter
 -- Parts    held, moves, token
--- Returns  {1, token}  `to` holds it; if it did so before, only a missing token is written again
+-- Returns  {1, token}  `to` holds it; if it already did, only a missing token is written again
 --          -2          LOST: neither holds it
 local moves = held_by(lock, from)
 if not moves and not held_by(lock, to) then return -2 end
 if last and not moves then return {1, tonumber(last)} end
 
--- a write that needs no memory lets the next ones pass on a server that is out of memory
+-- out of memory, a server denies only a script's first write, and never HDEL: this lets later writes pass
 redis.call('hdel', lock, '')
--- one that comes late leaves the count, which may be nested by now
+-- a late duplicate must not reset the count, which may be above 1 by now
 if moves then redis.call('hset', lock, to, '1') end
 local given, refused = next_token()
 if moves and not refused then
@@ -23,7 +23,7 @@ if moves and not refused then
     if refused then take_token_back() end
 end
 if refused then
-    -- what is refused has moved nothing
+    -- a refused transfer must leave the hold where it was
     if moves then redis.call('hdel', lock, to) end
     return redis.error_reply(refused)
 end

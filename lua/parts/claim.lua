@@ -1,4 +1,4 @@
--- parts/claim: what an owner that acquires has of the lock, `held`; answers what forbids to acquire. Needs parts/owner.
+-- parts/claim: the hold count, `held`, of an owner that acquires; returns early if it cannot acquire. Needs parts/owner.
 local lock, owner, lease, holds = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 
 local ttl, held = redis.call('pttl', lock), nil

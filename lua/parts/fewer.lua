@@ -1,4 +1,4 @@
--- parts/fewer: to how many `holds` a release leads, and from how many `only`, if from no other count.
+-- parts/fewer: the count that a release leads to, `holds`, and the one count it may start from, `only` (nil: any).
 local holds, only = ARGV[2], nil
 if holds ~= '0' and not string.find(holds, '^[1-9]%d*$') then
     only, holds = string.match(holds, '^([1-9]%d*)>(%d+)$')

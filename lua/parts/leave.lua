@@ -1,4 +1,4 @@
--- parts/leave: a reader waits no more. What is left of the readers' turn ends with the last of them.
+-- parts/leave: remove a waiting reader. When the last one leaves, the rest of the readers' turn is void.
 local function leave(readers, reader)
     if redis.pcall('zrem', readers, reader) == 1 and redis.pcall('zcard', readers) == 1 then
         redis.pcall('zrem', readers, 'until')

@@ -1,4 +1,4 @@
--- parts/owner: whether a field is an owner's: the client's 36 characters, the first dash at the ninth, ":" and its task.
+-- parts/owner: whether a field names an owner: the client's UUID (36 characters, a dash at the 9th), ":" and the task.
 local function is_owner(field)
     return string.byte(field, 9) == 45 and string.byte(field, 37) == 58
 end

@@ -1,5 +1,5 @@
--- parts/raises: whether an acquire raises a count: one that comes late, from before the last hold, takes none away. What is
--- no count, or has more digits than one may have, is none.
+-- parts/raises: whether an acquire raises the hold count: a late duplicate, sent before the last hold, must not lower it. What
+-- is not a count, or has too many digits for one, counts as none.
 local function raises(held, holds, digits)
     return not held or #held > digits or not string.find(held, '^%d+$') or tonumber(held) < tonumber(holds)
 end

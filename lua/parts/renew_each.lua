@@ -7,16 +7,16 @@ if not fit then
     return redis.error_reply('ERR nestlock: renew needs an owner and a lease of at least 1 for each lock')
 end
 
--- a longer TTL stays, and so does a record without one. It is set again: what a connection has not written, WAIT does not
--- count from Redis 7.2 on
+-- never shortens a TTL, and adds none to a record without. An unchanged TTL is written all the same: from Redis 7.2 on, WAIT
+-- only waits for what this connection has written
 local function lengthen(lock, ttl, lease)
     if ttl ~= -1 then redis.call('pexpire', lock, ttl < tonumber(lease) and lease or ttl) end
 end
 
--- `renew` answers for one lock
+-- `renew` returns the result for one lock
 local function renew_each(renew)
     for n, lock in ipairs(KEYS) do
-        -- pcall: one bad record must not cost the others their renewal
+        -- pcall: one bad record must not stop the renewal of the others
         local done, answer = pcall(renew, lock, ARGV[2 * n - 1], ARGV[2 * n])
         if done then
             answers[n] = answer

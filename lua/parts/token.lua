@@ -6,10 +6,10 @@ local last = redis.call('get', token)
 if last and (not string.find(last, '^%d+$') or tonumber(last) > 9007199254740990) then
     return redis.error_reply('ERR nestlock: the token key holds no token, an integer below 2^53 - 1')
 end
--- never given, or lost: the server's microseconds are above all that were
+-- never counted up, or lost: the server's time in microseconds is above every earlier token
 local now = not last and redis.call('time')
 
--- answers it, or what refused it
+-- returns the token, and the server's error if it refused to count up
 local function next_token()
     if not last then
         local first = now[1] .. string.format('%06d', now[2])

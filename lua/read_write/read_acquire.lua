@@ -1,15 +1,15 @@
 -- read_write/read_acquire: make this owner read-hold the lock at least `holds` times. Safe to send twice.
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
--- KEYS[2]  intent   string   there while a writer waits for readers
--- KEYS[3]  readers  zset     reader that waits -> 0: comes before the next writer; 1: before the one after
+-- KEYS[2]  intent   string   exists while a writer waits for readers
+-- KEYS[3]  readers  zset     waiting reader -> 0: goes before the next writer; 1: before the writer after that
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- ARGV[3]  holds    integer  the count that this call leads to, 1 to 99999: each hold has a key
--- ARGV[4]  hold     string   the keys of this owner's holds, without their numbers; each lives as long as its hold
--- ARGV[5]  waits    integer  1: come before a writer if the lock is busy; 0
+-- ARGV[4]  hold     string   prefix of the keys of this owner's holds: the number follows; each lives as long as its hold
+-- ARGV[5]  waits    integer  1: go before a writer if the lock is busy; 0: do not wait
 -- Parts    mode, raises, patience, leave
--- Returns  1         acquired: the record says `holds`, or more, and lives as long as its longest hold
+-- Returns  1         acquired: the hold count is at least `holds`, the TTL that of the longest hold
 --          {0, ttl}  busy: milliseconds until the writer's lease ends, or a waiting writer's turn; -1: the record has no TTL
 --          -2        LOST: `holds` is above 1, but this owner holds nothing
 --          -3        WRONG_KIND: the hash at this name is not a record of this kind
@@ -23,7 +23,7 @@ end
 local held, ttl = redis.call('hget', lock, owner), redis.call('pttl', lock)
 if holds ~= '1' and not held then return -2 end
 
--- where nothing can be written, the lock is busy all the same
+-- pcall: if the server refuses the write, the reply is still "busy"
 local function comes_before(writer, lives)
     if waits == '0' then return end
     local left = redis.call('pttl', readers)
@@ -36,24 +36,24 @@ if mode == 'write' and redis.call('hexists', lock, owner .. ':write') == 0 then
     comes_before(0, math.max(ttl, 0) + PATIENCE)
     return {0, ttl}
 end
--- current readers may read again, and readers whose turn it is come in; others let a waiting writer go first
+-- readers may re-enter, and readers whose turn it is may enter; others let a waiting writer go first
 local left = mode ~= 'write' and not held and redis.call('pttl', intent) or 0
 if left > 0 and redis.call('zscore', readers, owner) ~= '0' then
     comes_before(1, 2 * PATIENCE)
-    -- a clock that went back makes it live longer than any is written for
+    -- if the server's clock went back, the key would outlive PATIENCE
     if left > PATIENCE then redis.pcall('pexpire', intent, PATIENCE) end
     return {0, math.min(left, math.ceil(PATIENCE / 2))}
 end
 
--- sent again, or a hold that was lost sight of: its key may be there
+-- the request was sent again, or the owner lost track of a hold: its key may exist
 left = held and tonumber(held) >= tonumber(holds) and redis.call('pttl', hold .. holds)
--- what is out of memory is refused here, before anything is written
+-- a server out of memory refuses this first write, before anything is changed
 redis.call('set', hold .. holds, '1', 'PX', lease)
 local raised = raises(held, holds, 5)
 local done, refused = pcall(function()
     if mode then
         if raised then redis.call('hset', lock, owner, holds) end
-        -- a record without a TTL is left so
+        -- a record without a TTL keeps none
         if ttl >= 0 and ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
     else
         redis.call('hset', lock, owner, holds, 'mode', 'read')
@@ -64,7 +64,7 @@ if done then
     if not held then leave(readers, owner) end
     return 1
 end
--- take back what was written: a record without a TTL would never end
+-- undo the writes: a record without a TTL would never expire
 if not mode then
     redis.pcall('del', lock)
 elseif not held then

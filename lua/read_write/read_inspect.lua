@@ -1,8 +1,8 @@
--- read_write/read_inspect: who reads, how often, for how long. Writes nothing.
+-- read_write/read_inspect: the readers, their hold counts and the TTL. Read-only.
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
--- Returns  nil      there are no readers
---          list     {TTL in milliseconds or -1, then each reader and his hold count}
+-- Returns  nil      no reader holds the lock
+--          list     {TTL in milliseconds or -1, then each reader and its hold count}
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
 local lock = KEYS[1]
 

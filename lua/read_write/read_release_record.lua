@@ -1,15 +1,15 @@
--- read_write/read_release_record: read_release where a cluster has the other keys elsewhere. Safe to send twice.
+-- read_write/read_release_record: read_release where a cluster has the other keys on another node. Safe to send twice.
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
 -- ARGV[1]  owner    string   "<client>:<task>"
--- ARGV[2]  holds    string   the count that this call leads to; 0 ends this owner's reading
+-- ARGV[2]  holds    string   the count that this call leads to; 0 ends this owner's read holds
 --                            n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel  string   where waiters listen
 -- Parts    fewer
--- Returns  1        free now; all waiters were told
---          0        still held, by others; the TTL is as it was
---          nil      this owner does not hold it, or would read on: for how long, only the other keys say
---          list     CHANGED: {0, holds}: not the n holds of n>m; nothing was written
+-- Returns  1        free now; all waiters were notified
+--          0        still held, by others; the TTL is unchanged
+--          nil      this owner does not hold it, or would still read: only the other keys say how long
+--          list     CHANGED: {0, holds}: the record does not say n of n>m; nothing was written
 local lock, owner, channel = KEYS[1], ARGV[1], ARGV[3]
 
 local mode, held = redis.call('hget', lock, 'mode'), redis.call('hget', lock, owner)
@@ -17,7 +17,7 @@ if mode ~= 'read' and mode ~= 'write' or not held then return nil end
 if only and held ~= only then return {0, tonumber(held)} end
 if holds ~= '0' then return nil end
 
--- others read on, or this owner writes on. The record lives for at least as long as they do
+-- others still read, or this owner still writes. The record lives for at least as long as their holds
 if redis.call('hlen', lock) > 2 then
     redis.call('hdel', lock, owner)
     return 0

@@ -1,15 +1,15 @@
--- read_write/read_renew: let locks and their owners' holds live for at least `lease` from now. Safe to send twice.
+-- read_write/read_renew: extend locks and their owners' holds to at least `lease` from now. Safe to send twice.
 --
 -- KEYS[n]     lock   hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
--- ARGV[2n-1]  owner  string   who must hold KEYS[n]
+-- ARGV[2n-1]  owner  string   the owner that must hold KEYS[n]
 -- ARGV[2n]    lease  integer  milliseconds, at least 1
 -- Parts       renew_each
 -- Returns     list   for each lock, in order:
---             1      renewed; a longer TTL is left as it is, and the record's is at least that of the longest hold
+--             1      renewed; a longer TTL is unchanged, and the record's is at least that of the longest hold
 --             0      GONE: no such record
---             -1     TAKEN: the record is there, but this owner does not read, or was wiped when its holds were over
+--             -1     TAKEN: the record exists, but this owner does not read, or was wiped after its holds expired
 --             -2     UNKNOWN: the server refused this one; try again
---             error  of the server, if there is one lock only and it is refused
+--             error  the server's, if the only lock of the request is refused
 return renew_each(function(lock, owner, lease)
     local least = tonumber(lease)
     local mode = redis.call('hget', lock, 'mode')
@@ -18,7 +18,7 @@ return renew_each(function(lock, owner, lease)
     if not held or string.find(owner, ':write$') then return redis.call('exists', lock) == 1 and -1 or 0 end
     local mine = (string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}') .. ':' .. owner .. ':rwlock_timeout:'
     local longest, short = -2, {}
-    -- bounded: a damaged count must not keep the server busy
+    -- capped: a corrupt count must not block the server
     for n = 1, math.min(held, 99999) do
         local ttl = redis.call('pttl', mine .. n)
         longest = math.max(longest, ttl)
@@ -26,12 +26,12 @@ return renew_each(function(lock, owner, lease)
     end
     local ttl = redis.call('pttl', lock)
     if longest == -2 then
-        -- all holds are over but not wiped yet: their owner was never told that they ended. A write that
-        -- needs no memory lets the next one pass on a server that is out of memory
+        -- all holds have expired but are not wiped yet: their owner was never notified of a loss. Out of memory, a
+        -- server denies only a script's first write, and never HDEL: this lets later writes pass
         redis.call('hdel', lock, '')
         redis.call('set', mine .. '1', '1', 'PX', lease)
     end
-    -- Redisson sets this TTL to its own watchdog timeout, however long we read on
+    -- Redisson may have set this TTL to its own watchdog timeout, even if our holds live longer
     local wanted = math.max(longest, least)
     local set = ttl < 0 and 1 or redis.pcall('pexpire', lock, math.max(ttl, wanted))
     if set ~= 1 then

@@ -1,8 +1,8 @@
--- read_write/write_inspect: who writes, how often, for how long. Writes nothing.
+-- read_write/write_inspect: the writer, its hold count and the TTL. Read-only.
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
 -- Parts    mode
--- Returns  nil      there is no writer
+-- Returns  nil      no writer holds the lock
 --          list     {TTL in milliseconds or -1, owner, hold count}
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
 if mode ~= 'write' then return nil end

@@ -1,15 +1,15 @@
--- read_write/write_renew: let each lock live for at least `lease` from now, if its owner still writes. Safe to send twice.
+-- read_write/write_renew: extend each lock's TTL to at least `lease` from now, if its owner still writes. Safe to send twice.
 --
 -- KEYS[n]     lock   hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
--- ARGV[2n-1]  owner  string   who must hold KEYS[n]
+-- ARGV[2n-1]  owner  string   the owner that must hold KEYS[n]
 -- ARGV[2n]    lease  integer  milliseconds, at least 1
 -- Parts       renew_each
 -- Returns     list   for each lock, in order:
---             1      renewed; a longer TTL is left as it is
+--             1      renewed; a longer TTL is unchanged
 --             0      GONE: no such record
 --             -1     TAKEN: the record is there, but this owner is not in it
 --             -2     UNKNOWN: the server refused this one; try again
---             error  of the server, if there is one lock only and it is refused
+--             error  the server's, if the only lock of the request is refused
 return renew_each(function(lock, owner, lease)
     local ttl = redis.call('pttl', lock)
     if redis.call('hexists', lock, owner .. ':write') == 0 then return ttl == -2 and 0 or -1 end

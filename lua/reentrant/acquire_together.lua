@@ -4,8 +4,8 @@
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- Parts    owner, raises
--- Returns  1        acquired: each record says 1, or more, its TTL is at least `lease`
---          {n, why}  nothing was written, since lock n could not be had:
+-- Returns  1        acquired: each hold count is at least 1, each TTL at least `lease`
+--          {n, why}  nothing was written, because lock n is not available:
 --          >= 0     busy: milliseconds until the other owner's lease ends
 --          -1       busy, and the record has no TTL
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
@@ -33,7 +33,7 @@ end
 for n, lock in ipairs(KEYS) do
     local set = ttls[n] == -1 or ttls[n] >= tonumber(lease) or redis.pcall('pexpire', lock, lease)
     if type(set) == 'table' then
-        -- take the writes back: a record without a TTL would never end. What is refused of one is refused of the first
+        -- undo the writes: a record without a TTL would never expire. A server that refuses one PEXPIRE refuses the first
         for at, taken in ipairs(KEYS) do
             if not held[at] then
                 redis.call('del', taken)

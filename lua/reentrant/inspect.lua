@@ -1,4 +1,4 @@
--- reentrant/inspect: who holds the lock, how often, for how long. Writes nothing.
+-- reentrant/inspect: the owner, its hold count and the TTL. Read-only.
 --
 -- KEYS[1]  lock     hash     owner -> hold count; its TTL is the lease
 -- Parts    owner

@@ -1,8 +1,8 @@
 -- signal/force_release: free the lock, whatever its owner, and wake one waiter. Safe to send twice.
 --
 -- KEYS[1]  lock     string   the owner; its TTL is the lease, in whole seconds
--- KEYS[2]  signal   list     one element; the waiter that pops it takes it as "free now"; left as it is if it is not a list
--- ARGV[1]  life     integer  of the signal, in milliseconds
+-- KEYS[2]  signal   list     one element; the waiter that pops it takes it as "free now"; untouched if it is not a list
+-- ARGV[1]  life     integer  the signal's TTL, in milliseconds
 -- Parts    tell_one
 -- Returns  1        free now
 --          0        it was free; one waiter is woken all the same

@@ -1,4 +1,4 @@
--- signal/inspect: who holds the lock, for how long. Writes nothing.
+-- signal/inspect: the owner and the TTL. Read-only.
 --
 -- KEYS[1]  lock     string   the owner; its TTL is the lease, in whole seconds
 -- Returns  nil      free

@@ -1,12 +1,12 @@
--- signal/release: give the lock up, if this owner holds it, and tell one waiter. Safe to send twice.
+-- signal/release: release the lock if this owner holds it, and wake one waiter. Safe to send twice.
 --
 -- KEYS[1]  lock     string   the owner; its TTL is the lease, in whole seconds
--- KEYS[2]  signal   list     one element; the waiter that pops it takes it as "free now"; left as it is if it is not a list
--- ARGV[1]  owner    string   whatever tells owners apart
+-- KEYS[2]  signal   list     one element; the waiter that pops it takes it as "free now"; untouched if it is not a list
+-- ARGV[1]  owner    string   any text that tells owners apart
 -- ARGV[2]  holds    integer  the count that this call leads to; 0 frees the lock
--- ARGV[3]  life     integer  of the signal, in milliseconds
+-- ARGV[3]  life     integer  the signal's TTL, in milliseconds
 -- Parts    tell_one
--- Returns  1        free now; one waiter is told
+-- Returns  1        free now; one waiter is woken
 --          0        still held
 --          nil      this owner does not hold it
 local owner, holds, life = ARGV[1], ARGV[2], ARGV[3]

@@ -1,11 +1,11 @@
--- signal/signal: wake one waiter if the lock is free: the one woken before is gone. Safe to send twice.
+-- signal/signal: wake one waiter if the lock is free, because the waiter woken before is gone. Safe to send twice.
 --
 -- KEYS[1]  lock     string   the owner; its TTL is the lease, in whole seconds
 -- KEYS[2]  signal   list     one element; the waiter that pops it takes it as "free now"
--- ARGV[1]  life     integer  of the signal, in milliseconds
+-- ARGV[1]  life     integer  the signal's TTL, in milliseconds
 -- Parts    tell_one
--- Returns  1        one waiter is told
---          0        held: its release will tell one
+-- Returns  1        one waiter is woken
+--          0        held: its release will wake one
 local life = ARGV[1]
 
 if not string.find(life, '^[1-9]%d*$') or #life > 15 then

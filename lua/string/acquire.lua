@@ -3,7 +3,7 @@
 -- KEYS[1]  lock     string   the owner; its TTL is the lease
 -- ARGV[1]  owner    string   "<client>:<task>", or a value of the user's choice
 -- ARGV[2]  lease    integer  milliseconds, at least 1
--- Returns  1         acquired: the TTL is at least `lease`; a record without a TTL is left so
+-- Returns  1         acquired: the TTL is at least `lease`; a record without a TTL keeps none
 --          {0, ttl}  busy: milliseconds until the other owner's lease ends; -1: the record has no TTL
 local lock, owner, lease = KEYS[1], ARGV[1], ARGV[2]
 

@@ -1,4 +1,4 @@
--- string/inspect: who holds the lock, for how long. Writes nothing.
+-- string/inspect: the owner and the TTL. Read-only.
 --
 -- KEYS[1]  lock     string   the owner; its TTL is the lease
 -- Returns  nil      free

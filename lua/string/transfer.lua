@@ -1,10 +1,10 @@
 -- string/transfer: give the hold of one owner to another. Safe to send twice: the new owner's name is used only once.
 --
 -- KEYS[1]  lock     string   the owner; its TTL is the lease
--- ARGV[1]  from     string   who holds it
--- ARGV[2]  to       string   who holds it then
--- ARGV[3]  lease    integer  milliseconds: the TTL from now on, also where that is less; 0: none
--- Returns  1         `to` holds it; if it did so before, nothing was written
+-- ARGV[1]  from     string   the present owner
+-- ARGV[2]  to       string   the next owner
+-- ARGV[3]  lease    integer  milliseconds: the TTL from now on, even if that is shorter; 0: no TTL
+-- Returns  1         `to` holds it; if it already did, nothing was written
 --          -2        LOST: neither holds it
 local lock, from, to, lease = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 if from == to or lease ~= '0' and not string.find(lease, '^[1-9]%d*$') then
