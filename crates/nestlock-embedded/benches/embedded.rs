@@ -1,4 +1,4 @@
-//! What the embedded server costs, beside a real one in the same run.
+//! What the embedded server costs, compared with a real one in the same run.
 //!
 //! Run: `cargo bench -p nestlock-embedded`
 #![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss)]
@@ -25,7 +25,7 @@ fn main() -> Result<()> {
     many_servers()?;
     let (embedded, real) = (EmbeddedServer::start()?, SpawnedServer::start()?);
     println!("\n## Speed: embedded, real, embedded/real, medians of {ROUNDS} alternating rounds");
-    compare("EVALSHA/s, one connection, 100 at a time", || {
+    compare("EVALSHA/s, one connection, 100 in flight", || {
         Ok([
             scripts_per_second(embedded.addr())?,
             scripts_per_second(real.addr())?,
@@ -118,7 +118,7 @@ fn many_servers() -> Result<()> {
     Ok(())
 }
 
-/// Resident bytes of this process, where Linux tells.
+/// Resident bytes of this process, on Linux.
 fn resident() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     Some(statm.split(' ').nth(1)?.parse::<u64>().ok()? * 4096)

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use crate::server::{Engine, port};
 
-/// An order from the handle to the server's thread, which confirms each of them.
+/// An order from the handle to the server's thread, which confirms each one.
 #[derive(Debug)]
 enum Order {
     Advance(Duration),
@@ -174,7 +174,7 @@ impl Drop for EmbeddedServer {
 async fn obey(engine: &Engine, inbox: Receiver<(Order, Sender<()>)>, wake: &Notify) {
     let mut paused = false;
     loop {
-        // while paused, block the whole thread, so that no other task runs
+        // while paused, block the whole thread: otherwise the connections' tasks would still run
         let next = if paused {
             inbox.recv().map_err(|_| TryRecvError::Disconnected)
         } else {

@@ -139,7 +139,7 @@ mod tests {
         let are_free = || is_free(port) && is_free(port + BUS);
         let soon = Instant::now() + Duration::from_secs(5);
         while !are_free() {
-            assert!(Instant::now() < soon, "{port} is claimed still");
+            assert!(Instant::now() < soon, "{port} is still claimed");
             sleep(Duration::from_millis(5));
         }
     }

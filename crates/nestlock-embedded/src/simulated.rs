@@ -114,7 +114,7 @@ impl Connection {
         }
     }
 
-    /// Takes the bytes that are to be sent to the client.
+    /// Takes the bytes to send to the client.
     #[must_use]
     pub fn output(&mut self) -> Vec<u8> {
         let take = |client: &mut crate::server::client::Client| std::mem::take(&mut client.output);

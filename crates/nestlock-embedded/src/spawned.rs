@@ -219,7 +219,7 @@ impl SpawnedServer {
 /// ([`SpawnedServer::stop`]), instead of waiting for the timeout.
 fn link_to(server: &SpawnedServer) -> Result<Link, SpawnError> {
     if server.is_stopped() {
-        let source = io::Error::new(io::ErrorKind::TimedOut, "it is stopped");
+        let source = io::Error::new(io::ErrorKind::TimedOut, "the server is stopped (SIGSTOP)");
         return Err(SpawnError::Unreachable {
             addr: server.addr(),
             source,

@@ -1,4 +1,4 @@
-//! Who waits for lists, and who is served when: random sequences over several connections, the same on both servers.
+//! Blocking pops: random sequences over several connections serve the same clients, in the same order, on both servers.
 #![cfg(unix)]
 
 mod support;
@@ -24,13 +24,13 @@ const WAITERS: usize = 6;
 
 #[derive(Debug, Clone)]
 enum Act {
-    /// A waiter begins to wait, or is answered at once.
+    /// A waiter begins to wait, or gets a reply at once.
     Wait(usize, Vec<String>),
     /// A waiter closes its connection.
     Leave(usize),
-    /// Somebody else does something.
+    /// The control connection runs a command.
     Do(Vec<String>),
-    /// All who wait for so long only, get nothing.
+    /// All waits with a timeout end without an element.
     TimeOut,
 }
 
@@ -44,7 +44,7 @@ struct Side {
 impl Side {
     fn new(addr: SocketAddr) -> Self {
         let mut control = Wire::connect(addr).expect("a connection");
-        control.call(&["FLUSHALL"]).expect("an answer");
+        control.call(&["FLUSHALL"]).expect("a reply");
         Self {
             addr,
             control,
@@ -52,9 +52,9 @@ impl Side {
         }
     }
 
-    /// The names of the connections that wait, and of those that are there.
+    /// The connections that wait, and all that are open.
     fn names(&mut self) -> (BTreeSet<usize>, BTreeSet<usize>) {
-        let list = self.control.call(&["CLIENT", "LIST"]).expect("an answer");
+        let list = self.control.call(&["CLIENT", "LIST"]).expect("a reply");
         let list = String::from_utf8_lossy(list.text().expect("a text")).into_owned();
         let field = |line: &str, name: &str| {
             line.split(' ')
@@ -80,12 +80,12 @@ impl Side {
             if let Some(value) = state(self) {
                 return value;
             }
-            assert!(start.elapsed() < PATIENCE, "{what} does not come");
+            assert!(start.elapsed() < PATIENCE, "{what}: not in time");
             std::thread::sleep(Duration::from_micros(200));
         }
     }
 
-    /// What is seen by whoever did it, with the lists as they are then; and who was answered what.
+    /// The reply to the act, with the lists after it; and which waiter got which reply.
     fn act(
         &mut self,
         act: &Act,
@@ -99,11 +99,11 @@ impl Side {
                     let mut wire = Wire::connect(addr).expect("a connection");
                     let protocol = if who % 2 == 0 { "2" } else { "3" };
                     wire.call(&["HELLO", protocol, "SETNAME", &format!("w{who}")])
-                        .expect("an answer");
+                        .expect("a reply");
                     wire
                 });
                 wire.send(parts).expect("a connection");
-                // either it waits now, or there is an answer to read
+                // either it waits now, or there is a reply to read
                 wire.stream()
                     .set_read_timeout(Some(Duration::from_millis(1)))
                     .expect("a socket");
@@ -130,30 +130,30 @@ impl Side {
                     (!side.names().1.contains(who)).then_some(())
                 });
             }
-            Act::Do(parts) => seen.push(self.control.call(parts).expect("an answer")),
+            Act::Do(parts) => seen.push(self.control.call(parts).expect("a reply")),
             Act::TimeOut => self.until("a timeout", |side| side.names().0.is_empty().then_some(())),
         }
-        // whoever no longer waits has an answer; whoever still waits has none
+        // a connection that no longer waits has a reply; one that still waits has none
         let still = self.names().0;
         for who in waiting.difference(&still) {
             let value = self.waiters[*who]
                 .as_mut()
                 .expect("a waiter")
                 .read()
-                .expect("an answer");
+                .expect("a reply");
             answers.insert(*who, value);
         }
         *waiting = still;
         seen.extend(LISTS.map(|list| {
             self.control
                 .call(&["LRANGE", list, "0", "-1"])
-                .expect("an answer")
+                .expect("a reply")
         }));
         (seen, answers)
     }
 }
 
-/// A sequence of acts, made from the seed alone, as far as that can be: who waits is known only when it is played.
+/// The next act, from the seed and from which connections wait, which is known only while it is played.
 fn next(rng: &mut Rng, waiting: &BTreeSet<usize>, last: bool) -> Act {
     let queue = *rng.pick(&LISTS.each_ref());
     let words = |parts: &[&str]| parts.iter().map(ToString::to_string).collect::<Vec<_>>();
@@ -190,7 +190,7 @@ fn next(rng: &mut Rng, waiting: &BTreeSet<usize>, last: bool) -> Act {
     }
 }
 
-/// Plays a round on both; the first difference.
+/// Plays a round on both servers. Returns the first difference.
 fn play(addrs: Both<SocketAddr>, seed: u64, spoil: Option<usize>) -> Result<usize, String> {
     let (mut rng, mut sides) = (Rng::new(seed), addrs.map(Side::new));
     let mut waiting = Both::<BTreeSet<usize>>::default();
@@ -199,7 +199,7 @@ fn play(addrs: Both<SocketAddr>, seed: u64, spoil: Option<usize>) -> Result<usiz
     for at in 0..60 {
         let act = match at {
             59 => Act::TimeOut,
-            // from here on nobody waits for ever
+            // from here on, every wait has a timeout
             54 => Act::Do(["DEL", "q1", "q2", "q3"].map(String::from).to_vec()),
             55 => {
                 for who in waiting.real.clone() {
@@ -220,12 +220,12 @@ fn play(addrs: Both<SocketAddr>, seed: u64, spoil: Option<usize>) -> Result<usiz
             other => format!("{other:?}"),
         });
         if spoil == Some(at) {
-            sides.ours.control.call(&["DEL", "q1"]).expect("an answer");
+            sides.ours.control.call(&["DEL", "q1"]).expect("a reply");
             sides
                 .ours
                 .control
                 .call(&["RPUSH", "q1", "extra"])
-                .expect("an answer");
+                .expect("a reply");
         }
         let real = sides.real.act(&act, &mut waiting.real);
         let ours = sides.ours.act(&act, &mut waiting.ours);
@@ -284,7 +284,7 @@ fn a_push_to_one_server_only_is_noticed() {
     assert_eq!(noticed, 5);
 }
 
-/// The order of coming counts, not the order of connecting; and a new wait is a new place in the queue.
+/// The order of the BLPOPs counts, not the order of connecting; a new wait is a new place in the queue.
 #[test]
 fn fifty_waiters_are_served_in_the_order_in_which_they_came() {
     let pair = Pair::start();
@@ -298,7 +298,7 @@ fn fifty_waiters_are_served_in_the_order_in_which_they_came() {
         let waits = |control: &mut Wire, count: usize| {
             let start = Instant::now();
             loop {
-                let list = control.call(&["CLIENT", "LIST"]).expect("an answer");
+                let list = control.call(&["CLIENT", "LIST"]).expect("a reply");
                 let list = String::from_utf8_lossy(list.text().expect("a text")).into_owned();
                 if list
                     .lines()
@@ -322,21 +322,21 @@ fn fifty_waiters_are_served_in_the_order_in_which_they_came() {
         for n in 0..20 {
             control
                 .call(&["RPUSH", "q", &n.to_string()])
-                .expect("an answer");
+                .expect("a reply");
         }
         let many: Vec<String> = ["RPUSH", "q"]
             .into_iter()
             .map(String::from)
             .chain((20..35).map(|n| n.to_string()))
             .collect();
-        control.call(&many).expect("an answer");
+        control.call(&many).expect("a reply");
         let script = "for n = 35, 49 do redis.call('rpush', 'q', n) end return 1";
-        control.call(&["EVAL", script, "0"]).expect("an answer");
+        control.call(&["EVAL", script, "0"]).expect("a reply");
         for who in &order {
-            got.push(wires[*who].read().expect("an answer"));
+            got.push(wires[*who].read().expect("a reply"));
         }
         assert_eq!(
-            control.call(&["EXISTS", "q"]).expect("an answer"),
+            control.call(&["EXISTS", "q"]).expect("a reply"),
             Value::Int(0)
         );
         got

@@ -1,4 +1,4 @@
-//! The handle of the embedded server: its life, its clock, its pauses.
+//! The handle of the embedded server: its lifetime, its clock, its pauses.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::{
@@ -96,9 +96,9 @@ fn a_paused_server_answers_when_it_is_resumed() {
     line.send("PING");
     let (sender, answer) = mpsc::channel();
     let reader = thread::spawn(move || sender.send(line.read()));
-    // silence can only be waited for; it is never taken for proof of anything else
+    // silence can only be waited for; no other assertion relies on it
     assert!(answer.recv_timeout(Duration::from_millis(100)).is_err());
-    // it can be connected to, and the clock can be put forward meanwhile
+    // meanwhile, clients can connect and the clock can be advanced
     let mut late = Line::to(&server);
     late.send("TIME");
     server.advance(Duration::from_secs(1));

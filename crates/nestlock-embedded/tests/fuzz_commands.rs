@@ -1,5 +1,5 @@
-//! Random commands, byte for byte the same for the embedded server and for a real one: every answer, every key, every
-//! message must be the same.
+//! Random commands to the embedded server and to a real one: every reply, every key and every message must be the same,
+//! byte for byte.
 #![cfg(unix)]
 
 mod support;
@@ -22,7 +22,7 @@ const RULES: Rules = Rules {
 const MAIN: [usize; 2] = [0, 1];
 const LISTENERS: [usize; 2] = [2, 3];
 
-/// About 2,000 commands, made from the seed alone.
+/// About 2,000 commands, derived from the seed alone.
 fn round(seed: u64) -> Vec<Step> {
     let (mut grammar, mut rng, mut steps) = (Grammar::new(seed), Rng::new(!seed), vec![]);
     for part in 0..8 {
@@ -46,7 +46,7 @@ fn round(seed: u64) -> Vec<Step> {
     steps
 }
 
-/// Commands whose answers do not depend on the moment at which they come, then a pause, then whatever comes.
+/// Commands whose replies do not depend on timing, then a pause, then any commands.
 fn expire_some(grammar: &mut Grammar, rng: &mut Rng, steps: &mut Vec<Step>) {
     steps.push(Step::State);
     let mut keys = Grammar::all_keys();
@@ -99,7 +99,7 @@ fn random_commands_are_answered_as_by_redis() {
             .cloned()
             .unwrap_or_default();
         let unknown = ["NOSUCH", "GETT", "", "\u{fc}ber"].contains(name);
-        // what comes back on lines that listen is not counted
+        // replies on listening lines are not counted
         let refused = count.refused >= 5 || *weight == 0;
         assert!(
             refused && (unknown || count.accepted >= 50),
@@ -108,13 +108,13 @@ fn random_commands_are_answered_as_by_redis() {
     }
 }
 
-// --- that the gate would notice ---
+// --- the gate notices differences ---
 
 fn words(line: &str) -> Command {
     Command::new(&resp::words(line).expect("words"), Check::Exact)
 }
 
-/// Some of everything on both sides.
+/// Some data of every type on both servers.
 fn everything() -> Vec<Step> {
     let lines = [
         (2, "SUBSCRIBE c1"),

@@ -1,4 +1,4 @@
-//! Bytes that are no requests, or only nearly, the same for both servers: what they answer, and when they hang up.
+//! Invalid and almost valid requests to both servers: the same replies, and the connection closes at the same point.
 #![cfg(unix)]
 
 mod support;
@@ -18,13 +18,13 @@ use support::{
     wire::Wire,
 };
 
-/// All that is said until the server has closed the connection, which it does when we have nothing more to say.
+/// Everything the server sends until it closes the connection, which it does when this side has closed.
 fn answer(addr: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(addr).expect("a connection");
     stream
         .set_read_timeout(Some(Duration::from_secs(30)))
         .expect("a socket");
-    // a server that has hung up in the middle has closed its side
+    // the server may have closed the connection in the middle
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);
     let (mut said, mut chunk) = (vec![], [0; 16384]);
@@ -41,19 +41,19 @@ fn answer(addr: SocketAddr, bytes: &[u8]) -> Vec<u8> {
 fn empty(addrs: Both<SocketAddr>) {
     addrs.map(|addr| {
         let mut wire = Wire::connect(addr).expect("a connection");
-        wire.call(&["FLUSHALL"]).expect("an answer");
-        wire.call(&["SCRIPT", "FLUSH"]).expect("an answer");
+        wire.call(&["FLUSHALL"]).expect("a reply");
+        wire.call(&["SCRIPT", "FLUSH"]).expect("a reply");
     });
 }
 
 #[derive(Debug, Default)]
 struct Report {
-    /// Strings that Redis called a violation of the protocol.
+    /// Strings that Redis rejected as a protocol violation.
     violations: usize,
     wrong: Vec<String>,
 }
 
-/// From the string `spoilt` on, one server gets some more than the other.
+/// From the string `spoilt` on, one server gets additional bytes.
 fn compare(addrs: Both<SocketAddr>, strings: usize, spoilt: Option<usize>) -> Report {
     let (mut rng, mut grammar, mut report) = (Rng::new(1), Grammar::new(1), Report::default());
     for number in 0..strings {
@@ -62,11 +62,11 @@ fn compare(addrs: Both<SocketAddr>, strings: usize, spoilt: Option<usize>) -> Re
             empty(addrs);
         }
         let mut bytes = nonsense(&mut rng, &mut grammar, Limits::OfRedis);
-        // several at once, or one in two parts that belong together
+        // several at once, or one string in two parts
         if rng.percent(30) {
             bytes.extend(nonsense(&mut rng, &mut grammar, Limits::OfRedis));
         }
-        // again and again: a random string may undo it before another reads it
+        // repeat it: a random string may undo it before another one reads it
         if spoilt.is_some_and(|spoilt| number >= spoilt) {
             answer(addrs.ours, b"\r\nMSET s1 9 s2 9 s3 9\r\n");
         }
@@ -84,7 +84,7 @@ fn compare(addrs: Both<SocketAddr>, strings: usize, spoilt: Option<usize>) -> Re
                 said.real,
                 said.ours
             ));
-            // what differs now may differ because of this
+            // later differences may be consequences of this one
             empty(addrs);
         }
     }
@@ -100,7 +100,7 @@ fn bytes_that_are_no_requests_are_answered_as_by_redis() {
         wrong.len(),
         wrong[..wrong.len().min(30)].join("\n")
     );
-    assert!(violations > 3000, "only {violations} were no requests");
+    assert!(violations > 3000, "only {violations} were violations");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The library's own scripts in random sequences, byte for byte the same for the embedded server and for a real one.
+//! The library's own scripts in random sequences: the embedded server and a real one must agree byte for byte.
 #![cfg(unix)]
 
 mod support;
@@ -35,10 +35,10 @@ const OWNERS: [&str; 8] = [
 
 struct Round<'a> {
     rng: Rng,
-    /// Knows times that differ by more than the servers are apart.
+    /// Generates times that differ by more than the delay between the two servers.
     times: Grammar,
     scripts: &'a [Script],
-    /// Those that the server has in its cache.
+    /// The scripts that the server has cached.
     known: BTreeSet<String>,
     steps: Vec<Step>,
 }
@@ -54,7 +54,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// What may stand for an argument of this name. A script with a new name fails the test until its values are here.
+    /// A random value for an argument of this name. An unknown name fails the test until its values are added here.
     fn argument(&mut self, script: &Script, word: &Word, lock: &str) -> Vec<u8> {
         match (&*word.name, &*word.kind) {
             ("owner" | "from" | "to", "string") => self.rng.pick(&OWNERS).into(),
@@ -177,7 +177,7 @@ impl<'a> Round<'a> {
     fn run(&mut self, script: &Script, keys: &[Vec<u8>], args: &[Vec<u8>]) {
         let line = self.rng.below(2);
         if let Some(at) = script.keys.iter().position(|word| word.name == "token") {
-            // without a token it begins at the server's microseconds, which nobody can compare
+            // without a token key, tokens start at the server's microseconds, which differ between the servers
             let parts = [b"SET".as_slice(), &keys[at], b"41", b"NX"];
             self.steps
                 .push(Step::Send(line, Command::new(&parts, Check::Exact)));
@@ -217,7 +217,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// What else happens to keys.
+    /// Other changes to the keys.
     fn interfere(&mut self) {
         let lock = self.lock();
         let owner = *self.rng.pick(&OWNERS.each_ref());
@@ -283,7 +283,7 @@ impl<'a> Round<'a> {
             .push(Step::Send(line, Command::new(choice, Check::Millis)));
     }
 
-    /// Leases of some milliseconds, one for each lock, and a pause until they are over on both sides.
+    /// Leases of some milliseconds, one for each lock, and a pause until they have expired on both servers.
     fn expire_some(&mut self) {
         self.steps.push(Step::State);
         let mut locks = LOCKS;
@@ -330,12 +330,12 @@ fn channel(lock: &str) -> Vec<u8> {
     derived("redisson_lock__channel", lock)
 }
 
-/// What the keys of read holds begin with.
+/// The prefix of the keys of read holds.
 fn holds(lock: &str) -> Vec<u8> {
     format!("{}:", tagged(lock)).into_bytes()
 }
 
-/// Some 600 runs of scripts, made from the seed alone.
+/// About 600 runs of scripts, derived from the seed alone.
 fn round(seed: u64, scripts: &[Script]) -> Vec<Step> {
     let mut round = Round::new(seed, scripts);
     round.listen();
@@ -394,7 +394,7 @@ fn random_sequences_of_our_scripts_do_the_same_as_on_redis() {
     for script in &scripts {
         let count = report.tally.get(&script.name).cloned().unwrap_or_default();
         for wanted in &script.returns {
-            // of a list, what it begins with
+            // of a list, its first element
             let seen = match wanted.trim_matches(['{', ',']) {
                 ">" | ">=" => count.kinds.contains(">1"),
                 "n" => count.kinds.contains("list"),
@@ -403,7 +403,7 @@ fn random_sequences_of_our_scripts_do_the_same_as_on_redis() {
             };
             assert!(
                 seen,
-                "lua/{}.lua never answered {wanted:?}, as its header says it does: {count:?}",
+                "lua/{}.lua never returned {wanted:?}, though its header lists it: {count:?}",
                 script.name
             );
         }
@@ -422,7 +422,7 @@ fn a_lock_that_one_server_changes_is_noticed() {
         &["PUBLISH", "redisson_lock__channel:{a}", "0"],
     ] {
         let mut steps = round(7, &scripts);
-        // what was left a few milliseconds is over then
+        // keys with a TTL of a few milliseconds have expired then
         let waited = steps
             .iter()
             .position(|step| matches!(step, Step::Wait(_)))

@@ -1,21 +1,21 @@
-//! Transcripts of a real server, in `tests/golden`: what was said over one or several connections, as text. They are
-//! replayed against the embedded server, where no other server need be installed.
+//! Transcripts of a real server, in `tests/golden`: the requests and replies of one or several connections, as text.
+//! They are replayed against the embedded server, so no other server needs to be installed.
 //!
 //! ```text
 //! # a comment
-//! A> SET key "two words" PX 5000      a request on connection A, which it opens if need be
-//! A>~ PTTL key                        whole numbers of the answer need only be near: `+about 5000`
-//! A>? CLIENT ID                       whole numbers of the answer are not compared: `+(a number)`
-//! A>raw "*1\r\n$x\r\n"                bytes as they are
+//! A> SET key "two words" PX 5000      a request on connection A, which is opened if necessary
+//! A>~ PTTL key                        integers of the reply need only be close: `+about 5000`
+//! A>? CLIENT ID                       integers of the reply are not compared: `+(a number)`
+//! A>raw "*1\r\n$x\r\n"                raw bytes
 //! A close                             the client closes the connection
-//! wait 30                             so many milliseconds
-//! A< +OK                              what connection A hears, in the lines of RESP; lists are indented
+//! wait 30                             a pause in milliseconds
+//! A< +OK                              what connection A receives, as lines of RESP; lists are indented
 //! A< closed                           the server has closed the connection
 //! ```
 //!
-//! `@reentrant/acquire` stands for the text of a script, `@sha:reentrant/acquire` for its SHA1. A new transcript needs
-//! its requests only: `NESTLOCK_RECORD=1 cargo test -p nestlock-embedded --test golden` writes the answers of the real
-//! server into all files. Then read the difference before it is committed.
+//! `@reentrant/acquire` stands for the text of a script, `@sha:reentrant/acquire` for its SHA1. To add a transcript, write
+//! only its requests: `NESTLOCK_RECORD=1 cargo test -p nestlock-embedded --test golden` writes the replies of the real
+//! server into all files. Read the diff before you commit it.
 #![cfg(unix)]
 
 mod support;
@@ -62,7 +62,7 @@ enum Act {
     Wait(u64),
 }
 
-/// A line of the file that does something, with the lines that answer it.
+/// A line of the file that acts, with the lines of its replies.
 #[derive(Debug, Clone)]
 struct Entry {
     text: String,
@@ -74,7 +74,7 @@ fn parse(text: &str, scripts: &[Script]) -> Result<Vec<Entry>, String> {
     let mut entries: Vec<Entry> = vec![];
     for (number, text) in text.lines().enumerate() {
         if text.chars().nth(1) == Some('<') {
-            let last = entries.last_mut().ok_or("an answer to nothing")?;
+            let last = entries.last_mut().ok_or("a reply without a request")?;
             last.answers.push(text.into());
             continue;
         }
@@ -99,7 +99,7 @@ fn act(text: &str, scripts: &[Script]) -> Result<Act, String> {
             .map(Act::Wait)
             .map_err(|error| error.to_string());
     }
-    let (how, rest) = text.split_once(' ').ok_or("what is this?")?;
+    let (how, rest) = text.split_once(' ').ok_or("unknown line")?;
     let mut letters = how.chars();
     let line = letters
         .next()
@@ -116,7 +116,7 @@ fn act(text: &str, scripts: &[Script]) -> Result<Act, String> {
         ">" => Numbers::Exact,
         ">~" => Numbers::Near,
         ">?" => Numbers::Any,
-        _ => return Err("what is this?".into()),
+        _ => return Err("unknown line".into()),
     };
     let script = |name: &str| {
         scripts
@@ -149,13 +149,13 @@ fn act(text: &str, scripts: &[Script]) -> Result<Act, String> {
 struct Line {
     wire: Wire,
     id: i64,
-    /// It waits for a list, and has not answered its marker.
+    /// It waits for a list, and has not replied to its marker.
     waits: bool,
 }
 
 struct Stage<'a> {
     addr: SocketAddr,
-    /// Its clock is put forward where others wait.
+    /// Its clock is advanced where a real server would have to wait.
     clock: Option<&'a EmbeddedServer>,
     control: Wire,
     lines: BTreeMap<char, Line>,
@@ -163,11 +163,11 @@ struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    /// On a server that holds nothing.
+    /// Starts with an empty server.
     fn new(addr: SocketAddr, scripts: &'a [Script], clock: Option<&'a EmbeddedServer>) -> Self {
         let mut control = Wire::connect(addr).expect("a connection");
-        control.call(&["FLUSHALL"]).expect("an answer");
-        control.call(&["SCRIPT", "FLUSH"]).expect("an answer");
+        control.call(&["FLUSHALL"]).expect("a reply");
+        control.call(&["SCRIPT", "FLUSH"]).expect("a reply");
         Self {
             addr,
             clock,
@@ -177,7 +177,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// The lines that answer it, of whatever connection.
+    /// Returns the lines that it causes, of all connections.
     fn play(&mut self, act: &Act) -> Vec<String> {
         let (line, bytes, numbers) = match act {
             Act::Note => return vec![],
@@ -215,12 +215,12 @@ impl<'a> Stage<'a> {
             }
         });
         assert!(!open.waits, "{line} is waiting");
-        // a server that has said goodbye may have closed already
+        // after QUIT, the server may have closed the connection already
         let _ = open.wire.send_marked(&bytes);
         self.hear_all(Some(line), numbers)
     }
 
-    /// What all connections have heard: first the one that acted, then the others by name.
+    /// What all connections received: first the one that acted, then the others by name.
     fn hear_all(&mut self, actor: Option<char>, numbers: Numbers) -> Vec<String> {
         let mut heard = actor
             .map(|actor| self.hear(actor, numbers))
@@ -241,7 +241,7 @@ impl<'a> Stage<'a> {
         heard
     }
 
-    /// Up to its marker, or until it waits.
+    /// Reads up to its marker, or until it waits.
     fn hear(&mut self, name: char, numbers: Numbers) -> Vec<String> {
         let (start, mut values, mut closed) = (Instant::now(), vec![], false);
         loop {
@@ -281,7 +281,7 @@ impl<'a> Stage<'a> {
             }
             assert!(
                 start.elapsed() < PATIENCE,
-                "{name} does not answer; it has said {values:?}"
+                "{name} does not reply; it has sent {values:?}"
             );
         }
         let mut lines: Vec<String> = values
@@ -303,7 +303,7 @@ impl<'a> Stage<'a> {
 
     /// The flags of every connection, by its id.
     fn clients(&mut self) -> BTreeMap<i64, String> {
-        let list = self.control.call(&["CLIENT", "LIST"]).expect("an answer");
+        let list = self.control.call(&["CLIENT", "LIST"]).expect("a reply");
         let list = String::from_utf8_lossy(list.text().expect("a text")).into_owned();
         let field = |line: &str, name: &str| {
             line.split(' ')
@@ -319,7 +319,7 @@ impl<'a> Stage<'a> {
         while !state(&self.clients()) {
             assert!(
                 start.elapsed() < PATIENCE,
-                "does not come: {:?}",
+                "not in time: {:?}",
                 self.clients()
             );
             std::thread::sleep(Duration::from_millis(1));
@@ -327,7 +327,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// Without what is different each time.
+/// Masks what differs on each run.
 fn masked(value: &Value, numbers: Numbers) -> Value {
     let list = |items: &[Value]| -> Vec<Value> {
         let mut items: Vec<Value> = items.iter().map(|item| masked(item, numbers)).collect();
@@ -358,7 +358,7 @@ fn masked(value: &Value, numbers: Numbers) -> Value {
     }
 }
 
-/// Plays a transcript and returns it with the answers of this server.
+/// Plays a transcript and returns it with the replies of this server.
 fn replay(
     entries: &[Entry],
     addr: SocketAddr,
@@ -378,13 +378,13 @@ fn replay(
 fn same(wanted: &str, got: &str) -> bool {
     let about = |line: &str| line.split_once("+about ")?.1.parse::<i64>().ok();
     match (about(wanted), about(got)) {
-        // on a machine that is slow
+        // tolerance for a slow machine
         (Some(wanted), Some(got)) => got <= wanted + wanted / 20 && got >= wanted - wanted / 5,
         _ => wanted == got,
     }
 }
 
-/// What does not fit, with the request before it.
+/// What differs, with the request before it.
 fn compare(wanted: &[Entry], got: &[Entry]) -> Vec<String> {
     let mut wrong = vec![];
     for (wanted, got) in wanted.iter().zip(got) {
@@ -430,7 +430,7 @@ fn transcripts(scripts: &[Script]) -> BTreeMap<PathBuf, Vec<Entry>> {
     transcripts
 }
 
-/// All transcripts that this server contradicts.
+/// All transcripts from which this server deviates.
 fn contradictions(
     addr: SocketAddr,
     scripts: &[Script],
@@ -455,7 +455,7 @@ fn the_embedded_server_says_what_the_transcripts_say() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Time that is put forward is as good as time that goes by.
+/// Advancing the clock has the same effect as waiting.
 #[test]
 fn the_transcripts_hold_when_the_clock_is_put_forward() {
     let (server, scripts) = (EmbeddedServer::start().expect("a server"), scripts::all());
@@ -479,7 +479,7 @@ fn a_real_server_says_what_the_transcripts_say() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Each answer of each transcript, changed or left out, is noticed; and every file is written as it is read.
+/// A change or omission of any reply in any transcript is noticed, and every file is written as it was read.
 #[test]
 fn a_changed_transcript_is_noticed() {
     let scripts = scripts::all();
@@ -509,7 +509,7 @@ fn a_changed_transcript_is_noticed() {
     }
 }
 
-/// A handshake, every type, and every script of the library are in some transcript.
+/// The transcripts cover a handshake, every type, and every script of the library.
 #[test]
 fn the_transcripts_cover_what_they_should() {
     let scripts = scripts::all();

@@ -1,4 +1,4 @@
-//! What the embedded server can do is what scripts and clients need; the rest it refuses loudly, and does nothing.
+//! The embedded server implements what scripts and clients need. It refuses everything else with an error, and changes nothing.
 #![cfg(unix)]
 
 mod support;
@@ -13,7 +13,7 @@ use support::{
     wire::Wire,
 };
 
-/// What a script may call by a name that is not written in the call: the expression, and the names it can stand for.
+/// Commands that a script calls by a computed name: the expression, and the names it can evaluate to.
 const COMPUTED: [(&str, &[&str]); 0] = [];
 
 /// The names of the commands that a script calls.
@@ -37,7 +37,7 @@ fn called(script: &Script) -> BTreeSet<String> {
                 (Some(name), _) => _ = names.insert(name.to_ascii_lowercase()),
                 (None, Some((_, all))) => names.extend(all.iter().map(ToString::to_string)),
                 _ => panic!(
-                    "lua/{}.lua calls {first:?}: say in COMPUTED what that can be",
+                    "lua/{}.lua calls {first:?}: list in COMPUTED what that can be",
                     script.name
                 ),
             }
@@ -59,13 +59,13 @@ fn is_unknown(answer: &Value) -> bool {
     answer.is_error() && text(answer).starts_with("ERR unknown ")
 }
 
-/// What the scripts call, and the server does not know.
+/// Commands that the scripts call, but the server does not have.
 fn missing(scripts: &[Script]) -> Vec<String> {
     let server = EmbeddedServer::start().expect("a server");
     let mut missing = vec![];
     for script in scripts {
         for name in called(script) {
-            let answer = connect(&server).call(&[&name]).expect("an answer");
+            let answer = connect(&server).call(&[&name]).expect("a reply");
             if is_unknown(&answer) {
                 missing.push(format!("lua/{}.lua calls {name}: {answer:?}", script.name));
             }
@@ -78,7 +78,7 @@ fn missing(scripts: &[Script]) -> Vec<String> {
 fn every_command_that_a_script_calls_is_there() {
     let mut scripts = scripts::all();
     assert_eq!(missing(&scripts), [] as [&str; 0]);
-    // and if one were not there
+    // a missing command is noticed
     scripts[0].source += "\nredis.pcall('xadd', KEYS[1], '*', 'a', 'b')";
     assert_eq!(missing(&scripts).len(), 1);
 }
@@ -93,11 +93,11 @@ fn the_calls_of_a_script_are_found_however_they_are_written() {
     script.source = "redis.call(ARGV[1], 'x')".into();
     assert!(
         std::panic::catch_unwind(|| called(&script)).is_err(),
-        "a name that nobody can see must be declared"
+        "a name that is not visible in the call must be declared"
     );
 }
 
-/// Each of these is refused: what nobody has, what Redis has and the embedded server has not, and contradictions.
+/// Each of these is refused: unknown commands, commands that only Redis has, and contradictory options.
 const REFUSED: [&str; 110] = [
     "NOSUCH",
     "NOSUCH s x",
@@ -211,9 +211,9 @@ const REFUSED: [&str; 110] = [
     "ZRANGE z - + BYLEX",
 ];
 
-/// Every key with its type, content and time.
+/// Every key with its type, content and expiry.
 fn state(wire: &mut Wire) -> BTreeMap<Vec<u8>, Vec<Value>> {
-    let mut ask = |parts: &[&[u8]]| wire.call(parts).expect("an answer");
+    let mut ask = |parts: &[&[u8]]| wire.call(parts).expect("a reply");
     let keys = ask(&[b"KEYS", b"*"]);
     let keys = keys
         .items()
@@ -249,7 +249,7 @@ fn what_is_not_there_is_refused_with_err_and_changes_nothing() {
         assert!(
             !wire
                 .call(&words(line).expect("words"))
-                .expect("an answer")
+                .expect("a reply")
                 .is_error(),
             "{line}"
         );
@@ -269,11 +269,11 @@ fn what_is_not_there_is_refused_with_err_and_changes_nothing() {
                 parts.extend([b"EVAL".to_vec(), script.as_bytes().to_vec(), b"0".to_vec()]);
             }
             parts.extend(line.iter().cloned());
-            // a connection each: the state of a connection is no excuse
-            let answer = connect(&server).call(&parts).expect("an answer");
+            // a new connection each, so that no earlier command affects it
+            let answer = connect(&server).call(&parts).expect("a reply");
             let shown: Vec<String> = parts.iter().map(|part| quoted(part)).collect();
             if answer.code() != Some(b"ERR") {
-                wrong.push(format!("{} answered {answer:?}", shown.join(" ")));
+                wrong.push(format!("{} replied {answer:?}", shown.join(" ")));
             }
             if state(&mut wire) != before {
                 wrong.push(format!("{} changed something", shown.join(" ")));
@@ -285,7 +285,7 @@ fn what_is_not_there_is_refused_with_err_and_changes_nothing() {
 
 /// The names of all commands of a real server, and of their subcommands.
 fn known_to_redis(wire: &mut Wire) -> Vec<Vec<String>> {
-    let all = wire.call(&["COMMAND"]).expect("an answer");
+    let all = wire.call(&["COMMAND"]).expect("a reply");
     let mut names = vec![];
     for command in all.items().expect("a list") {
         let items = command.items().expect("a list");
@@ -305,22 +305,22 @@ fn known_to_redis(wire: &mut Wire) -> Vec<Vec<String>> {
     names
 }
 
-/// A command by its name alone is either unknown, or answered as by Redis.
+/// A command without arguments is either unknown, or gets the same reply as from Redis.
 #[test]
 fn every_command_of_redis_is_done_right_or_refused() {
     let (real, ours) = (servers::real(), EmbeddedServer::start().expect("a server"));
     let (mut wrong, mut there) = (vec![], 0);
     for parts in known_to_redis(&mut Wire::connect(real.addr()).expect("a connection")) {
-        let answer = connect(&ours).call(&parts).expect("an answer");
+        let answer = connect(&ours).call(&parts).expect("a reply");
         // COMMAND alone describes all of Redis
         if is_unknown(&answer) || parts == ["command"] && answer.is_error() {
             continue;
         }
         there += 1;
-        // SHUTDOWN, SAVE and the like are unknown to ours, so that they never come here
+        // SHUTDOWN, SAVE and the like are unknown to the embedded server, so they never get here
         let wanted = Wire::connect(real.addr())
             .and_then(|mut wire| wire.call(&parts))
-            .expect("an answer");
+            .expect("a reply");
         let same = if wanted.is_error() || answer.is_error() {
             wanted == answer
         } else {
@@ -330,6 +330,6 @@ fn every_command_of_redis_is_done_right_or_refused() {
             wrong.push(format!("{parts:?}\n  real: {wanted:?}\n  ours: {answer:?}"));
         }
     }
-    println!("{there} commands and subcommands are there");
+    println!("{there} commands and subcommands exist");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

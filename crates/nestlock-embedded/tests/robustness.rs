@@ -1,5 +1,5 @@
-//! The port against everything that can come over a socket: nonsense, half of something, too much, too slowly, and
-//! clients that never read. A binary of its own, since it looks at the memory of the whole process.
+//! The port against everything that can arrive on a socket: random bytes, truncated requests, too much, too slowly, and
+//! clients that never read. It is a separate binary because it measures the memory of the whole process.
 #![cfg(target_os = "linux")]
 
 mod support;
@@ -28,16 +28,16 @@ use support::{
 
 /// Far beyond what a loaded machine needs.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The longest that an answer to PING may take while the machine is busy with the attack itself.
+/// The longest time that a reply to PING may take while the machine is busy with the attack itself.
 const PROMPT: Duration = Duration::from_secs(4);
-/// What the process may need more after an attack than before it.
+/// How much more memory the process may use after an attack than before it.
 const SLACK: usize = 32 << 20;
 
 const ON_PURPOSE: &str = "on purpose";
 
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
-/// One test at a time, so that the memory is that of one; and panics of whatever thread are counted.
+/// Runs one test at a time, so that the memory is that of one, and counts the panics of all threads.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     static HOOK: Once = Once::new();
@@ -73,13 +73,13 @@ fn connect(addr: SocketAddr) -> Wire {
 fn until(what: &str, mut state: impl FnMut() -> bool) {
     let start = Instant::now();
     while !state() {
-        assert!(start.elapsed() < PATIENCE, "{what} does not come");
+        assert!(start.elapsed() < PATIENCE, "{what}: not in time");
         thread::sleep(Duration::from_millis(1));
     }
 }
 
 fn clients(wire: &mut Wire) -> usize {
-    let list = wire.call(&["CLIENT", "LIST"]).expect("an answer");
+    let list = wire.call(&["CLIENT", "LIST"]).expect("a reply");
     list.text()
         .expect("a text")
         .split(|byte| *byte == b'\n')
@@ -94,9 +94,9 @@ struct Attacker {
     addr: SocketAddr,
     rng: Rng,
     lines: Vec<Option<TcpStream>>,
-    /// Connections that were opened.
+    /// Connections opened.
     opened: usize,
-    /// Those that the server has closed.
+    /// Connections that the server closed.
     closed: usize,
     /// Strings that did not fit into a socket.
     skipped: usize,
@@ -117,7 +117,7 @@ impl Attacker {
     fn open(addr: SocketAddr) -> TcpStream {
         let start = Instant::now();
         loop {
-            // the queue of connections that nobody has accepted yet may be full
+            // the backlog of connections not yet accepted may be full
             match TcpStream::connect_timeout(&addr, PATIENCE) {
                 Ok(stream) => {
                     stream.set_nonblocking(true).expect("a socket");
@@ -128,7 +128,7 @@ impl Attacker {
         }
     }
 
-    /// Writes something on one of the connections, and reads what is there.
+    /// Writes bytes to one of the connections, and reads what has arrived.
     fn strike(&mut self, bytes: &[u8]) {
         let at = self.rng.below(self.lines.len());
         let line = self.lines[at].get_or_insert_with(|| {
@@ -158,7 +158,7 @@ impl Attacker {
             };
         }
         self.closed += usize::from(ended);
-        // some are closed by us in the middle of whatever it was, lest a length that was announced swallows all the rest
+        // close some in the middle of a request: otherwise an announced length would swallow all further bytes
         if ended || self.rng.percent(3) {
             self.lines[at] = None;
         } else if self.rng.percent(2) {
@@ -166,7 +166,7 @@ impl Attacker {
         }
     }
 
-    /// Says that nothing more will come, and waits until the server has read all and says the same.
+    /// Closes this side, and waits until the server has read everything and closes its side.
     fn finish(&mut self, at: usize) {
         let Some(mut line) = self.lines[at].take() else {
             return;
@@ -210,13 +210,13 @@ impl Outcome {
             }
         };
         fine(self.panics == 0, "a thread has panicked")?;
-        fine(self.slowest < PROMPT, "PING was not answered promptly")?;
+        fine(self.slowest < PROMPT, "PING got no prompt reply")?;
         fine(self.left == 1, "connections are left")?;
         fine(self.grown < SLACK, "memory has grown")
     }
 }
 
-/// Sends so many strings over many connections, while somebody else is served.
+/// Sends this many strings over many connections, while another client is served.
 fn attack(addr: SocketAddr, strings: usize, patience: Duration) -> Outcome {
     const THREADS: usize = 2;
     let stop = AtomicBool::new(false);
@@ -229,15 +229,15 @@ fn attack(addr: SocketAddr, strings: usize, patience: Duration) -> Outcome {
             while !stop.load(SeqCst) {
                 let start = Instant::now();
                 assert_eq!(
-                    wire.call(&["PING"]).expect("an answer"),
+                    wire.call(&["PING"]).expect("a reply"),
                     Value::Simple(b"PONG".to_vec())
                 );
                 slowest = slowest.max(start.elapsed());
                 pings += 1;
                 if pings % 200 == 0 {
-                    // keys and scripts that were valid by chance are no leak
-                    wire.call(&["FLUSHALL"]).expect("an answer");
-                    wire.call(&["SCRIPT", "FLUSH"]).expect("an answer");
+                    // keys and scripts that were valid by chance are not a leak
+                    wire.call(&["FLUSHALL"]).expect("a reply");
+                    wire.call(&["SCRIPT", "FLUSH"]).expect("a reply");
                 }
                 thread::sleep(Duration::from_millis(5));
             }
@@ -275,8 +275,8 @@ fn attack(addr: SocketAddr, strings: usize, patience: Duration) -> Outcome {
         thread::sleep(Duration::from_millis(5));
         left = clients(&mut wire);
     }
-    wire.call(&["FLUSHALL"]).expect("an answer");
-    wire.call(&["SCRIPT", "FLUSH"]).expect("an answer");
+    wire.call(&["FLUSHALL"]).expect("a reply");
+    wire.call(&["SCRIPT", "FLUSH"]).expect("a reply");
     let grown = resident().saturating_sub(before);
     Outcome {
         strings,
@@ -296,7 +296,7 @@ fn attack(addr: SocketAddr, strings: usize, patience: Duration) -> Outcome {
 fn a_million_strings_of_nonsense_leave_the_server_as_it_was() {
     let _alone = alone();
     let server = EmbeddedServer::start().expect("a server");
-    // what is allocated once and kept
+    // warm up: some memory is allocated once and kept
     attack(server.addr(), 20_000, PATIENCE);
     let outcome = attack(server.addr(), 1_000_000, PATIENCE);
     let Outcome {
@@ -307,33 +307,33 @@ fn a_million_strings_of_nonsense_leave_the_server_as_it_was() {
         ..
     } = outcome;
     println!(
-        "{strings} strings in {took:?}, {pings} times PING, the slowest in {slowest:?}: {outcome:?}"
+        "{strings} strings in {took:?}, {pings} PINGs, the slowest in {slowest:?}: {outcome:?}"
     );
     outcome.judge().unwrap_or_else(|error| panic!("{error}"));
     assert!(outcome.skipped < 1000, "{outcome:?}");
-    // how many depends on who is faster: what is written before an end is noticed meets a closed connection
+    // a race decides how many: bytes written before the close is noticed go to a closed connection
     assert!(
         outcome.closed > 10_000 && outcome.opened > outcome.closed,
         "the attack was tame: {outcome:?}"
     );
     let mut wire = connect(server.addr());
     assert_eq!(
-        wire.call(&["SET", "still", "works"]).expect("an answer"),
+        wire.call(&["SET", "still", "works"]).expect("a reply"),
         Value::Simple(b"OK".to_vec())
     );
     assert_eq!(
-        wire.call(&["EVAL", "return 1", "0"]).expect("an answer"),
+        wire.call(&["EVAL", "return 1", "0"]).expect("a reply"),
         Value::Int(1)
     );
 }
 
-/// The attack meets it once in some hundred million strings.
+/// The attack hits this about once in several hundred million strings.
 #[test]
 fn fields_that_are_asked_for_without_end_take_no_memory() {
     let server = EmbeddedServer::start().expect("a server");
     let mut wire = connect(server.addr());
     wire.call(&["HSET", "hash", "field", "value"])
-        .expect("an answer");
+        .expect("a reply");
     for (count, more) in [
         ("-9223372036854775807", None),
         ("-4611686018427387903", Some("WITHVALUES")),
@@ -343,16 +343,16 @@ fn fields_that_are_asked_for_without_end_take_no_memory() {
             .into_iter()
             .chain(more)
             .collect();
-        let answer = wire.call(&words).expect("an answer");
+        let answer = wire.call(&words).expect("a reply");
         assert!(matches!(answer, Value::Error(_)), "{count}: {answer:?}");
     }
-    let Value::List(fields) = wire.call(&["HRANDFIELD", "hash", "-3"]).expect("an answer") else {
+    let Value::List(fields) = wire.call(&["HRANDFIELD", "hash", "-3"]).expect("a reply") else {
         panic!("no list")
     };
     assert_eq!(fields.len(), 3);
 }
 
-// --- that the attack would notice ---
+// --- the attack notices faults ---
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
@@ -363,7 +363,7 @@ enum Fault {
     Keep,
 }
 
-/// A server that knows little and has one fault.
+/// A minimal server with one fault.
 fn faulty(fault: Fault) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let addr = listener.local_addr().expect("an address");
@@ -392,7 +392,7 @@ fn faulty(fault: Fault) -> SocketAddr {
                             thread::sleep(PROMPT + PROMPT / 2);
                         }
                     }
-                    // behind whoever stalls
+                    // wait behind the connection that stalls
                     _ => drop(lock.lock()),
                 }
                 let answer = match () {
@@ -424,7 +424,7 @@ fn a_server_that_leaks_stalls_panics_or_never_closes_is_caught() {
     assert_eq!(judge(Fault::None), Ok(()));
     for (fault, what) in [
         (Fault::Leak, "memory has grown"),
-        (Fault::Stall, "not answered promptly"),
+        (Fault::Stall, "no prompt reply"),
         (Fault::Panic, "has panicked"),
         (Fault::Keep, "connections are left"),
     ] {
@@ -456,14 +456,14 @@ fn silent_and_byte_by_byte_clients_hold_up_no_other_client() {
             while !done.load(SeqCst) {
                 let start = Instant::now();
                 assert_eq!(
-                    control.call(&["PING"]).expect("an answer"),
+                    control.call(&["PING"]).expect("a reply"),
                     Value::Simple(b"PONG".to_vec())
                 );
                 slowest = slowest.max(start.elapsed());
             }
             slowest
         });
-        // a hundred at once, each byte on its own
+        // 100 at once, one byte at a time
         let mut slow: Vec<Wire> = (0..100).map(|_| connect(addr)).collect();
         for byte in &bytes {
             for wire in &mut slow {
@@ -471,17 +471,14 @@ fn silent_and_byte_by_byte_clients_hold_up_no_other_client() {
             }
         }
         for wire in &mut slow {
-            assert_eq!(
-                wire.read().expect("an answer"),
-                Value::Simple(b"OK".to_vec())
-            );
+            assert_eq!(wire.read().expect("a reply"), Value::Simple(b"OK".to_vec()));
         }
-        // somebody who stops in the middle
+        // a client that stops in the middle
         slow[0]
             .write(&bytes[..bytes.len() - 3])
             .expect("a connection");
         assert_eq!(
-            slow[1].call(&["GET", "slowly"]).expect("an answer"),
+            slow[1].call(&["GET", "slowly"]).expect("a reply"),
             Value::Bulk(b"written".to_vec())
         );
         done.store(true, SeqCst);
@@ -493,7 +490,7 @@ fn silent_and_byte_by_byte_clients_hold_up_no_other_client() {
     assert_eq!(PANICS.load(SeqCst), 0);
 }
 
-/// What is only announced costs nothing.
+/// An announced length costs no memory until the bytes arrive.
 #[test]
 fn lengths_that_are_announced_and_never_come_take_no_memory() {
     let _alone = alone();
@@ -514,22 +511,22 @@ fn lengths_that_are_announced_and_never_come_take_no_memory() {
     let mut control = connect(server.addr());
     until("all connections", || clients(&mut control) == 401);
     let grown = resident().saturating_sub(before);
-    assert!(grown < SLACK, "{grown} bytes for what was announced");
+    assert!(grown < SLACK, "{grown} bytes for announced lengths");
     drop(announced);
     until("their end", || clients(&mut control) == 1);
 }
 
 // --- clients that never read ---
 
-/// Its messages are kept up to 32 MiB, as by Redis; then the connection is cut.
+/// Messages for it are kept up to 32 MiB, as in Redis; then the connection is closed.
 #[test]
 fn a_subscriber_that_never_reads_is_cut_and_others_lose_nothing() {
     for protocol in ["2", "3"] {
         let _alone = alone();
         let server = EmbeddedServer::start().expect("a server");
         let mut deaf = connect(server.addr());
-        deaf.call(&["HELLO", protocol]).expect("an answer");
-        deaf.call(&["SUBSCRIBE", "c"]).expect("an answer");
+        deaf.call(&["HELLO", protocol]).expect("a reply");
+        deaf.call(&["SUBSCRIBE", "c"]).expect("a reply");
         let mut control = connect(server.addr());
         assert_eq!(clients(&mut control), 2);
         let message = vec![b'm'; 1 << 20];
@@ -538,23 +535,23 @@ fn a_subscriber_that_never_reads_is_cut_and_others_lose_nothing() {
         while clients(&mut control) == 2 {
             let heard = control
                 .call(&[&b"PUBLISH"[..], b"c", &message])
-                .expect("an answer");
+                .expect("a reply");
             sent += 1;
-            // whoever asks without a pause keeps the server's thread for up to 128 polls: the other connection ends after those
+            // a client that sends without a pause keeps the server's thread for up to 128 polls; only then can the other connection end
             thread::sleep(Duration::from_millis(1));
             peak = peak.max(resident().saturating_sub(before));
             assert!(
                 sent < 200,
-                "it was never cut off, the last message was for {heard:?}"
+                "it was never disconnected, the last message went to {heard:?}"
             );
         }
-        // the sockets hold some megabytes as well
-        assert!((32..=48).contains(&sent), "cut off after {sent} MiB");
+        // the sockets buffer some megabytes as well
+        assert!((32..=48).contains(&sent), "disconnected after {sent} MiB");
         assert!(
             peak < (32 << 20) + 2 * SLACK,
             "{peak} bytes were kept for it"
         );
-        // what had been written can still be read, then the connection ends
+        // what was written can still be read, then the connection ends
         let end = loop {
             match deaf.read() {
                 Ok(_) => {}
@@ -569,14 +566,14 @@ fn a_subscriber_that_never_reads_is_cut_and_others_lose_nothing() {
             "{end}"
         );
         assert_eq!(
-            control.call(&["PUBLISH", "c", "x"]).expect("an answer"),
+            control.call(&["PUBLISH", "c", "x"]).expect("a reply"),
             Value::Int(0)
         );
         assert_eq!(PANICS.load(SeqCst), 0);
     }
 }
 
-/// Somebody who asks and asks, and reads no answer, is not listened to any more; nothing is lost when it reads at last.
+/// The server stops reading from a client that sends requests but reads no reply. No reply is lost when it reads at last.
 #[test]
 fn a_client_that_reads_late_costs_little_and_gets_every_reply() {
     let _alone = alone();
@@ -584,16 +581,16 @@ fn a_client_that_reads_late_costs_little_and_gets_every_reply() {
     let (mut control, mut deaf) = (connect(server.addr()), connect(server.addr()));
     control
         .call(&[&b"SET"[..], b"big", &vec![b'v'; 1 << 20]])
-        .expect("an answer");
+        .expect("a reply");
     let before = resident();
-    // 300 MiB of answers
+    // 300 MiB of replies
     let asked = 300;
     deaf.write(&request(&["GET", "big"]).repeat(asked))
         .expect("a connection");
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(500) {
         assert_eq!(
-            control.call(&["PING"]).expect("an answer"),
+            control.call(&["PING"]).expect("a reply"),
             Value::Simple(b"PONG".to_vec())
         );
     }
@@ -602,7 +599,7 @@ fn a_client_that_reads_late_costs_little_and_gets_every_reply() {
     for _ in 0..asked {
         let answer: io::Result<Value> = deaf.read();
         assert_eq!(
-            answer.expect("an answer").text().map(<[u8]>::len),
+            answer.expect("a reply").text().map(<[u8]>::len),
             Some(1 << 20)
         );
     }

@@ -1,4 +1,4 @@
-//! A real server process: it starts, comes back, hangs on order, and never outlives whoever started it.
+//! A real server process: it starts, restarts, hangs on request, and never outlives the process that started it.
 #![cfg(unix)]
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -23,7 +23,7 @@ use self::support::processes::{
     signal, try_call,
 };
 
-/// The server's own process id, as it says.
+/// The process id that the server reports.
 fn says(server: &SpawnedServer) -> u32 {
     let info = call(server, "INFO server");
     let line = info
@@ -74,7 +74,7 @@ fn comes_back_with_its_port_and_without_its_data() {
         assert_eq!(says(&server), server.pid());
         assert_eq!(call(&server, "GET k"), "$-1");
     }
-    // one that still runs
+    // a server that is still running
     let pid = server.pid();
     server.restart().unwrap();
     assert!(!runs(pid));
@@ -118,11 +118,7 @@ fn hangs_when_stopped_and_goes_on() {
     assert!(ask(&mut stream, "PING").is_err(), "answered");
     server.cont().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(
-        stream.read(&mut [0; 7]).unwrap(),
-        7,
-        "the answer comes late"
-    );
+    assert_eq!(stream.read(&mut [0; 7]).unwrap(), 7, "the reply comes late");
     // a stopped one can be killed
     server.stop().unwrap();
     let (pid, folder) = (server.pid(), server.folder().to_owned());
@@ -141,7 +137,7 @@ fn an_end_of_its_own_is_noticed() {
     let pid = server.pid();
     let _ = try_call(server.addr(), "SHUTDOWN NOSAVE");
     eventually(
-        "no signal reaches a process that may be somebody else's",
+        "no signal reaches a process that may belong to another program",
         || server.stop().is_err(),
     );
     assert!(server.cont().is_err());
@@ -168,7 +164,7 @@ fn many_at_once_are_strangers_to_each_other() {
     for (n, server) in servers.iter().enumerate() {
         assert_eq!(call(server, "GET k"), format!("$1\r\n{n}"));
     }
-    // each ends although others live
+    // each ends even while others live
     for server in servers {
         let (pid, start) = (server.pid(), Instant::now());
         drop(server);
@@ -190,7 +186,7 @@ fn an_argument_that_is_none_is_an_error_that_quotes_the_server() {
         }
         other => panic!("{other:?}"),
     }
-    // one that is found out later, and is in the log
+    // an error that shows later, and is in the log
     match SpawnedServer::start_with(["--bind", "203.0.113.1"]) {
         Err(error @ SpawnError::Ended { .. }) => {
             assert!(error.to_string().contains("203.0.113.1"), "{error}");
@@ -216,7 +212,7 @@ fn a_port_that_somebody_keeps_is_an_error_and_nothing_is_lost() {
     assert_eq!(call(&server, "GET k"), "$1\r\nv");
 }
 
-// --- who starts one, and ends ---
+// --- owners that end ---
 
 #[test]
 fn a_child_process_does_as_it_is_told() {
@@ -250,7 +246,7 @@ fn a_child_process_does_as_it_is_told() {
         "exit" => std::process::exit(3),
         "panic" => panic!("as told"),
         "abort" => std::process::abort(),
-        // until somebody kills us, or ends
+        // until this process is killed, or its parent ends
         _ => drop(std::io::stdin().read(&mut [0])),
     }
 }
@@ -291,7 +287,7 @@ fn nothing_is_left_when_the_guard_is_told_to_end() {
         .args(["-o", "ppid=", "-p", &pid.to_string()])
         .output()
         .unwrap();
-    // HUP and INT are the same to it, but may be ignored here, and are then ignored by all children
+    // HUP and INT have the same effect, but if this process ignores them, so do all of its children
     signal(
         "TERM",
         String::from_utf8_lossy(&parent.stdout)
@@ -332,7 +328,7 @@ fn an_owner_killed_at_any_moment_of_its_start_leaves_nothing() {
     for round in 0..ROUNDS {
         let mut owner = Owner::start("wait", &[("TMPDIR", folder.path())]);
         assert_eq!(owner.line(), "starts");
-        // all moments of 30 ms, in an order that has no meaning
+        // every moment of 30 ms, in scattered order
         sleep(Duration::from_micros(round * 7 % ROUNDS * 30_000 / ROUNDS));
         owner.process.kill().unwrap();
         owner.process.wait().unwrap();
@@ -367,10 +363,10 @@ fn no_server_program_is_an_error_that_says_how_to_get_one() {
             [("NESTLOCK_SERVER_BIN", Path::new("")), ("PATH", folder)],
             "on PATH",
         ),
-        // a folder is no program, and what is no program is not passed over
+        // a folder is not a program, and an invalid setting must not fall back to PATH
         (
             [("NESTLOCK_SERVER_BIN", folder), ("LANG", Path::new("C"))],
-            "no program",
+            "not an executable program",
         ),
         (
             [
@@ -401,7 +397,7 @@ fn no_server_program_is_an_error_that_says_how_to_get_one() {
 fn the_variable_names_the_server_by_path_or_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let server = folder.path().join("my-server");
-    // by a shell: a file that this process has open for writing is inherited by what another test forks meanwhile, and until that
+    // by a shell: a process that another test forks meanwhile inherits a file that this process has open for writing, and until it
     // calls exec the script cannot be executed (ETXTBSY)
     let write = r#"printf '#!/bin/sh\nexec redis-server "$@"\n' >"$0" && chmod 755 "$0""#;
     assert!(

@@ -88,7 +88,7 @@ fn three_masters_share_all_slots_and_each_has_a_replica() {
     );
 }
 
-/// A key whose slot this master has.
+/// A key whose slot this master owns.
 fn key_of(cluster: &SpawnedCluster, master: &SpawnedServer) -> String {
     let is_its = |key: &String| {
         cluster
@@ -170,7 +170,7 @@ fn a_master_that_is_killed_or_hangs_is_followed_by_its_replica() {
     assert_eq!(
         cluster.master_of(slot).unwrap().addr(),
         first.addr(),
-        "nobody has taken over yet"
+        "no replica has taken over yet"
     );
     let start = Instant::now();
     cluster.wait_until_settled().unwrap();
@@ -179,12 +179,12 @@ fn a_master_that_is_killed_or_hangs_is_followed_by_its_replica() {
     assert!(
         cluster
             .view()
-            .contains(&format!("{} does not answer", first.addr())),
+            .contains(&format!("{} does not reply", first.addr())),
         "{}",
         cluster.view()
     );
     assert_eq!(call(replica, "GET k"), "$1\r\nv");
-    // it comes back as a replica, with the data
+    // it returns as a replica, with the data
     first.restart().unwrap();
     cluster.wait_until_settled().unwrap();
     assert_eq!(addrs(cluster.replicas_of(replica).unwrap()), [first.addr()]);
@@ -215,7 +215,7 @@ fn a_slot_moves_with_its_keys_and_all_agree_at_once() {
         let to = masters[turn % 3];
         let from = cluster.master_of(slot).unwrap();
         cluster.migrate(slot, to).unwrap();
-        // all of them; the replicas are the last to know
+        // all nodes; the replicas learn of it last
         for node in cluster.nodes().iter().rev() {
             let answer = call(node, "GET {t}:7");
             let moved = format!("-MOVED {slot} {}", to.addr());
@@ -291,7 +291,7 @@ fn a_test_can_look_in_between() {
         [call(from, "GET {t}a"), call(from, "GET {t}b")],
         [&ask, "$1\r\nb"]
     );
-    // before 7.0, it sends them on
+    // before 7.0, it redirects them
     let several = call(from, "MGET {t}a {t}b");
     assert!(
         several.starts_with("-TRYAGAIN") || several == ask,
@@ -358,7 +358,7 @@ fn a_child_process_does_as_it_is_told() {
         Ok("start") => {
             say("starts");
             let _cluster = SpawnedCluster::start(3, 3).unwrap();
-            panic!("nobody has killed me");
+            panic!("not killed by the test");
         }
         Ok(_) => {
             let cluster = SpawnedCluster::start(2, 1).unwrap();
@@ -387,7 +387,7 @@ fn nothing_is_left_of_an_owner_that_is_killed() {
 fn nothing_is_left_of_an_owner_that_is_killed_during_the_start() {
     let folder = tempfile::tempdir().unwrap();
     for round in 0..6 {
-        // from before the first process to when they meet
+        // from before the first process until the nodes meet
         support::processes::is_killed_during_the_start(folder.path(), ms(round * 60));
     }
 }

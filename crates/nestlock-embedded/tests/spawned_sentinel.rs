@@ -23,7 +23,7 @@ fn processes(group: &SpawnedSentinel) -> Vec<(u32, PathBuf)> {
         .collect()
 }
 
-/// A group whose old masters hear sooner that they are replicas, where the sentinels have that: from 7.0.
+/// A group whose old masters become replicas sooner, if the sentinels support that: from 7.0.
 fn start() -> SpawnedSentinel {
     let group = SpawnedSentinel::start(2, 3).unwrap();
     match group.shorten_periods() {
@@ -32,7 +32,7 @@ fn start() -> SpawnedSentinel {
     }
 }
 
-/// Waits until all agree, and says what the sentinels have done if they do not, or on another master than this one.
+/// Waits until all agree on this master. Otherwise panics with what the sentinels did.
 fn settle_on(group: &SpawnedSentinel, master: &SpawnedServer) {
     let outcome = group.wait_until_settled();
     if outcome.is_err() || group.master().unwrap().addr() != master.addr() {
@@ -101,7 +101,7 @@ fn a_replica_follows_a_master_that_is_killed() {
     assert_eq!(
         group.master().unwrap().addr(),
         first.addr(),
-        "nobody has taken over yet"
+        "no replica has taken over yet"
     );
     let start = Instant::now();
     let second = group.wait_for_another_master(first).unwrap();
@@ -113,13 +113,13 @@ fn a_replica_follows_a_master_that_is_killed() {
     assert!(
         group
             .view()
-            .contains(&format!("{} does not answer", first.addr())),
+            .contains(&format!("{} does not reply", first.addr())),
         "{}",
         group.view()
     );
     settle_on(&group, second);
 
-    // the old one comes back as a master, without its data, until it is told
+    // the old one returns as a master, without its data, until a sentinel demotes it
     first.restart().unwrap();
     let start = Instant::now();
     settle_on(&group, second);
@@ -128,7 +128,7 @@ fn a_replica_follows_a_master_that_is_killed() {
         (is_master(first), &*call(first, "GET k")),
         (false, "$1\r\nv")
     );
-    // what the sentinels have ordered holds after a restart
+    // the sentinels' configuration survives a restart
     second.restart().unwrap();
     assert!(is_master(second));
     first.restart().unwrap();
@@ -158,7 +158,7 @@ fn a_replica_takes_over_on_order() {
     assert_eq!(group.master().unwrap().addr(), second.addr());
     assert!(is_master(second));
     assert!(addrs(group.replicas().unwrap()).contains(&first.addr()));
-    // the next one at once
+    // another failover immediately
     let third = group.failover().unwrap();
     assert_ne!(third.addr(), second.addr());
     settle_on(&group, third);

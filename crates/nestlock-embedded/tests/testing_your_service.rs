@@ -16,7 +16,7 @@ use nestlock::{Error, LockClient};
 use nestlock_embedded::EmbeddedServer;
 use tokio::sync::{Notify, watch};
 
-/// Where the tickets are: reads and writes, but nothing that would keep two buyers apart.
+/// The ticket store: it reads and writes, but does nothing to keep two buyers apart.
 type Sold = Arc<Mutex<HashMap<u32, String>>>;
 
 /// The service under test.
@@ -55,7 +55,7 @@ impl BoxOffice {
         if self.sold.lock().unwrap().contains_key(&seat) {
             return Err(Refusal::SoldAlready);
         }
-        // ends early if somebody else could sell this seat meanwhile
+        // stops early if another office could sell this seat meanwhile
         guard.run_until_lost(self.payments.take()).await?;
         self.sold.lock().unwrap().insert(seat, buyer.to_owned());
         guard.unlock().await?;
@@ -63,7 +63,7 @@ impl BoxOffice {
     }
 }
 
-/// A payment service that takes its time: until the test lets it go.
+/// A slow payment service: it waits until the test lets it continue.
 #[derive(Clone, Default)]
 struct Payments {
     taken: Arc<AtomicU32>,
@@ -82,7 +82,7 @@ impl Payments {
 }
 
 async fn box_office(server: &EmbeddedServer, sold: &Sold, payments: &Payments) -> BoxOffice {
-    // a short watchdog timeout, so that a loss is noticed soon: at the next renewal, 200 ms later at most
+    // a short watchdog timeout, so that a loss is noticed soon: at the next renewal, at most 200 ms later
     let locks = LockClient::builder().watchdog_timeout(Duration::from_millis(600));
     let locks = locks.connect(server.url()).await.unwrap();
     BoxOffice {
@@ -98,7 +98,7 @@ async fn a_seat_is_sold_once_however_many_want_it() {
     let (sold, payments) = (Sold::default(), Payments::default());
     let mut buyers = Vec::new();
     for number in 0..20 {
-        // as many machines: a client of its own each
+        // as on several machines: each office has its own client
         let office = box_office(&server, &sold, &payments).await;
         buyers.push(tokio::spawn(async move {
             office.sell(7, &format!("buyer {number}")).await
@@ -130,7 +130,7 @@ async fn a_sale_whose_lock_is_lost_is_not_made() {
 
     let sale = tokio::spawn(async move { office.sell(7, "slow buyer").await });
     payments.asked.notified().await;
-    // the lease ends although the holder lives: as if it had been paused for a minute
+    // the lease ends while the holder lives, as if the holder had been paused for a minute
     server.advance(Duration::from_secs(60));
     assert_eq!(sale.await.unwrap(), Err(Refusal::LockLost));
     assert!(sold.lock().unwrap().is_empty());

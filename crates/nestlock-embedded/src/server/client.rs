@@ -67,7 +67,7 @@ pub(crate) struct Client {
     pub(crate) active: Duration,
     pub(crate) last_command: &'static str,
     pub(crate) fate: Fate,
-    /// The bytes that are still to be written.
+    /// The bytes not written yet.
     pub(crate) output: Vec<u8>,
     /// Wakes the connection's task when the output or the fate has changed.
     pub(crate) wake: Rc<Notify>,

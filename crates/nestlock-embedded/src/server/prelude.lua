@@ -1,6 +1,6 @@
--- The environment of scripts: what Redis 7.0 leaves of Lua's libraries, read-only, and `redis`.
+-- The environment of scripts: the part of Lua's libraries that Redis 7.0 keeps, read-only, and `redis`.
 --
--- Given: the table `redis`; a message handler that turns an error into the text of its reply; a function that turns
+-- Arguments: the table `redis`; a message handler that turns an error into the text of its reply; a function that turns
 -- an error of `redis.call` into its text, and anything else into nil. Returns a function that runs a script.
 local redis, handler, text_of = ...
 
@@ -27,7 +27,7 @@ end
 for _, name in pairs({'coroutine', 'math', 'redis', 'string', 'table'}) do
     globals[name] = protect({}, globals[name])
 end
--- ('x'):upper() must not be a door to the real table
+-- ('x'):upper() must not give access to the real table
 local strings = getmetatable('')
 strings.__index, strings.__metatable = globals.string, protect({}, {__index = globals.string})
 
@@ -41,7 +41,7 @@ function globals.setmetatable(table, meta)
     return setmetatable(table, meta)
 end
 
--- an error of redis.call is caught as its text
+-- a script that catches an error of redis.call gets its text
 local function caught(ok, ...)
     if ok then return ok, ... end
     local what = ...

@@ -111,11 +111,11 @@ impl SpawnedCluster {
     {
         let count = masters.saturating_add(replicas);
         if masters == 0 {
-            return Err(invalid("a cluster has at least one master"));
+            return Err(invalid("a cluster needs at least one master"));
         }
         if count > MOST {
             return Err(invalid(format!(
-                "{count} nodes, and a cluster has {MOST} at most"
+                "{count} nodes: a cluster may have at most {MOST}"
             )));
         }
         let args = ARGS
@@ -226,7 +226,7 @@ impl SpawnedCluster {
         let views = self.views();
         let owner = views.owner(slot).and_then(|id| self.by_id(id));
         owner.ok_or_else(|| SpawnError::Unsettled {
-            what: format!("nobody has slot {slot}"),
+            what: format!("no node owns slot {slot}"),
             view: views.to_string(),
         })
     }
@@ -242,7 +242,7 @@ impl SpawnedCluster {
             (0..SLOTS).filter_map(|slot| views.owner(slot)).collect();
         if owners.is_empty() {
             return Err(SpawnError::Unsettled {
-                what: "nobody has any slots".into(),
+                what: "no node owns any slots".into(),
                 view: views.to_string(),
             });
         }
@@ -282,7 +282,7 @@ impl SpawnedCluster {
     pub fn failover(&self, master: &SpawnedServer) -> Result<&SpawnedServer, SpawnError> {
         let Some(replica) = self.replicas_of(master)?.into_iter().next() else {
             return Err(invalid(format!(
-                "{} has no replica that answers",
+                "{} has no replica that replies",
                 master.addr()
             )));
         };
@@ -389,7 +389,7 @@ fn check(slot: u16) -> Result<(), SpawnError> {
         Ok(())
     } else {
         Err(invalid(format!(
-            "slot {slot}, and the last one is {}",
+            "there is no slot {slot}: the last one is {}",
             SLOTS - 1
         )))
     }
@@ -400,7 +400,7 @@ fn invalid(what: impl Into<String>) -> SpawnError {
 }
 
 fn not_ours(node: &SpawnedServer) -> SpawnError {
-    invalid(format!("{} is none of this cluster's nodes", node.addr()))
+    invalid(format!("{} is not a node of this cluster", node.addr()))
 }
 
 #[cfg(test)]

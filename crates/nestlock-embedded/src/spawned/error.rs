@@ -22,7 +22,7 @@ pub enum SpawnError {
         what: String,
     },
     /// The server ended before its first reply, often because of an argument.
-    #[error("{} ended before it answered. The last that it wrote:\n{log}", .program.display())]
+    #[error("{} exited before its first reply. Its last output:\n{log}", .program.display())]
     Ended {
         /// The server program.
         program: PathBuf,
@@ -30,7 +30,7 @@ pub enum SpawnError {
         log: String,
     },
     /// The server runs, but has not replied within 30 s. It has been killed.
-    #[error("{} does not answer. The last that it wrote:\n{log}", .program.display())]
+    #[error("{} did not reply within 30 s and was killed. Its last output:\n{log}", .program.display())]
     Silent {
         /// The server program.
         program: PathBuf,
@@ -48,7 +48,7 @@ pub enum SpawnError {
         what: String,
     },
     /// A server does not reply.
-    #[error("{addr} does not answer: {source}")]
+    #[error("{addr} does not reply: {source}")]
     Unreachable {
         /// The address of the server.
         addr: SocketAddr,
@@ -56,7 +56,7 @@ pub enum SpawnError {
         source: io::Error,
     },
     /// A server has refused a command.
-    #[error("{addr} answers {answer:?} to {command}")]
+    #[error("{addr} replied {answer:?} to {command}")]
     Refused {
         /// The address of the server.
         addr: SocketAddr,

@@ -124,7 +124,7 @@ impl Guard {
             process.stdout.take(),
             process.stderr.take(),
         ) else {
-            return Err(io::Error::other("a process without pipes"));
+            return Err(io::Error::other("the process has no pipes"));
         };
         let (orders, (sender, ended)) = (Orders::new(Mutex::new(Some(orders))), mpsc::channel());
         let guard = Self {
@@ -259,7 +259,7 @@ mod tests {
     fn any_answer_will_do_but_loading() {
         let folder = tempfile::tempdir().unwrap();
         let socket = socket(folder.path());
-        assert!(!answers(&socket), "nobody is there");
+        assert!(!answers(&socket), "no process listens there");
         let listener = UnixListener::bind(&socket).unwrap();
         let replies = [
             "+PONG\r\n",

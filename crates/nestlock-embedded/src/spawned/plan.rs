@@ -92,7 +92,7 @@ fn program() -> Result<PathBuf, SpawnError> {
         Some(named) => find(Path::new(&named)).ok_or_else(|| {
             let named = named.display();
             SpawnError::NotFound {
-                what: format!("{PROGRAM} names {named}, which is no program that can be started"),
+                what: format!("{PROGRAM} is {named}, which is not an executable program"),
             }
         }),
         None => ["redis-server", "valkey-server"]

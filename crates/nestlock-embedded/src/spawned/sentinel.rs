@@ -91,12 +91,12 @@ impl SpawnedSentinel {
         A: IntoIterator<Item: Into<OsString>>,
     {
         if sentinels == 0 {
-            return Err(invalid("a Sentinel group has at least one sentinel"));
+            return Err(invalid("a Sentinel group needs at least one sentinel"));
         }
         let count = replicas.saturating_add(sentinels).saturating_add(1);
         if count > MOST {
             return Err(invalid(format!(
-                "{count} processes, and a Sentinel group has {MOST} at most"
+                "{count} processes: a Sentinel group may have at most {MOST}"
             )));
         }
         let args = ["--repl-diskless-sync-delay".into(), "0".into()]
@@ -213,7 +213,7 @@ impl SpawnedSentinel {
                 Some((sentinel, when))
                     if when.elapsed() < GIVES_UP || !reports.names(sentinel, old.port) =>
                 {
-                    return Some(format!("{} has been told", sentinel.addr()));
+                    return Some(format!("{} got the command", sentinel.addr()));
                 }
                 Some((sentinel, _)) => sentinel,
                 None => match reports.who_names(old.port) {
@@ -233,7 +233,7 @@ impl SpawnedSentinel {
                     return None;
                 }
             }
-            Some(format!("{} has been told", sentinel.addr()))
+            Some(format!("{} got the command", sentinel.addr()))
         });
         refusal.map_or(outcome, Err)?;
         self.wait_for_another_master(old)
@@ -252,7 +252,10 @@ impl SpawnedSentinel {
         self.until("most sentinels name another master", || {
             new = self.is_master_instead_of(old, &self.reports());
             if new.is_none() {
-                Some(format!("not one that is no longer {}", old.addr()))
+                Some(format!(
+                    "they do not name another master than {} yet",
+                    old.addr()
+                ))
             } else {
                 None
             }
@@ -345,8 +348,12 @@ fn unheard(master: &SpawnedServer, replicas: usize) -> Option<String> {
         Ok(link.call(&format!("WAIT {replicas} 50"))?.text())
     };
     let said = acknowledged().unwrap_or_else(|error: SpawnError| error.to_string());
-    (said.parse() != Ok(replicas))
-        .then(|| format!("{} is heard by {said} of {replicas}", master.addr()))
+    (said.parse() != Ok(replicas)).then(|| {
+        format!(
+            "writes of {} are acknowledged by {said} of {replicas} replicas",
+            master.addr()
+        )
+    })
 }
 
 fn start_sentinels(

@@ -1,4 +1,4 @@
-//! Random commands: mostly valid ones on a few keys, and everything that can be wrong with them.
+//! Random commands: mostly valid ones on a few keys, and all kinds of invalid ones.
 
 use super::{
     play::{Check, Command, FIXED_TIMES},
@@ -6,14 +6,14 @@ use super::{
     scripts::sha1,
 };
 
-/// The key whose fields may be many and long.
+/// The key that may have many and long fields.
 pub const BIG_HASH: &str = "hbig";
 
 const STRINGS: [&str; 5] = ["s1", "s2", "s3", "{t}:s4", "s 5"];
 const HASHES: [&str; 4] = ["h1", "h2", "h3", BIG_HASH];
 const LISTS: [&str; 4] = ["l1", "l2", "l3", "{t}:l4"];
 const ZSETS: [&str; 4] = ["z1", "z2", "z3", "{t}:z4"];
-/// Keys of no type in particular.
+/// Keys of any type.
 const ODD: [&[u8]; 3] = [b"", b"\x00\xff\r\n", b"odd"];
 pub const CHANNELS: [&str; 6] = [
     "c1",
@@ -36,8 +36,8 @@ const PATTERNS: [&str; 10] = [
     "*}",
 ];
 
-/// What stands where a number or an option should. None makes a time that soon ends,
-/// or is another unit of time.
+/// Values in place of a number or an option. None of them makes a time that ends soon, or is
+/// another unit of time.
 const JUNK: [&[u8]; 31] = [
     b"",
     b"abc",
@@ -169,7 +169,7 @@ pub const COMMANDS: [(&str, u32); 108] = [
     ("HELLO", 1),
     ("FLUSHALL", 1),
     ("FLUSHDB", 1),
-    // no such command: of ours, of Redis, of anybody
+    // unknown to the embedded server, to Redis, or to both
     ("NOSUCH", 2),
     ("GETT", 1),
     ("", 1),
@@ -177,7 +177,7 @@ pub const COMMANDS: [(&str, u32); 108] = [
     // through Lua
     ("EVAL", 200),
     ("EVAL_RO", 25),
-    // only on lines that listen
+    // only on listening lines
     ("SUBSCRIBE", 0),
     ("UNSUBSCRIBE", 0),
     ("PSUBSCRIBE", 0),
@@ -187,7 +187,7 @@ pub const COMMANDS: [(&str, u32); 108] = [
     ("QUIT", 0),
 ];
 
-/// Scripts that hand a command to Redis in ARGV.
+/// Scripts that run the command in ARGV.
 const CALLERS: [&str; 15] = [
     "return redis.call(unpack(ARGV))",
     "return redis.call(unpack(ARGV))",
@@ -206,7 +206,7 @@ const CALLERS: [&str; 15] = [
     "redis.call(unpack(ARGV)) return redis.error_reply('MINE done')",
 ];
 
-/// Several commands: a count, then as many words; and so on.
+/// Several commands in ARGV: a count, then that many words; and so on.
 const MANY: [&str; 3] = [
     "local out, i = {}, 1
      while ARGV[i] do
@@ -216,7 +216,7 @@ const MANY: [&str; 3] = [
        i = i + n + 1
      end
      return out",
-    // stops at the first error, and what was written before stays
+    // stops at the first error, and earlier writes stay
     "local out, i = {}, 1
      while ARGV[i] do
        local n, words = tonumber(ARGV[i]), {}
@@ -236,7 +236,7 @@ const MANY: [&str; 3] = [
      return i",
 ];
 
-/// Scripts about values: KEYS and ARGV are any words.
+/// Scripts about values: KEYS and ARGV are arbitrary words.
 const VALUES: [&str; 96] = [
     "return KEYS",
     "return ARGV",
@@ -379,8 +379,8 @@ pub struct Grammar {
     pub rng: Rng,
     times: u64,
     turn: u64,
-    /// Keys may have expired that nobody has looked at. Redis counts them in DBSIZE until its background task finds
-    /// them, so there is no DBSIZE.
+    /// Some keys may have expired without an access. Redis counts them in DBSIZE until its background task finds them, so
+    /// DBSIZE is not generated.
     pub past: bool,
 }
 
@@ -411,7 +411,7 @@ impl Grammar {
         }
     }
 
-    /// A command that is no script.
+    /// A command other than a script command.
     pub fn plain_command(&mut self) -> Command {
         let (name, _) = self.choose(|name| !name.starts_with("EVAL"));
         self.plain(name, true)
@@ -462,14 +462,14 @@ impl Grammar {
         };
         self.spoil(&mut words);
         if name == "LPOS" {
-            // Redis negates a rank, and this one cannot be negated: undefined in C
+            // Redis negates a rank, and the negation of this one overflows: undefined in C
             words
                 .iter_mut()
                 .filter(|word| *word == b"-9223372036854775808")
                 .for_each(|word| *word = b"-1".to_vec());
         }
         if top && (name == "BLPOP" || name == "BRPOP") && words.len() > 2 {
-            // whoever waits, waits a moment only
+            // blocking commands wait only for a moment
             let patient = [&b"0.001"[..], b"0.002", b"-1", b"abc", b""];
             let last = words.last_mut().expect("words");
             if !patient.contains(&&last[..]) {
@@ -480,9 +480,9 @@ impl Grammar {
         Command::of(words, check)
     }
 
-    /// One in eight commands is wrong in some way.
+    /// Makes 1 in 8 commands invalid in some way.
     fn spoil(&mut self, words: &mut Words) {
-        // a hash at another key might be a big one, and where a cursor leads to is each server's own affair
+        // a hash at another key might be a big one, and cursors differ between the servers
         let keep = if words[0].starts_with(b"H") && words[0] != b"HELLO" || words[0] == b"SCAN" {
             2
         } else {
@@ -504,7 +504,7 @@ impl Grammar {
         self.rng.pick(&JUNK).to_vec()
     }
 
-    /// Upper case, lower case, or both.
+    /// Upper case, lower case, or mixed.
     fn case(&mut self, word: &str) -> Vec<u8> {
         match self.rng.below(4) {
             0 | 1 => word.as_bytes().to_vec(),
@@ -572,7 +572,7 @@ impl Grammar {
         }
     }
 
-    /// At most 64 bytes: with one that is longer, the order of a hash's fields is lost.
+    /// At most 64 bytes: a longer value makes Redis lose the order of a hash's fields.
     pub fn value(&mut self) -> Vec<u8> {
         match self.rng.below(14) {
             0..=3 => self.number(),
@@ -679,10 +679,10 @@ impl Grammar {
         }
     }
 
-    /// A time from now, different from every other of the round by far more than the two servers are apart: whether
-    /// one is later than the other must not depend on the moment. In seconds.
+    /// A time from now, in seconds. It differs from all others of the round by far more than the delay between the two
+    /// servers, so that which of two times is later does not depend on timing.
     fn relative(&mut self) -> u64 {
-        // 4999 is a prime: no number comes twice
+        // 4999 is a prime, so no number repeats
         self.times += 1;
         self.turn = (self.turn + 1237) % 4999;
         assert!(self.times < 4999, "too many times in one round");
@@ -694,7 +694,7 @@ impl Grammar {
         (self.relative() * 1000).to_string().into_bytes()
     }
 
-    /// A number of the unit that an option or a command wants: `seconds`, and not from now on if `fixed`.
+    /// A time in the unit of an option or a command: seconds if `seconds`, and absolute if `fixed`.
     fn time(&mut self, seconds: bool, fixed: bool) -> Vec<u8> {
         if self.rng.percent(10) {
             return self.junk();
@@ -884,7 +884,7 @@ impl Grammar {
                 } else {
                     self.rng.pick(&["", "1.5", "a", "0a"]).into()
                 });
-                // so many that one answer has them all
+                // so large that one reply has all elements
                 let mut options = vec![];
                 if self.rng.percent(94) {
                     options.push(words![&self.case("COUNT"), b"100000"]);
@@ -939,7 +939,7 @@ impl Grammar {
         options
     }
 
-    /// For a whole iteration.
+    /// Options for a whole iteration.
     pub fn scan_options(&mut self) -> Words {
         let mut options = self.scan_filters(vec![]);
         if self.rng.percent(60) {
@@ -1037,7 +1037,7 @@ impl Grammar {
                             .into(),
                     );
                 }
-                // which of several are picked is chance
+                // the choice among several is random
                 return (words, Check::Kind);
             }
             "HGETALL" if key == BIG_HASH.as_bytes() => return (words, Check::Pairs),
@@ -1166,7 +1166,7 @@ impl Grammar {
                 words.extend((0..keys).map(|_| self.key()).collect::<Vec<_>>());
                 words.extend(called.parts);
                 if through.contains("setresp(3)") && name == "HGETALL" {
-                    // a map that went through a Lua table comes back in Lua's own order
+                    // a map that went through a Lua table returns in Lua's order
                     Check::Pairs
                 } else if through.contains("{redis")
                     || through.contains("{type")
@@ -1204,7 +1204,7 @@ impl Grammar {
         Command::of(words, check)
     }
 
-    // --- lines that listen ---
+    // --- listening lines ---
 
     pub fn listener_command(&mut self, protocol: u8) -> Command {
         let mut words = match self.rng.below(100) {
@@ -1217,7 +1217,7 @@ impl Grammar {
             84..=89 => words![b"PING", &self.value()],
             90 | 91 => words![b"PING"],
             _ => {
-                // refused by RESP2 while it listens; in RESP3 a listener may even hear itself
+                // RESP2 refuses it while the line listens; in RESP3 a listener may even receive its own message
                 let name = *self
                     .rng
                     .pick(&[&"PUBLISH", &"SPUBLISH", &"GET", &"RPUSH", &"NOSUCH"]);
@@ -1243,7 +1243,7 @@ impl Grammar {
 
     // --- times that end ---
 
-    /// Gives a key a time that is over in some milliseconds, in one of many ways.
+    /// Gives a key a TTL of some milliseconds, in one of many ways.
     pub fn short_lived(&mut self, key: &[u8]) -> Command {
         let millis = self.rng.between(1, 8).to_string();
         let millis = millis.as_bytes();
@@ -1262,7 +1262,7 @@ impl Grammar {
         Command::of(parts, Check::Exact)
     }
 
-    /// The longest of [`Grammar::short_lived`], and some more.
+    /// The longest TTL of [`Grammar::short_lived`], plus a margin.
     pub const SHORT: u64 = 12;
 
     pub fn all_keys() -> Words {
@@ -1275,7 +1275,7 @@ impl Grammar {
     }
 }
 
-/// The check of something that stands in a list with other things.
+/// The check for one item of a list.
 fn within(check: Check) -> Check {
     match check {
         Check::Unordered | Check::Pairs => Check::Kind,

@@ -1,4 +1,4 @@
-//! What the gates are made of: a raw client, two servers side by side, and a way to compare what they say.
+//! The parts of the comparison tests: a raw client, two servers side by side, and a comparison of their replies.
 #![allow(
     dead_code,
     unreachable_pub,

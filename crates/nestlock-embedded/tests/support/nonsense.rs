@@ -10,13 +10,13 @@ use super::{
 /// The embedded server takes requests of 64 MiB, Redis of 512 MiB for each word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limits {
-    /// Whatever comes.
+    /// No limits.
     Any,
-    /// Nothing that is too much for one of them only, and no answer that is different each time.
+    /// Nothing that exceeds the limit of only one server, and no reply that differs each time.
     OfRedis,
 }
 
-/// Something that a client should never send, or only a part of what it should.
+/// Bytes that a client should never send, or only a part of a request.
 pub fn nonsense(rng: &mut Rng, grammar: &mut Grammar, limits: Limits) -> Vec<u8> {
     let length = rng.between(1, 60);
     match rng.below(16) {
@@ -38,7 +38,7 @@ pub fn nonsense(rng: &mut Rng, grammar: &mut Grammar, limits: Limits) -> Vec<u8>
         9 if limits == Limits::Any => request(&grammar.command().parts),
         9 => request(&valid(grammar, limits).parts),
         10 => {
-            // the first few are too much for one of them only
+            // the first few exceed the limit of only one server
             const LENGTHS: [&[u8]; 18] = [
                 b"*1000000000\r\n",
                 b"*2147483647\r\n",
@@ -65,7 +65,7 @@ pub fn nonsense(rng: &mut Rng, grammar: &mut Grammar, limits: Limits) -> Vec<u8>
             }
         }
         11 => {
-            // words as one types them, with quotes that may not end
+            // words as typed by hand, possibly with an unclosed quote
             const WORDS: [&[u8]; 12] = [
                 b"PING", b"\"", b"'", b"\\", b"\\x", b"\\xff", b" ", b"\t", b"SET", b"\0",
                 b"\"a b\"", b"GET",
@@ -98,7 +98,7 @@ pub fn nonsense(rng: &mut Rng, grammar: &mut Grammar, limits: Limits) -> Vec<u8>
     }
 }
 
-/// A request that is none of a script's.
+/// A valid request other than a script.
 fn valid(grammar: &mut Grammar, limits: Limits) -> Command {
     loop {
         let command = grammar.plain_command();
@@ -108,7 +108,7 @@ fn valid(grammar: &mut Grammar, limits: Limits) -> Command {
     }
 }
 
-/// A request of a listener whose answer is the same each time: who leaves all its channels is told in any order.
+/// A subscription request whose reply is the same each time: leaving all channels is confirmed in any order.
 fn listener(grammar: &mut Grammar) -> Command {
     loop {
         let command = grammar.listener_command(2);
@@ -121,7 +121,7 @@ fn listener(grammar: &mut Grammar) -> Command {
     }
 }
 
-/// A request with some bytes changed. No scripts: a changed one may never end.
+/// A request with some bytes changed. Not a script: a changed one may never end.
 fn mutated(rng: &mut Rng, grammar: &mut Grammar, limits: Limits) -> Vec<u8> {
     let mut bytes = request(&valid(grammar, limits).parts);
     for _ in 0..rng.between(1, 4) {

@@ -1,4 +1,4 @@
-//! Sends the same steps to both servers and finds the first thing that they say differently.
+//! Sends the same steps to both servers and finds the first difference in their replies.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,12 +14,12 @@ use super::{
     wire::Wire,
 };
 
-/// How the answers of the two servers are compared.
+/// How the replies of the two servers are compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Check {
     /// Byte for byte.
     Exact,
-    /// Numbers of milliseconds that count from now: the two servers got the command at two moments.
+    /// Milliseconds from now: the two servers got the command at different moments.
     Millis,
     /// The same in seconds.
     Seconds,
@@ -27,9 +27,9 @@ pub enum Check {
     Unordered,
     /// Fields and values, in any order of the fields.
     Pairs,
-    /// The same kind of answer, with any numbers and texts in it.
+    /// The same kind of reply, with any numbers and texts.
     Kind,
-    /// The answer of HELLO: the connection's id and the server's version are its own.
+    /// The reply to HELLO: the connection's id and the server's version may differ.
     Hello,
     /// A list, each of its items compared in its own way.
     Each(Vec<Check>),
@@ -39,7 +39,7 @@ pub enum Check {
 pub struct Command {
     pub parts: Vec<Vec<u8>>,
     pub check: Check,
-    /// What it is counted under; its name if empty.
+    /// The label for statistics; the command's name if empty.
     pub label: String,
 }
 
@@ -69,11 +69,11 @@ impl Command {
 pub struct Line {
     /// 2 or 3.
     pub protocol: u8,
-    /// It subscribes: answers and messages are compared as one stream.
+    /// It subscribes: replies and messages are compared as one stream.
     pub listens: bool,
 }
 
-/// Both protocols, to send and to listen.
+/// Both protocols, for sending and for listening.
 pub const LINES: &[Line] = &[
     Line {
         protocol: 2,
@@ -93,27 +93,27 @@ pub const LINES: &[Line] = &[
     },
 ];
 
-/// What is common to all rounds of a test.
+/// The rules for all rounds of a test.
 #[derive(Debug, Clone)]
 pub struct Rules {
     pub lines: &'static [Line],
-    /// Keys whose fields may come in any order: too big for Redis to keep them as they came.
+    /// Keys with fields in any order: they are too big for Redis to keep the order of insertion.
     pub loose: &'static [&'static str],
-    /// How what is in hashes and sorted sets is compared.
+    /// How the contents of hashes and sorted sets are compared.
     pub content: Check,
 }
 
 #[derive(Debug, Clone)]
 pub enum Step {
-    /// A command on a connection. Those that follow one another on the same connection are pipelined.
+    /// A command on a connection. Consecutive commands on the same connection are pipelined.
     Send(usize, Command),
-    /// Compare every key, and what the connections have heard.
+    /// Compare every key, and what the connections received.
     State,
-    /// Compare what a whole iteration with these options finds.
+    /// Compare the results of a whole iteration with these options.
     Scan(Vec<Vec<u8>>),
-    /// Let that many milliseconds pass on both sides.
+    /// Wait this many milliseconds.
     Wait(u64),
-    /// A command that only `ours` gets: what a gate must notice.
+    /// A command that only `ours` gets: the test must notice it.
     Perturb(Command),
 }
 
@@ -133,7 +133,7 @@ impl fmt::Display for Step {
 
 #[derive(Debug, Clone)]
 pub struct Difference {
-    /// The step at which it showed.
+    /// The step that showed it.
     pub at: usize,
     pub what: String,
     pub real: String,
@@ -152,7 +152,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Without long runs of one letter, and not endless.
+/// Shortens long runs of one letter, and the whole text.
 fn squeezed(text: &str) -> String {
     let (mut short, mut letters) = (String::new(), text.chars().peekable());
     while let Some(letter) = letters.next() {
@@ -176,7 +176,7 @@ pub type Tally = BTreeMap<String, Count>;
 pub struct Count {
     pub accepted: usize,
     pub refused: usize,
-    /// `nil`, `list`, `text`, and whole numbers up to 1; greater ones are `>1`. Also of what is in a list.
+    /// `nil`, `list`, `text`, and integers up to 1; greater ones are `>1`. Items of lists count as well.
     pub kinds: BTreeSet<String>,
 }
 
@@ -209,12 +209,12 @@ impl Count {
     }
 }
 
-/// A difference of error texts that nobody minds: what stands in Redis's, and is missing in ours.
+/// An accepted difference of error texts: a part of Redis's text that ours lacks.
 type Allowed = (&'static str, &'static str);
 
-/// The code, which is the first word, is always compared.
+/// The error code, the first word, is always compared.
 const ALLOWED: [Allowed; 1] = [
-    // a script that ends with `return setmetatable(_G, ...)`: the line of a tail call is not known any more
+    // a script that ends with `return setmetatable(_G, ...)`: a tail call loses its line number
     (
         "Attempt to modify a readonly table script: 6272db8503d65d1a388d09238bbfa63398419ac5",
         ", on @user_script:1.",
@@ -224,7 +224,7 @@ const ALLOWED: [Allowed; 1] = [
 /// Half of the distance that grammars keep between two times.
 const SLACK_MILLIS: i64 = 15_000;
 
-/// Times from here on were given as they are, not counted from now, and must be equal.
+/// Times from here on are absolute, and must be equal.
 pub const FIXED_TIMES: i64 = 4_000_000_000_000;
 
 pub struct Play {
@@ -233,16 +233,16 @@ pub struct Play {
     loose: &'static [&'static str],
     content: Check,
     pub tally: Tally,
-    /// Collects answers that differ and goes on, until the keys differ too.
+    /// If set, collects replies that differ and continues until the keys differ too.
     pub survey: Option<Vec<Difference>>,
 }
 
 impl Play {
-    /// Connects, after both servers were emptied.
+    /// Empties both servers and connects.
     pub fn new(addrs: Both<SocketAddr>, rules: &Rules) -> io::Result<Self> {
         let mut control = both(addrs, Wire::connect)?;
         for wire in [&mut control.real, &mut control.ours] {
-            // an answer says that all is done; then wait until the connections of the last round are forgotten
+            // the reply means that all is done; then wait until the connections of the last round are gone
             wire.call(&["FLUSHALL"])?;
             wire.call(&["SCRIPT", "FLUSH"])?;
             let start = Instant::now();
@@ -252,7 +252,7 @@ impl Play {
             {
                 if start.elapsed() > Duration::from_secs(10) {
                     return Err(io::Error::other(
-                        "subscriptions of closed connections are still there",
+                        "subscriptions of closed connections remain",
                     ));
                 }
                 std::thread::sleep(Duration::from_millis(1));
@@ -278,14 +278,14 @@ impl Play {
         })
     }
 
-    /// Takes the steps up to the first difference.
+    /// Runs the steps up to the first difference.
     pub fn run(&mut self, steps: &[Step]) -> Option<Difference> {
         let mut at = 0;
         while at < steps.len() {
             let result = match &steps[at] {
                 Step::Send(line, _) => {
                     let (first, mut bytes, mut commands) = (at, 0, Vec::new());
-                    // more would fill the sockets while nobody reads
+                    // more would fill the sockets, as the test does not read meanwhile
                     while let Some(Step::Send(same, command)) = steps.get(at)
                         && same == line
                         && bytes < 65536
@@ -311,7 +311,7 @@ impl Play {
                     Ok(())
                 }
                 Step::Perturb(command) => {
-                    let answer = self.control.ours.call(&command.parts).expect("an answer");
+                    let answer = self.control.ours.call(&command.parts).expect("a reply");
                     assert!(!answer.is_error(), "{answer:?}");
                     Ok(())
                 }
@@ -357,14 +357,14 @@ impl Play {
                     format!("line {line} broke"),
                     said.map(|(_, end)| format!("{end:?}")),
                 ),
-                Some(said) => differ(last, format!("line {line}, answers and messages"), said),
+                Some(said) => differ(last, format!("line {line}, replies and messages"), said),
             };
         }
         let split = said.map(|(values, end)| {
             let (messages, mut replies): (Vec<_>, Vec<_>) = values
                 .into_iter()
                 .partition(|value| matches!(value, Value::Push(_)));
-            // a connection that ends, or an answer that is missing, is compared as well
+            // the end of a connection, or a missing reply, is compared as well
             replies.extend(
                 end.map(|error| Value::Simple(format!("(connection ended: {error})").into_bytes())),
             );
@@ -403,7 +403,7 @@ impl Play {
         if let Some(said) = first_difference(&extra) {
             return differ(
                 last,
-                format!("line {line}: more answers than commands, or a broken line"),
+                format!("line {line}: more replies than commands, or a broken line"),
                 said,
             );
         }
@@ -417,7 +417,7 @@ impl Play {
         for line in 0..self.lines.len() {
             self.pipeline(line, at, &[])?;
         }
-        // 0 last, where the control connection is expected
+        // 0 last: the control connection must end there
         for db in ["1", "0"] {
             self.ask(at, &[Command::new(&["SELECT", db], Check::Exact)])?;
             let keys = self.ask(at, &[Command::new(&["KEYS", "*"], Check::Unordered)])?;
@@ -465,7 +465,7 @@ impl Play {
         }
     }
 
-    /// Puts questions to both over the connections that no step uses; returns the real server's answers.
+    /// Queries both over connections that no step uses. Returns the real server's replies.
     fn ask(&mut self, at: usize, questions: &[Command]) -> Result<Vec<Value>, Box<Difference>> {
         let mut answers = Vec::new();
         for questions in questions.chunks(200) {
@@ -534,7 +534,7 @@ impl Play {
         }))
     }
 
-    /// Leaves nothing subscribed, so that the next round need not wait.
+    /// Unsubscribes from everything, so that the next round need not wait.
     pub fn end(mut self) {
         for (line, wires) in &mut self.lines {
             if line.listens {
@@ -560,7 +560,7 @@ fn both<T>(
 /// What was read, and how the connection ended if it did.
 type Said = (Vec<Value>, Option<String>);
 
-/// Both servers work on it at the same time.
+/// Both servers execute it at the same time.
 fn exchange(wires: &mut Both<Wire>, bytes: &[u8]) -> Both<Said> {
     let sent = wires.as_mut().map(|wire| wire.send_marked(bytes));
     let read = |wire: &mut Wire, sent: io::Result<()>| {
@@ -587,8 +587,8 @@ fn first_difference(said: &Both<Vec<Value>>) -> Option<Both<String>> {
     })
 }
 
-/// Where Redis goes through a table of its own with a secret seed, the order means nothing: patterns that match one
-/// message, and channels that end together.
+/// Sorts messages whose order is random in Redis, which iterates a table with a secret seed: patterns that match one
+/// message, and channels that are unsubscribed together.
 fn sorted_messages(values: &[Value]) -> Vec<Value> {
     fn run(value: &Value) -> Option<(Vec<u8>, Option<[&Value; 2]>)> {
         let (Value::List(items) | Value::Push(items)) = value else {
@@ -646,7 +646,7 @@ fn agree(name: &str, check: &Check, real: &Value, ours: &Value) -> bool {
     let same_kind = std::mem::discriminant(real) == std::mem::discriminant(ours);
     match check {
         Check::Exact => match (real.items(), ours.items()) {
-            // errors inside of lists
+            // errors inside lists
             (Some(real), Some(ours)) if same_kind => each(name, check, real, ours),
             _ => false,
         },
@@ -709,7 +709,7 @@ fn each(name: &str, check: &Check, real: &[Value], ours: &[Value]) -> bool {
 
 /// Numbers from `low` on may differ by `slack`, on their own and in lists.
 fn near(name: &str, check: &Check, real: &Value, ours: &Value, low: i64, slack: i64) -> bool {
-    /// And what is behind its point, which is no time: a turn.
+    /// Returns the integer part, and the fraction, which is not a time but a turn.
     fn number(value: &Value) -> Option<(i64, &str)> {
         match value {
             Value::Int(number) => Some((*number, "")),

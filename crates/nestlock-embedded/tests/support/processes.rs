@@ -1,4 +1,4 @@
-//! Processes of a test: what they say, whether they still run, and test binaries that own some and end.
+//! Processes in tests: their replies, whether they still run, and test binaries that own servers and end.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
@@ -33,7 +33,7 @@ pub fn eventually(what: &str, mut state: impl FnMut() -> bool) {
     }
 }
 
-/// Sends a command, and reads the first line of the answer and what follows at once.
+/// Sends a command, and reads the first line of the reply and what has arrived with it.
 pub fn ask(stream: &mut (impl Read + Write), command: &str) -> std::io::Result<String> {
     stream.write_all(format!("{command}\r\n").as_bytes())?;
     let mut answer = vec![0; 4096];
@@ -49,10 +49,10 @@ pub fn try_call(addr: SocketAddr, command: &str) -> std::io::Result<String> {
 }
 
 pub fn call(server: &SpawnedServer, command: &str) -> String {
-    try_call(server.addr(), command).expect("an answer")
+    try_call(server.addr(), command).expect("a reply")
 }
 
-/// Whether there is such a process, a dead one that nobody waits for included.
+/// Whether the process exists, even as a zombie.
 pub fn runs(pid: u32) -> bool {
     Command::new("kill")
         .args(["-0", &pid.to_string()])
@@ -82,10 +82,10 @@ pub fn signal(name: &str, pid: u32) {
 
 /// Set in child processes: what to do.
 pub const ROLE: &str = "NESTLOCK_SPAWNED_ROLE";
-/// What every line of a child process begins with, as libtest prints as well.
+/// The prefix of every line of a child process: libtest prints lines as well.
 pub const MARK: &str = "@child ";
 
-/// This test binary, started again as one that owns a server.
+/// This test binary, started again as the owner of a server.
 #[derive(Debug)]
 pub struct Owner {
     pub process: Child,
@@ -154,10 +154,13 @@ pub fn say(what: impl std::fmt::Display) {
 
 pub fn assert_nothing_is_left(what: &str, pid: u32, folder: &Path) {
     eventually(&format!("{what}: the server ends"), || !runs(pid));
-    eventually(&format!("{what}: the folder goes"), || !folder.exists());
+    eventually(&format!("{what}: the folder is removed"), || {
+        !folder.exists()
+    });
 }
 
-/// So many wrong numbers are errors before the server program is looked for, which there is not; right ones miss it.
+/// Checks, without a server program, that this many invalid numbers are errors before the program is searched for, and
+/// that valid ones are not.
 pub fn assert_wrong_numbers_come_first(wrong: usize) {
     let owner = Owner::start(
         "wrong",
@@ -171,7 +174,7 @@ pub fn assert_wrong_numbers_come_first(wrong: usize) {
     assert!(line.starts_with("NotFound"), "{line}");
 }
 
-/// Three servers of an owner that is killed end with it.
+/// Three servers of a killed owner end with it.
 pub fn assert_nothing_is_left_of_a_killed_owner() {
     let mut owner = Owner::start("wait", &[]);
     let servers = [owner.server(), owner.server(), owner.server()];
@@ -186,7 +189,7 @@ pub fn assert_nothing_is_left_of_a_killed_owner() {
     }
 }
 
-/// Kills an owner that starts servers in this folder, so long after it began; `true`: before it had them all, and said so.
+/// Kills an owner this long after it begins to start servers in this folder. `true`: before it had reported all of them.
 #[cfg(target_os = "linux")]
 pub fn is_killed_during_the_start(folder: &Path, after: Duration) -> bool {
     let mut owner = Owner::start("start", &[("TMPDIR", folder)]);
@@ -202,8 +205,8 @@ pub fn is_killed_during_the_start(folder: &Path, after: Duration) -> bool {
     is_early
 }
 
-/// Processes that have this folder on their command line, among their variables, or are in it: a server writes its own
-/// title over the first two.
+/// Processes that have this folder on their command line or in their environment, or as their working directory: a server
+/// overwrites the first two with its title.
 #[cfg(target_os = "linux")]
 pub fn processes(folder: &Path) -> Vec<String> {
     let text = folder.to_str().unwrap();

@@ -1,4 +1,4 @@
-//! RESP2 and RESP3 as values, told apart as they stand on the wire: a null bulk string is not a null list.
+//! RESP2 and RESP3 as values, with the distinctions of the wire: a null bulk string is not a null list.
 
 use std::fmt::{self, Write as _};
 
@@ -37,7 +37,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Reads one value from the front; `None` if it is not all there yet.
+    /// Reads one value from the front. `None` if it is incomplete.
     pub fn parse(input: &[u8]) -> Result<Option<(Self, usize)>, String> {
         let Some(end) = input.windows(2).position(|pair| pair == b"\r\n") else {
             return Ok(None);
@@ -48,9 +48,9 @@ impl Value {
         };
         let text = || rest.to_vec();
         let number = || -> Result<i64, String> {
-            let text = std::str::from_utf8(rest).map_err(|_| format!("no number: {line:?}"))?;
+            let text = std::str::from_utf8(rest).map_err(|_| format!("not a number: {line:?}"))?;
             text.parse()
-                .map_err(|_| format!("no number: {:?}", quoted(line)))
+                .map_err(|_| format!("not a number: {:?}", quoted(line)))
         };
         let value = match sign {
             b'+' => Self::Simple(text()),
@@ -64,7 +64,7 @@ impl Value {
                 -1 if sign == b'$' => Self::NilBulk,
                 length => {
                     let length =
-                        usize::try_from(length).map_err(|_| format!("a length of {length}"))?;
+                        usize::try_from(length).map_err(|_| format!("invalid length {length}"))?;
                     let Some(body) = input.get(at..at + length + 2) else {
                         return Ok(None);
                     };
@@ -84,7 +84,7 @@ impl Value {
                 -1 if sign == b'*' => Self::NilList,
                 length => {
                     let length =
-                        usize::try_from(length).map_err(|_| format!("a length of {length}"))?;
+                        usize::try_from(length).map_err(|_| format!("invalid length {length}"))?;
                     let count = if sign == b'%' { length * 2 } else { length };
                     let mut items = Vec::new();
                     for _ in 0..count {
@@ -102,7 +102,7 @@ impl Value {
                     }
                 }
             },
-            _ => return Err(format!("no RESP: {:?}", quoted(line))),
+            _ => return Err(format!("not RESP: {:?}", quoted(line))),
         };
         Ok(Some((value, at)))
     }
@@ -116,7 +116,7 @@ impl Value {
         }
     }
 
-    /// The bytes of a text, of whatever kind.
+    /// The bytes of a text of any kind.
     pub fn text(&self) -> Option<&[u8]> {
         match self {
             Self::Simple(text) | Self::Error(text) | Self::Bulk(text) | Self::Verbatim(text) => {
@@ -138,7 +138,7 @@ impl Value {
         }
     }
 
-    /// Readable RESP, one line for each value, two more spaces for what is inside a list.
+    /// Readable RESP: one line for each value, list items indented by two spaces.
     pub fn lines(&self) -> Vec<String> {
         let of = |sign: char, text: &[u8]| vec![format!("{sign}{}", escaped(text))];
         let list = |sign: char, count: usize, items: &[Self]| {
@@ -184,7 +184,7 @@ impl fmt::Debug for Value {
     }
 }
 
-/// A request as it goes over the wire.
+/// A request as sent over the wire.
 pub fn request<P: AsRef<[u8]>>(parts: &[P]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", parts.len()).into_bytes();
     for part in parts {
@@ -196,7 +196,7 @@ pub fn request<P: AsRef<[u8]>>(parts: &[P]) -> Vec<u8> {
     bytes
 }
 
-/// Bytes in one line, as they are where they are readable.
+/// Bytes in one line, escaped where they are not printable.
 pub fn escaped(bytes: &[u8]) -> String {
     let mut text = String::new();
     for byte in bytes {
@@ -212,12 +212,12 @@ pub fn escaped(bytes: &[u8]) -> String {
     text
 }
 
-/// As `redis-cli` reads it.
+/// In quotes, as `redis-cli` reads it.
 pub fn quoted(bytes: &[u8]) -> String {
     format!("\"{}\"", escaped(bytes))
 }
 
-/// A command as one can type it into `redis-cli`.
+/// A command that can be typed into `redis-cli`.
 pub fn typed<P: AsRef<[u8]>>(parts: &[P]) -> String {
     let plain = |part: &[u8]| {
         !part.is_empty()
@@ -253,7 +253,7 @@ pub fn words(line: &str) -> Result<Vec<Vec<u8>>, String> {
     Ok(words)
 }
 
-/// What stands before the closing quote, and what comes after it.
+/// The text before the closing quote, and the rest after it.
 fn unquoted(text: &str) -> Option<(Vec<u8>, &str)> {
     let mut word = Vec::new();
     let mut letters = text.char_indices();

@@ -1,4 +1,4 @@
-//! Random numbers that stay the same for ever, so that a seed in a report means something years later (`SplitMix64`).
+//! Random numbers that never change, so that a seed in a report stays valid for years (`SplitMix64`).
 
 #[derive(Debug, Clone)]
 pub struct Rng(u64);
@@ -16,7 +16,7 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 up to, not including, `end`.
+    /// From 0 up to `end`, exclusive.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }

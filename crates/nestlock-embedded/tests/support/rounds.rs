@@ -1,4 +1,4 @@
-//! Many rounds, each made from its seed alone; the first difference of a round is cut down to a short list of steps.
+//! Many rounds, each derived from its seed alone. The first difference of a round is reduced to a short list of steps.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ pub struct Report {
     pub failures: Vec<String>,
 }
 
-/// One example of each sort of difference, most frequent first: for whoever has many to mend. `NESTLOCK_FUZZ_SURVEY=1`.
+/// One example of each kind of difference, most frequent first: useful if there are many. `NESTLOCK_FUZZ_SURVEY=1`.
 fn survey(pair: &Pair, rules: &Rules, rounds: impl Iterator<Item = Vec<Step>>) -> String {
     let mut sorts: BTreeMap<String, (usize, Difference)> = BTreeMap::new();
     for steps in rounds {
@@ -58,13 +58,13 @@ fn survey(pair: &Pair, rules: &Rules, rounds: impl Iterator<Item = Vec<Step>>) -
         .iter()
         .map(|(count, found)| format!("{count} times: {found}"))
         .collect();
-    format!("{} sorts of differences\n{}", lines.len(), lines.join("\n"))
+    format!("{} kinds of differences\n{}", lines.len(), lines.join("\n"))
 }
 
 /// Enough to see a pattern.
 const MOST_FAILURES: usize = 5;
 
-/// Plays the rounds of these seeds. `NESTLOCK_FUZZ_SEED=7` plays that one only, `NESTLOCK_FUZZ_FACTOR=10` ten times as
+/// Plays the rounds of these seeds. `NESTLOCK_FUZZ_SEED=7` plays only that one, `NESTLOCK_FUZZ_FACTOR=10` ten times as
 /// many.
 pub fn play_rounds(
     pair: &Pair,
@@ -106,7 +106,7 @@ pub fn play_rounds(
 }
 
 impl Report {
-    /// One seed only was asked for.
+    /// Whether only one seed was requested.
     pub fn is_partial(&self) -> bool {
         self.rounds <= 2
     }
@@ -163,7 +163,7 @@ fn describe(pair: &Pair, rules: &Rules, seed: u64, steps: &[Step], found: &Diffe
         Some(_) => writeln!(text, "shortest list of steps that was found:"),
         None => writeln!(
             text,
-            "did not happen again with the same steps; these were the last of them:"
+            "did not recur with the same steps; these were the last of them:"
         ),
     };
     let from = short.len().saturating_sub(60);
@@ -180,7 +180,7 @@ fn describe(pair: &Pair, rules: &Rules, seed: u64, steps: &[Step], found: &Diffe
     text
 }
 
-/// Leaves out whatever is not needed for a difference, halves first, then ever smaller parts.
+/// Removes steps that the difference does not need: halves first, then smaller and smaller parts.
 fn shorten(pair: &Pair, rules: &Rules, steps: &[Step]) -> (Vec<Step>, Option<Difference>) {
     let start = Instant::now();
     let differs = |steps: &[Step]| once(pair, rules, steps, &mut Tally::new());
@@ -195,7 +195,7 @@ fn shorten(pair: &Pair, rules: &Rules, steps: &[Step]) -> (Vec<Step>, Option<Dif
             let to = (from + part).min(short.len());
             let without = [&short[..from], &short[to..]].concat();
             if let Some(difference) = differs(&without).filter(|_| !without.is_empty()) {
-                // what comes after it is not needed either
+                // the steps after the difference are not needed either
                 short = without;
                 short.truncate(difference.at + 1);
                 found = difference;

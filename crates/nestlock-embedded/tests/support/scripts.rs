@@ -1,4 +1,4 @@
-//! The library's scripts, with what their headers say.
+//! The library's scripts, with their parsed headers.
 
 use std::{
     fmt::Write as _,
@@ -11,7 +11,7 @@ use sha1::{Digest, Sha1};
 /// A line of a header: `KEYS[1]  lock  hash  owner -> hold count`.
 #[derive(Debug, Clone)]
 pub struct Word {
-    /// `1`, or `n`, `n+1`: as many as one likes.
+    /// `1`, or `n`, `n+1`: any number.
     pub index: String,
     pub name: String,
     pub kind: String,
@@ -21,7 +21,7 @@ pub struct Word {
 pub struct Script {
     /// `reentrant/acquire`
     pub name: String,
-    /// With its parts.
+    /// The parts and the script's own text.
     pub source: String,
     pub keys: Vec<Word>,
     pub args: Vec<Word>,
@@ -57,7 +57,7 @@ impl Script {
             let indexed = |array: &str| {
                 let index = words.first()?.strip_prefix(array)?.strip_suffix(']')?;
                 let [_, name, kind, ..] = words[..] else {
-                    panic!("{}: what is in {line:?}?", script.name)
+                    panic!("{}: cannot parse {line:?}", script.name)
                 };
                 Some(Word {
                     index: index.into(),
@@ -76,7 +76,7 @@ impl Script {
                 returning = true;
                 script.returns.extend(words.get(1).map(ToString::to_string));
             } else if returning && !line.starts_with("           ") {
-                // further in, a line goes on with the one before
+                // a line indented further continues the one before
                 script
                     .returns
                     .extend(words.first().map(ToString::to_string));
@@ -92,7 +92,7 @@ impl Script {
     }
 }
 
-/// The name of a script in the server's cache.
+/// The key of a script in the server's cache.
 pub fn sha1(source: &str) -> String {
     Sha1::digest(source)
         .iter()
@@ -121,7 +121,7 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
     {
         let path = entry.expect("an entry").path();
         if path.ends_with("parts") {
-            // no scripts
+            // parts are not scripts
         } else if path.is_dir() {
             walk(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "lua") {

@@ -6,7 +6,7 @@ use nestlock_embedded::{EmbeddedServer, SpawnedServer};
 
 use super::wire::Wire;
 
-/// One thing for each of the two servers.
+/// A value for each of the two servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Both<T> {
     pub real: T,
@@ -29,15 +29,15 @@ impl<T> Both<T> {
     }
 }
 
-/// The server that is right by definition.
+/// The reference server.
 pub fn real() -> SpawnedServer {
-    // else the end of a blocked client's patience is noticed up to 100 ms late
+    // otherwise a blocked client times out up to 100 ms late
     let server =
         SpawnedServer::start_with(["--hz", "500"]).unwrap_or_else(|error| panic!("{error}"));
-    // another version answers differently here and there
+    // other versions differ in some replies
     let info = Wire::connect(server.addr())
         .and_then(|mut wire| wire.call(&["INFO", "server"]))
-        .expect("an answer");
+        .expect("a reply");
     let info = String::from_utf8_lossy(info.text().expect("a text")).into_owned();
     assert!(
         info.contains("\nredis_version:7.0."),
@@ -46,8 +46,8 @@ pub fn real() -> SpawnedServer {
     server
 }
 
-/// A real server and the embedded one. With `NESTLOCK_TWINS=1` a second real one takes its place: then every difference
-/// is a fault of the test.
+/// A real server and the embedded one. With `NESTLOCK_TWINS=1` a second real one replaces the latter: then every difference
+/// is a bug in the test.
 #[derive(Debug)]
 pub struct Pair {
     real: SpawnedServer,

@@ -45,7 +45,7 @@ impl Wire {
         self.write(&request(parts))
     }
 
-    /// Sends a command and reads the next value, which is its answer unless messages are on their way.
+    /// Sends a command and reads the next value, which is its reply unless messages are in flight.
     pub fn call<P: AsRef<[u8]>>(&mut self, parts: &[P]) -> io::Result<Value> {
         self.send(parts)?;
         self.read()
@@ -72,7 +72,7 @@ impl Wire {
         }
     }
 
-    /// Sends bytes and a PING with a word of its own behind them.
+    /// Sends bytes, followed by a PING with a unique word.
     pub fn send_marked(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.markers += 1;
         let mut marked = bytes.to_vec();
@@ -84,7 +84,7 @@ impl Wire {
         format!("\u{1}marker {}", self.markers).into_bytes()
     }
 
-    /// Everything that comes before the answer to the PING of [`Wire::send_marked`]. Also what came, if that is all.
+    /// Reads everything before the reply to the PING of [`Wire::send_marked`], or up to the end of the connection.
     pub fn read_to_marker(&mut self) -> (Vec<Value>, io::Result<()>) {
         let (marker, mut values) = (Value::Bulk(self.marker()), Vec::new());
         loop {

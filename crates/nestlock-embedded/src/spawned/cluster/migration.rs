@@ -70,13 +70,13 @@ impl SpawnedCluster {
             return Err(not_ours(to));
         };
         if from.addr() == to.addr() {
-            return Err(invalid(format!("{} has slot {slot} already", to.addr())));
+            return Err(invalid(format!("{} already owns slot {slot}", to.addr())));
         }
         if View::of(to)?
             .myself()
             .is_none_or(|node| node.master.is_some())
         {
-            return Err(invalid(format!("{} is no master", to.addr())));
+            return Err(invalid(format!("{} is not a master", to.addr())));
         }
         Migration::begin(self, slot, from, to)
     }
@@ -156,7 +156,7 @@ impl<'a> Migration<'a> {
             if start.elapsed() > PATIENCE {
                 return Err(self
                     .cluster
-                    .gives_up("all keys move", "there are always more"));
+                    .gives_up("all keys move", "new keys keep appearing"));
             }
             self.send(&keys)?;
             moved += keys.len();

@@ -129,7 +129,7 @@ impl Views<'_> {
     pub(super) fn unsettled(&self) -> Option<String> {
         let here: BTreeMap<&str, &View> = self.here().map(|(_, id, view)| (id, view)).collect();
         let Some((_, _, first)) = self.here().next() else {
-            return Some("no node answers".into());
+            return Some("no node replies".into());
         };
         for (node, id, view) in &self.of {
             let addr = node.addr();
@@ -148,7 +148,7 @@ impl Views<'_> {
             for seen in &view.nodes {
                 let is_here = here.contains_key(&*seen.id);
                 if !is_here && !seen.slots.is_empty() {
-                    return Some(format!("{addr} names a master that does not answer"));
+                    return Some(format!("{addr} names a master that does not reply"));
                 }
                 if is_here
                     && (!seen.connected
@@ -321,8 +321,8 @@ mod tests {
         let [a, b, _] = all();
         assert_eq!(check([a, b, away()]), "", "a replica may be away");
         let [_, b, c] = all();
-        assert!(check([away(), b, c]).contains("names a master that does not answer"));
-        assert!(check([away(), away(), away()]).contains("no node answers"));
+        assert!(check([away(), b, c]).contains("names a master that does not reply"));
+        assert!(check([away(), away(), away()]).contains("no node replies"));
         for (wrong, wanted) in [
             (
                 View {

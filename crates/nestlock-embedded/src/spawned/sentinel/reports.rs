@@ -172,7 +172,7 @@ impl<'a> Reports<'a> {
             .find(|(server, _)| server.port == master.port)
             .map(|(_, role)| role);
         let Some(Ok(Role::Master(replicas))) = role else {
-            return Some(format!("{} is no master", master.addr()));
+            return Some(format!("{} is not a master", master.addr()));
         };
         for (server, role) in &self.servers {
             let addr = server.addr();
@@ -193,10 +193,12 @@ impl<'a> Reports<'a> {
     /// Returns why the members of the group do not agree yet. Returns `None` if they do.
     pub(super) fn unsettled(&self) -> Option<String> {
         let Some(named) = self.named() else {
-            return Some("no master is named by most sentinels".into());
+            return Some("no majority of the sentinels names a master".into());
         };
         let Some((master, _)) = self.servers.iter().find(|(server, _)| server.port == named) else {
-            return Some(format!("the sentinels name a stranger, with port {named}"));
+            return Some(format!(
+                "the sentinels name an unknown master, with port {named}"
+            ));
         };
         if let Some(obstacle) = self.servers_unsettled(master) {
             return Some(obstacle);
