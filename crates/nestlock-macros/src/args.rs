@@ -61,7 +61,7 @@ impl Parse for Args {
                 if seen.contains(&option) {
                     return Err(Error::new(
                         option.span(),
-                        format!("`{option}` stands here twice"),
+                        format!("`{option}` is given twice"),
                     ));
                 }
                 args.set(&option, input)?;
@@ -74,8 +74,8 @@ impl Parse for Args {
                         comma(input)?;
                         continue;
                     }
-                    Some(_) => "values of the name stand right behind it, before options",
-                    None => "the name comes first: a format string as \"order:{id}\"",
+                    Some(_) => "format arguments must follow the name directly, before the options",
+                    None => "the name must come first: a format string such as \"order:{id}\"",
                 };
                 return Err(Error::new(value.span(), text));
             }
@@ -116,7 +116,7 @@ impl Args {
             _ => {
                 return Err(Error::new(
                     option.span(),
-                    format!("`{option}` is no option; there are {OPTIONS}"),
+                    format!("unknown option `{option}`; the options are {OPTIONS}"),
                 ));
             }
         }
@@ -134,7 +134,7 @@ impl Args {
             let kinds: Vec<_> = DOORS.iter().map(|(name, _)| *name).chain(["red"]).collect();
             return Err(Error::new(
                 kind.span(),
-                format!("there is no such kind; there are {}", kinds.join(", ")),
+                format!("unknown kind; the kinds are {}", kinds.join(", ")),
             ));
         }
         if let Some(option) = seen
@@ -144,11 +144,11 @@ impl Args {
         {
             return Err(Error::new(
                 option.span(),
-                format!("`{option}` is an option of kind = \"red\" only"),
+                format!("`{option}` requires kind = \"red\""),
             ));
         }
         if self.client.is_none() {
-            let text = "say on which server: `client = ..`, an expression that is a `LockClient`, as `client = self.locks`";
+            let text = "missing option `client = ..`: an expression of type `LockClient`, such as `client = self.locks`";
             return Err(Error::new(Span::call_site(), text));
         }
         Ok(())
@@ -175,7 +175,7 @@ impl Args {
             Some((format, values)) if values.is_empty() && !format.value().contains(['{', '}']) => {
                 quote_spanned!(mixed=> ::std::string::String::from(#format))
             }
-            // the literal keeps its span, by which the compiler resolves its captures
+            // the literal must keep its span: the compiler resolves its captures by it
             Some((format, values)) => quote_spanned!(mixed=> ::std::format!(#format #(, #values)*)),
             None => {
                 let function = function.unraw().to_string();
@@ -267,7 +267,7 @@ fn number(value: Expr, range: &str, fits: impl Fn(f64) -> bool) -> Result<Expr> 
         Expr::Lit(_) => {
             return Err(Error::new(
                 value.span(),
-                format!("this is no number: {range}"),
+                format!("not a number: expected {range}"),
             ));
         }
         _ => return Ok(value),
@@ -275,16 +275,19 @@ fn number(value: Expr, range: &str, fits: impl Fn(f64) -> bool) -> Result<Expr> 
     if fits(number) {
         Ok(value)
     } else {
-        Err(Error::new(value.span(), format!("{number} is not {range}")))
+        Err(Error::new(
+            value.span(),
+            format!("{number} is out of range: expected {range}"),
+        ))
     }
 }
 
-/// Parses a range of delays: `"100ms..200ms"`, or one value, whose half is then the minimum.
+/// Parses a range of delays: `"100ms..200ms"`, or one value. Half of the single value is the minimum.
 fn delay(value: &Expr) -> Result<(Time, Time)> {
     let Some(text) = text(value)? else {
         return Err(Error::new(
             value.span(),
-            "a text, as \"200ms\" or \"100ms..200ms\"",
+            "expected a string such as \"200ms\" or \"100ms..200ms\"",
         ));
     };
     let Some((least, most)) = text.split_once("..") else {
@@ -295,7 +298,7 @@ fn delay(value: &Expr) -> Result<(Time, Time)> {
     if least > most {
         return Err(Error::new(
             value.span(),
-            format!("{text:?}: the first must be the smaller one"),
+            format!("{text:?}: the first delay must not be the longer one"),
         ));
     }
     Ok((Time::Millis(least), Time::Millis(most)))
@@ -314,7 +317,7 @@ fn check_captures(format: &LitStr) -> Result<()> {
         if captured.contains(|letter: char| !letter.is_alphanumeric() && letter != '_') {
             let by_position = format.value().replacen(&format!("{{{captured}"), "{", 1);
             let text = format!(
-                "a format string captures variables only, not `{captured}`; write it behind: {by_position:?}, {captured}"
+                "a format string captures only variables, not `{captured}`; pass it as an argument: {by_position:?}, {captured}"
             );
             return Err(Error::new(format.span(), text));
         }

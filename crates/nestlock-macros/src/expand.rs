@@ -9,8 +9,8 @@ use syn::{
 
 use crate::args::Args;
 
-const NOT_ASYNC: &str = "#[locked] needs an `async fn`. If another attribute has changed this one already (#[tokio::main], \
-                         #[tokio::test]), put #[locked] above that";
+const NOT_ASYNC: &str = "#[locked] needs an `async fn`. If another attribute (#[tokio::main], #[tokio::test]) has already \
+                         rewritten this one, put #[locked] above that attribute";
 
 pub(crate) fn expand(args: TokenStream, item: &TokenStream) -> TokenStream {
     locked(args, item).unwrap_or_else(|error| {
@@ -39,7 +39,7 @@ fn locked(args: TokenStream, item: &TokenStream) -> Result<TokenStream> {
     let body = if sig.asyncness.is_some() {
         let ReturnType::Type(_, output) = &sig.output else {
             let text =
-                "a lock may be busy, or lost: return a `Result<_, E>` where `E: From<LockedError>`";
+                "a lock may be busy or lost: return a `Result<_, E>` where `E: From<LockedError>`";
             return Err(Error::new_spanned(&sig.ident, text));
         };
         under_lock(&args, &function, output, &block.stmts)
@@ -79,12 +79,12 @@ fn refuse(args: &Args, function: &ItemFn) -> Result<()> {
     if let (ReturnType::Type(_, output), Some(_)) = (&sig.output, sig.asyncness)
         && let Some(span) = find_impl(output.to_token_stream())
     {
-        let text = "#[locked] names the type that is returned: `impl Trait` has no name; return a type or a `Box<dyn Trait>`";
+        let text = "#[locked] must name the return type, and `impl Trait` has no name: return a concrete type or a `Box<dyn Trait>`";
         return Err(Error::new(span, text));
     }
     if !args.has_name() && sig.receiver().is_some() {
         // methods of two types in one module would share a name
-        let text = "give the lock of a method a name: #[locked(\"order:{id}\", ..)]; only functions have one by themselves";
+        let text = "the lock of a method needs a name: #[locked(\"order:{id}\", ..)]; only functions have a default name";
         return Err(Error::new(Span::call_site(), text));
     }
     Ok(())

@@ -23,7 +23,7 @@ impl Time {
         if !(at_least..=TEN_YEARS).contains(&millis) {
             return Err(Error::new(
                 value.span(),
-                format!("{text:?} is not from {at_least} ms to ten years"),
+                format!("{text:?} is out of range: expected {at_least} ms to 10 years"),
             ));
         }
         Ok(Self::Millis(millis))
@@ -46,7 +46,7 @@ pub(crate) fn text(value: &Expr) -> Result<Option<String>> {
         }) => Ok(Some(text.value())),
         Expr::Lit(_) => Err(Error::new(
             value.span(),
-            "say the unit: a text as \"250ms\", \"2s\", \"5m\" or \"1h\"",
+            "missing unit: write a string such as \"250ms\", \"2s\", \"5m\" or \"1h\"",
         )),
         _ => Ok(None),
     }
@@ -73,7 +73,7 @@ pub(crate) fn millis(text: &str, span: Span) -> Result<u64> {
     millis.ok_or_else(|| {
         Error::new(
             span,
-            format!("{text:?} is no duration: a whole number and a unit, as \"250ms\", \"2s\", \"5m\" or \"1h\""),
+            format!("{text:?} is not a duration: expected an integer and a unit, such as \"250ms\", \"2s\", \"5m\" or \"1h\""),
         )
     })
 }
