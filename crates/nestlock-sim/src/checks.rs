@@ -108,7 +108,7 @@ pub(crate) struct Leaving {
 
 /// Removes a hold from the ledger. Returns its guard, to be released.
 pub(crate) fn leave(number: u64, guard: Arc<LockGuard>) -> (LockGuard, Leaving) {
-    let held = book(|book| book.held.remove(&number)).expect("it is there until then");
+    let held = book(|book| book.held.remove(&number)).expect("held until it leaves");
     let leaving = Leaving {
         is_lost: is_lost(held.who, &guard),
         was_overtaken: held.was_overtaken,
@@ -126,10 +126,10 @@ pub(crate) fn unlocked(who: Who, lock: &str, leaving: Leaving, outcome: Result<(
     match outcome {
         Ok(()) if leaving.is_lost => wrong(|| format!("{who:?} unlocked {lock}, which was lost")),
         Ok(()) if leaving.was_overtaken && !leaving.is_void => {
-            wrong(|| format!("{who:?} unlocked {lock}, which somebody else had meanwhile"));
+            wrong(|| format!("{who:?} unlocked {lock}, which another task had acquired meanwhile"));
         }
         Err(Error::NotHeld { .. }) if !leaving.is_void => {
-            wrong(|| format!("{who:?} did not hold {lock}, and nobody had released it"));
+            wrong(|| format!("{who:?} did not hold {lock}, and no other task had released it"));
         }
         _ => {}
     }
@@ -146,7 +146,7 @@ pub(crate) fn look(plan: &Plan) {
                 is_lost(held.who, &held.guard),
             );
             if held.was_lost && !lost {
-                wrong.push(format!("{who:?} has {lock} back"));
+                wrong.push(format!("{who:?} regained {lock} after a loss"));
             }
             let disturbed = book.disturbed.get(&who.0).copied().unwrap_or_default() + TTL + SECOND;
             if lost
@@ -200,7 +200,7 @@ fn look_for_free_locks(book: &mut Book, plan: &Plan) {
         let since = *book.free.entry(lock.clone()).or_insert_with(now);
         if now() > since + plan.taken_within() {
             book.wrong(&format!(
-                "{lock} is free since {:.6}, and waited for",
+                "{lock} has been free since {:.6}, with a task waiting for it",
                 seconds(since)
             ));
             book.free.insert(lock, u64::MAX / 2);
@@ -247,7 +247,7 @@ pub(crate) fn unsettled() {
             .map(|(who, (since, what))| format!("{who:?} {what:?} since {:.6}", seconds(*since)))
             .collect();
         if !stuck.is_empty() {
-            book.wrong(&format!("these do not end: {stuck:?}"));
+            book.wrong(&format!("tasks that do not end: {stuck:?}"));
         }
         let mut left = String::new();
         for (process, client) in &book.clients {
@@ -257,7 +257,7 @@ pub(crate) fn unsettled() {
             }
         }
         if !left.is_empty() {
-            book.wrong(&format!("the books do not empty:{left}"));
+            book.wrong(&format!("clients that do not become idle:{left}"));
         }
     });
 }

@@ -344,7 +344,7 @@ fn choose(state: &mut State) -> usize {
         if ready.is_empty() {
             assert!(
                 next < u64::MAX,
-                "everybody waits for somebody else: {threads:#?}"
+                "deadlock: every thread waits for another one: {threads:#?}"
             );
             jump(next);
             continue;

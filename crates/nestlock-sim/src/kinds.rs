@@ -73,7 +73,7 @@ impl FromStr for Kind {
             .map(|(_, kind)| *kind);
         found.ok_or_else(|| {
             format!(
-                "no kind {name:?}; there are {}",
+                "unknown kind {name:?}; the kinds are {}",
                 KINDS.map(|(name, _)| name).join(", ")
             )
         })

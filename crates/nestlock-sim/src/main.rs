@@ -95,15 +95,19 @@ impl Options {
                     let fault = Fault::ALL
                         .into_iter()
                         .find(|fault| format!("{fault:?}") == value);
-                    options
-                        .mix
-                        .push(fault.ok_or_else(|| format!("{arg}? There are {:?}", Fault::ALL))?);
+                    options.mix.push(fault.ok_or_else(|| {
+                        format!("unknown fault {arg}; the faults are {:?}", Fault::ALL)
+                    })?);
                 }
                 "faults" => options.faults = number()? > 0,
                 "jobs" => options.jobs = number()? as usize,
                 "trace" => options.trace = true,
                 "child" => options.is_child = true,
-                _ => return Err(format!("{arg}? See crates/nestlock-sim/README.md")),
+                _ => {
+                    return Err(format!(
+                        "unknown argument {arg}; see crates/nestlock-sim/README.md"
+                    ));
+                }
             }
         }
         Ok(options)
@@ -208,7 +212,7 @@ fn all(options: &Options) -> ExitCode {
                         let line = text.lines().find(|line| line.starts_with(&format!("{name} seed {seed}: ")));
                         let sum = line.and_then(|line| u64::from_str_radix(line.split(' ').nth(3)?, 16).ok());
                         let simulated = line.and_then(|line| line.split(' ').nth(4)?.parse::<u64>().ok());
-                        let mut found = found.lock().expect("nobody panics");
+                        let mut found = found.lock().expect("no thread panics");
                         found.1 = found.1.wrapping_add(sum.unwrap_or_default());
                         found.2 += simulated.unwrap_or_default();
                         if !output.status.success() {
@@ -232,7 +236,7 @@ fn all(options: &Options) -> ExitCode {
             }
         });
         let spent = children::spent_by_children();
-        let (seeds, sum, simulated) = found.into_inner().expect("nobody panics");
+        let (seeds, sum, simulated) = found.into_inner().expect("no thread panics");
         failed += seeds.len();
         let took = began.elapsed();
         println!(

@@ -201,7 +201,7 @@ pub(crate) fn close(fd: c_int) -> Answer {
     })
 }
 
-// --- wakers, and what is slept on ---
+// --- eventfds and epolls ---
 
 pub(crate) fn waker() -> usize {
     with(|table| number(table.add(Is::Waker(false))))
@@ -248,7 +248,7 @@ pub(crate) fn control(
                 table.watch(at, epoll, event.events, event.u64);
             }
             (libc::EPOLL_CTL_ADD, _, Some(true)) => return Err(EEXIST),
-            (libc::EPOLL_CTL_ADD, ..) => panic!("two sleep on one descriptor"),
+            (libc::EPOLL_CTL_ADD, ..) => panic!("the descriptor is already in the epoll"),
             (_, _, None | Some(false)) => return Err(ENOENT),
             (libc::EPOLL_CTL_MOD, Some(event), _) => {
                 table.unwatch(at);

@@ -185,7 +185,7 @@ making! {
     eventfd = SYS_eventfd2(count: u32, flags: c_int) { sockets::waker() }
     socket = SYS_socket(family: c_int, kind: c_int, protocol: c_int) {
         assert!(family == libc::AF_UNIX && kind & 15 == libc::SOCK_STREAM, "a socket of family {family}");
-        assert!(kind & libc::SOCK_NONBLOCK != 0, "a socket that blocks");
+        assert!(kind & libc::SOCK_NONBLOCK != 0, "a blocking socket");
         sockets::socket()
     }
 }
@@ -283,7 +283,7 @@ unsafe fn path<'a>(address: *const libc::sockaddr_un, len: u32) -> &'a [u8] {
     path.strip_suffix(&[0]).unwrap_or(path)
 }
 
-// --- futexes, and threads that give way ---
+// --- futexes, and threads that yield ---
 
 /// Handles `syscall`: std sleeps on futexes by it, and getrandom 0.2 calls it instead of the
 /// function above.
@@ -398,7 +398,7 @@ extern "C" fn run(begin: *mut c_void) -> *mut c_void {
     routine(argument);
     // returning would drop its thread-locals while another thread has the turn
     kernel::wait(Waits::ForEver);
-    unreachable!("nobody passes the turn to it")
+    unreachable!("no thread passes it the turn")
 }
 
 /// # Safety

@@ -1,4 +1,4 @@
-//! The trace: a sum over all that happens, which the same seed must lead to again. A loud one is
+//! The trace: a checksum of all that happens, which the same seed must reproduce. A loud one is
 //! printed as well.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -22,7 +22,7 @@ pub(crate) fn be_loud(loud: bool) {
     LOUD.store(loud, Relaxed);
 }
 
-/// Adds an event to the trace. The same seed must lead to the same sum.
+/// Adds an event to the trace. The same seed must lead to the same checksum.
 pub(crate) fn note(what: &str, bytes: &[u8]) {
     TRACE.with(|trace| {
         for words in [what.as_bytes(), bytes] {

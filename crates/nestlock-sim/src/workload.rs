@@ -1,5 +1,5 @@
 //! The workload of a seed: processes that use nestlock, and faults, until the plan's end; then calm,
-//! and a look at what is left.
+//! and a check of what is left.
 
 use nestlock::LockClient;
 
@@ -31,7 +31,7 @@ async fn start_what_is_shared() {
     net::listen(path, 0, 0);
     let client = LockClient::connect(format!("redis+unix://{path}"))
         .await
-        .expect("nothing is wrong yet");
+        .expect("no fault yet");
     client.shutdown().await.expect("nothing is held");
 }
 

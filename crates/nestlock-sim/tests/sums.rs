@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// What a few seeds of a kind come to.
+/// The checksum of a few seeds of a kind.
 fn run(kind: &str) -> String {
     let mut program = Command::new(env!("CARGO_BIN_EXE_nestlock-sim"));
     let output = program

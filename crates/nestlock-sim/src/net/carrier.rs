@@ -74,7 +74,7 @@ impl Line {
     }
 }
 
-/// Draws how many of these bytes arrive if the connection ends in their midst.
+/// Draws how many of these bytes arrive if the connection ends in the middle of them.
 fn half(bytes: &[u8]) -> usize {
     with(|net| {
         net.rng

@@ -190,7 +190,10 @@ impl Table {
     }
 
     pub(super) fn watch(&mut self, at: usize, epoll: usize, events: u32, token: u64) {
-        assert!(events & libc::EPOLLET as u32 != 0, "only edges are told");
+        assert!(
+            events & libc::EPOLLET as u32 != 0,
+            "only edge-triggered events are emulated"
+        );
         self.descriptors[at].watch = Some(Watch {
             epoll,
             events,

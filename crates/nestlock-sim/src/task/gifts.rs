@@ -93,7 +93,7 @@ impl Task {
         if between > 0 && choice.mode == Mode::Alone && !void {
             wrong(|| {
                 format!(
-                    "{:?} adopted {}, which {between} had in between",
+                    "{:?} adopted {}, which was acquired {between} times in between",
                     self.who, choice.names[0]
                 )
             });

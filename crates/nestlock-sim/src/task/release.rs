@@ -48,7 +48,7 @@ impl Task {
             if self.rng.chance(50) {
                 nap(self.rng.between(1, 2_500)).await;
                 if !guard.is_lost() {
-                    wrong(|| format!("{:?} has {lock} back", self.who));
+                    wrong(|| format!("{:?} regained {lock} after a loss", self.who));
                 }
             }
         }

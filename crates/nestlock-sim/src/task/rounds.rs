@@ -1,4 +1,4 @@
-//! The rounds of a task: each takes one lock, perhaps several times inside of itself.
+//! The rounds of a task: each takes one lock, perhaps several times, nested.
 
 use std::time::Duration;
 
@@ -109,7 +109,7 @@ impl Task {
         {
             wrong(|| {
                 format!(
-                    "{:?} holds {} {expected} times, the server says {counted}",
+                    "{:?} holds {} {expected} times, the server's count is {counted}",
                     self.who, first.choice.names[0]
                 )
             });
