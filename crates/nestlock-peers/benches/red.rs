@@ -310,7 +310,7 @@ async fn all_answer() {
         }
     }
     println!(
-        "All three servers answer: medians of {ROUNDS} alternating rounds; a PING takes {:.0} us",
+        "All three servers reply: medians of {ROUNDS} alternating rounds; a PING takes {:.0} us",
         median(pings) * 1e6
     );
     head();

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the workers of other languages, with the libraries that tests/interop/setup.sh installs. What cannot be built is
-# not there when the run starts, and the run says so.
+# Builds the workers of other languages, with the libraries that tests/interop/setup.sh installs. A worker that cannot be
+# built is missing when the run starts, and the run reports it as absent.
 set -eu
 cd "$(dirname "$0")"
 root=$(cd ../../.. && pwd)

@@ -9,7 +9,7 @@ pub(crate) const SECOND: u64 = 1000 * MILLI;
 
 /// Returns the time on `CLOCK_MONOTONIC`, in nanoseconds.
 pub(crate) fn now() -> u64 {
-    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock that every unix has");
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Unix has this clock");
     u64::try_from(time.tv_sec()).expect("after the boot") * SECOND + time.tv_nsec().unsigned_abs()
 }
 

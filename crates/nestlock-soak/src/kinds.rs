@@ -66,7 +66,7 @@ impl Kind {
         Self::ALL
             .into_iter()
             .find(|kind| kind.name() == name)
-            .ok_or_else(|| format!("no kind {name}: there is {all}"))
+            .ok_or_else(|| format!("unknown kind {name}; the kinds are {all}"))
     }
 
     /// Returns `true` if an owner can acquire it again.

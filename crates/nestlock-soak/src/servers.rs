@@ -83,7 +83,7 @@ impl Servers {
     pub(crate) fn keys(&self, server: usize) -> Vec<String> {
         let stays = |key: &str| key.contains("token") || key.contains("guarded");
         let Ok(Reply::List(keys)) = self.ask(server, &["KEYS", "*"]) else {
-            return vec!["no answer".to_owned()];
+            return vec!["no reply".to_owned()];
         };
         keys.iter()
             .map(|key| key.text().to_owned())
@@ -97,7 +97,7 @@ impl Servers {
                 .iter()
                 .map(|channel| channel.text().to_owned())
                 .collect(),
-            other => vec![format!("no answer: {other:?}")],
+            other => vec![format!("no reply: {other:?}")],
         }
     }
 }

@@ -48,7 +48,7 @@ pub(crate) struct Settings {
     /// They run one after the other.
     pub(crate) modes: Vec<Mode>,
     pub(crate) only: Vec<Kind>,
-    /// Sorts of faults; all of them if empty.
+    /// Kinds of faults; all of them if empty.
     pub(crate) faults: Vec<String>,
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
@@ -154,7 +154,7 @@ impl Settings {
     /// Returns a setting that only workers have.
     pub(crate) fn told<T: FromStr>(&self, name: &str) -> T {
         let word = self.words.get(name).and_then(|word| word.parse().ok());
-        word.unwrap_or_else(|| panic!("a worker is told its {name}"))
+        word.unwrap_or_else(|| panic!("a worker needs {name}=VALUE"))
     }
 
     pub(crate) fn rng(&self, salt: u64) -> StdRng {

@@ -104,7 +104,7 @@ async fn live(process: Arc<Process>, slot: usize, mut orders: mpsc::UnboundedRec
             .await
             .is_err()
         {
-            println!("wrong: idle() does not end: {:?}", client.stats());
+            println!("wrong: idle() does not return: {:?}", client.stats());
         }
     }
     let mut looks = 0;
@@ -122,7 +122,7 @@ async fn live(process: Arc<Process>, slot: usize, mut orders: mpsc::UnboundedRec
         }
         looks += 1;
         if looks > 40 {
-            println!("wrong: the books do not empty: {left:?}");
+            println!("wrong: clients that do not become idle: {left:?}");
             break;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -61,7 +61,7 @@ fn measure(args: &[String]) {
                 plan.time = Duration::from_secs_f64(text.parse().expect("seconds=NUMBER"));
             }
             Some(("only", text)) => plan.only = text.split(',').map(str::to_owned).collect(),
-            _ => panic!("{arg}: neither draw nor rounds=, seconds=, only="),
+            _ => panic!("unknown argument {arg}: use draw, or rounds=, seconds=, only="),
         }
     }
     let figures = run::run(&plan);

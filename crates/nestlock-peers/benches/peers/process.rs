@@ -69,7 +69,7 @@ impl Worker {
             .answers
             .recv_timeout(PATIENCE)
             .map_err(|error| match error {
-                mpsc::RecvTimeoutError::Timeout => format!("its worker gives no answer ({wanted})"),
+                mpsc::RecvTimeoutError::Timeout => format!("its worker does not reply ({wanted})"),
                 mpsc::RecvTimeoutError::Disconnected => format!("its worker ended ({wanted})"),
             })?;
         match answer.strip_prefix(wanted) {

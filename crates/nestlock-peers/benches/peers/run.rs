@@ -153,7 +153,7 @@ fn handovers(
 }
 
 fn parsed(text: &str) -> Result<i128, String> {
-    text.parse().map_err(|_| format!("{text} is no number"))
+    text.parse().map_err(|_| format!("{text} is not a number"))
 }
 
 fn median_of(rounds: &[Pairs], tasks: usize, baseline: &[Pairs]) -> Option<Pairs> {

@@ -199,7 +199,7 @@ fn took(answer: i64) -> Result<Held, Failure> {
     if answer == 1 {
         Ok(Held::Bare)
     } else {
-        Err(format!("the script answered {answer}").into())
+        Err(format!("the script replied {answer}").into())
     }
 }
 

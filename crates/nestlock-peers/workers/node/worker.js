@@ -21,9 +21,9 @@ const requests = {
   async connect(url) {
     const client = new Redis(url);
     await client.ping();
-    // waits as the library does by itself, but without an end
+    // waits as the library does by default, but without limit
     locks = new Redlock([client], { retryCount: -1 });
-    locks.on("error", () => {}); // "busy" is one, too
+    locks.on("error", () => {}); // "busy" is reported as an error, too
     // the package exports no package.json
     const manifest = path.join(path.dirname(require.resolve("redlock")), "../../package.json");
     const { version } = JSON.parse(fs.readFileSync(manifest));
@@ -66,7 +66,7 @@ const requests = {
   async drain(name, waiters) {
     const first = await take(name);
     const all = Promise.all(range(waiters).map(async () => (await take(name)).release()));
-    await sleep(400); // until all wait
+    await sleep(400); // until all of them wait
     const start = now();
     await first.release();
     await all;

@@ -25,7 +25,7 @@ def connect(url):
 
 
 def together(count, run):
-    """So many threads; an error of any is ours."""
+    """Runs this many threads. An error in any of them is raised."""
     failures = []
 
     def guarded(number):
@@ -96,7 +96,7 @@ def drain(name, waiters):
         mine.release()
 
     join = together(int(waiters), run)
-    time.sleep(0.4)  # until all wait
+    time.sleep(0.4)  # until all of them wait
     start = time.perf_counter()
     first.release()
     join()

@@ -68,7 +68,7 @@ public final class Worker {
         void join() throws Exception;
     }
 
-    /** So many threads; an error of any is ours. */
+    /** Runs this many threads. An error in any of them is thrown. */
     private static Join together(int count, IntConsumer run) {
         AtomicReference<Throwable> failure = new AtomicReference<>();
         List<Thread> threads = new ArrayList<>();
@@ -129,7 +129,7 @@ public final class Worker {
             lock.lock();
             lock.unlock();
         });
-        Thread.sleep(400); // until all wait
+        Thread.sleep(400); // until all of them wait
         long start = System.nanoTime();
         first.unlock();
         all.join();

@@ -37,7 +37,7 @@ func now() int64 {
 	return at.Nano()
 }
 
-// named waits as the library does by itself, but without an end.
+// named waits as the library does by default, but without limit.
 func named(name string) *redsync.Mutex {
 	return locks.NewMutex(name, redsync.WithExpiry(30*time.Second), redsync.WithTries(math.MaxInt))
 }
@@ -71,7 +71,7 @@ func unlock(mutex *redsync.Mutex) error {
 	return err
 }
 
-// all runs so many goroutines, and gives one of their errors.
+// all runs this many goroutines, and returns one of their errors.
 func all(count int, run func(int) error) error {
 	var group sync.WaitGroup
 	failures := make(chan error, count)
@@ -136,7 +136,7 @@ func drain(name string, waiters int) (string, error) {
 			return unlock(mutex)
 		})
 	}()
-	time.Sleep(400 * time.Millisecond) // until all wait
+	time.Sleep(400 * time.Millisecond) // until all of them wait
 	start := time.Now()
 	if err := unlock(first); err != nil {
 		return "", err

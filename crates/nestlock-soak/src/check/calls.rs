@@ -196,7 +196,7 @@ pub(crate) fn calm(records: &Records) -> Vec<Violation> {
                 "calm",
                 op,
                 *time,
-                format_args!("its unlock said {result}"),
+                format_args!("its unlock returned {result}"),
             ));
         }
     }
@@ -229,7 +229,7 @@ pub(crate) fn open(records: &Records) -> Vec<Violation> {
                 "open",
                 op,
                 op.call,
-                format_args!("a {} acquire never came back", op.way),
+                format_args!("a {} acquire never returned", op.way),
             ));
         } else if op.release.as_ref().is_some_and(|(_, how)| how == "unlock")
             && op.released.is_none()
@@ -238,7 +238,7 @@ pub(crate) fn open(records: &Records) -> Vec<Violation> {
                 "open",
                 op,
                 op.call,
-                "its unlock never came back",
+                "its unlock never returned",
             ));
         }
     }

@@ -263,7 +263,7 @@ pub(crate) fn writes(records: &Records) -> Vec<Violation> {
                     sort: "guarded write",
                     time: write.begin,
                     text: format!(
-                        "{}: token {} of {} was let in after {} of {}",
+                        "{}: token {} of {} was accepted after {} of {}",
                         write.key, write.token, write.id, before.token, before.id
                     ),
                     words: vec![write.id.clone(), before.id.clone()],
@@ -280,7 +280,7 @@ pub(crate) fn writes(records: &Records) -> Vec<Violation> {
                     sort: "guarded write",
                     time: write.end,
                     text: format!(
-                        "{}: {} was called stale while it held the lock",
+                        "{}: {} was rejected as stale while it held the lock",
                         write.key, write.id
                     ),
                     words: vec![write.id.clone()],

@@ -90,7 +90,7 @@ pub(crate) fn releases(records: &Records) -> Vec<Violation> {
                     "unlock",
                     op,
                     *end,
-                    "nobody released it, and its unlock said NotHeld",
+                    "its unlock returned NotHeld, but no other task released it",
                 ));
             }
             _ => {}

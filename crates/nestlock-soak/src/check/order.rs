@@ -88,7 +88,7 @@ pub(crate) fn fair(records: &Records) -> Vec<Violation> {
                 sort: "order",
                 time: later.got().unwrap_or(got),
                 text: format!(
-                    "{}: {} had it before {}, which had asked {} ms earlier",
+                    "{}: {} acquired it before {}, which had requested it {} ms earlier",
                     first.locks[0],
                     later.id,
                     first.id,

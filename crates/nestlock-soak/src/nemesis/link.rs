@@ -89,7 +89,7 @@ pub(super) fn strike(proxy: &Proxy, fault: &Fault) -> io::Result<Effect> {
             proxy.cut();
         }
         "no-messages" => proxy.drop_messages(true),
-        other => return Err(io::Error::other(format!("no such fault: {other}"))),
+        other => return Err(io::Error::other(format!("unknown fault: {other}"))),
     }
     fault.sleep();
     if fault.sort.starts_with("one-way") && fault.arg.is_multiple_of(2) {

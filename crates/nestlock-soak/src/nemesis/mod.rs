@@ -47,7 +47,7 @@ impl Lane {
         }
     }
 
-    /// Returns the sorts of faults, with the shortest and the longest duration of each in
+    /// Returns the kinds of faults, with the shortest and the longest duration of each in
     /// milliseconds.
     fn sorts(self, mode: Mode) -> Vec<(&'static str, u64, u64)> {
         let mut sorts = match self {
@@ -154,7 +154,7 @@ impl Nemesis<'_> {
                 server::strike(&self.servers.servers[fault.server], fault, self.mode)
             }
             (Lane::Process, Some(processes)) => process::strike(processes, fault),
-            (Lane::Process, None) => unreachable!("that lane has them"),
+            (Lane::Process, None) => unreachable!("the process lane has the processes"),
         };
         let effect = match outcome {
             Ok(Effect::Kept) => "kept".to_owned(),

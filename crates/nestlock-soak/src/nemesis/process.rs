@@ -193,7 +193,7 @@ pub(super) fn strike(all: &mut Processes, fault: &Fault) -> io::Result<Effect> {
             all.workers[fault.target].order(&format!("block {}", fault.ms));
             fault.sleep();
         }
-        other => return Err(io::Error::other(format!("no such fault: {other}"))),
+        other => return Err(io::Error::other(format!("unknown fault: {other}"))),
     }
     Ok(Effect::Kept)
 }

@@ -136,7 +136,7 @@ pub(super) fn strike(server: &SpawnedServer, fault: &Fault, mode: Mode) -> io::R
             fault.sleep();
             call(&mut wire, &["ACL", "SETUSER", "default", "+@all"])?;
         }
-        other => return Err(io::Error::other(format!("no such fault: {other}"))),
+        other => return Err(io::Error::other(format!("unknown fault: {other}"))),
     }
     Ok(Effect::Kept)
 }
@@ -168,7 +168,9 @@ fn until_done(server: &SpawnedServer, parts: &[&str]) -> io::Result<()> {
         }
         thread::sleep(Duration::from_millis(20));
     }
-    Err(io::Error::other(format!("not healed by {parts:?}")))
+    Err(io::Error::other(format!(
+        "the fault was not ended by {parts:?}"
+    )))
 }
 
 /// Sends a command every `every` milliseconds for as long as the fault lasts.
