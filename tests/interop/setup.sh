@@ -1,15 +1,15 @@
 #!/bin/sh
-# Installs what the interop tests need and what is missing: see README.md. Everything goes into target/interop; nothing
+# Installs whatever the interop tests need and is missing: see README.md. Everything goes into target/interop; nothing
 # is written into the source tree.
 set -eu
 cd "$(dirname "$0")"
 out=$(cd ../.. && pwd)/target/interop
 mkdir -p "$out"
 
-# --- programs: from the system's packages, those that are missing ---
+# --- missing programs, from the system's packages ---
 
 missing=
-want() { # PACKAGE COMMAND...: the package, unless the command works
+want() { # PACKAGE COMMAND...: wants the package, unless the command works
     package=$1
     shift
     "$@" >/dev/null 2>&1 || missing="$missing $package"
@@ -24,7 +24,7 @@ want default-jdk-headless javac -version
 want maven mvn --version
 if [ -n "$missing" ]; then
     if ! command -v apt-get >/dev/null; then
-        echo "Please install these, or what your system calls them:$missing" >&2
+        echo "Please install these packages, or their equivalents on your system:$missing" >&2
         exit 1
     fi
     sudo=
@@ -34,10 +34,10 @@ if [ -n "$missing" ]; then
     $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing
 fi
 
-# --- the libraries, as the lock files pin them; a copy of what was installed last says whether it is done ---
+# --- the libraries, as the lock files pin them; a copy of the last installed lock file shows whether it is done ---
 
 (cd redsync && go build -o "$out/redsync" .)
-# its time says that it is newer than the source
+# its time must be newer than that of the source
 touch "$out/redsync"
 
 if ! cmp -s python/requirements.txt "$out/venv/requirements.txt"; then

