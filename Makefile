@@ -1,17 +1,17 @@
-# What CI runs, and what you run before a commit. `make` lists the targets.
+# The commands of CI, and for use before a commit. `make` lists the targets.
 
 CARGO    ?= cargo
-# one feature set for everything, so that nothing is built twice
+# one feature set for all targets, so that nothing is built twice
 FEATURES := --all-features
 EXAMPLES := $(notdir $(basename $(wildcard examples/*.rs)))
 RECIPES  := $(notdir $(basename $(wildcard crates/nestlock-recipes/examples/*.rs)))
-# what is built is built for all: of one package alone, cargo would build the dependencies anew. Other libraries' locks, which
-# only benches need, are for lint to look at
+# always build the whole workspace: for a single package, cargo would rebuild the dependencies. The lock libraries that only
+# nestlock-peers needs are built by lint alone
 ALL      := --workspace --exclude nestlock-peers
 BUILD    := $(CARGO) build --quiet $(ALL) $(FEATURES) --bins --examples
 BUILT    := $${CARGO_TARGET_DIR:-target}/debug
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
-# what needs nothing but processors, beside what waits: it has those that nobody else wants at that moment
+# runs CPU-bound work alongside tests that mostly wait: it only gets processors that are otherwise idle
 SPARE    := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 
 .PHONY: help setup components check lint api api-record package test test-busy test-fred test-lean versions versions-few versions-setup dashboard mutants mutants-few sim sim-long soak built interop interop-setup bench peers peers-red beside-the-build beside-the-soak demo ci
@@ -19,25 +19,25 @@ SPARE    := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo
 help:
 	@echo 'make setup   install redis-server if there is no server program'
 	@echo 'make check   format, clippy, docs, the public API and packaging, warnings denied'
-	@echo 'make api-record  writes api.txt, which check holds the public API against'
-	@echo 'make lint    of these the format, clippy and docs'
+	@echo 'make api-record  writes api.txt, with which check compares the public API'
+	@echo 'make lint    only the format, clippy and docs'
 	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
-	@echo 'make test-busy    `tests/it` on a machine that is kept busy, RUNS=10 times: an hour and more'
+	@echo 'make test-busy    `tests/it` on a machine that is kept busy, RUNS=10 times: more than an hour'
 	@echo 'make test-fred    the same tests over the client of the fred crate, on a real server'
 	@echo 'make test-lean    the same tests without the feature fred, on a real server'
-	@echo 'make mutants known defects, one after the other, and who notices: MUTANTS=all WAYS="models sim soak it" SEEDS=60; hours'
-	@echo 'make mutants-few  a handful of them, each of which 5 seeds of the simulator must find'
-	@echo 'make sim     simulates SEEDS=200 programs of each kind of lock; a part of `make test`'
+	@echo 'make mutants known defects, one after the other, and which tests notice: MUTANTS=all WAYS="models sim soak it" SEEDS=60; hours'
+	@echo 'make mutants-few  a few of them; 5 seeds of the simulator must find each'
+	@echo 'make sim     simulates SEEDS=200 programs for each kind of lock; part of `make test`'
 	@echo 'make sim-long     20,000 of each: hours'
 	@echo 'make soak    processes, servers and faults for SECONDS=60 with SEED=random, MODE=all: crates/nestlock-soak'
 	@echo 'make versions  the tests that depend on the server, on Redis 6.2 to 8.2 and Valkey 8.1 to 9.1: VERSIONS="6.2 8.2"; minutes'
-	@echo 'make versions-few  some of them on three'
-	@echo 'make dashboard  each expression of docs/grafana.json, by Prometheus, which it installs; PNG=file draws them, with matplotlib'
-	@echo 'make interop the libraries of other languages beside nestlock; installs them first'
+	@echo 'make versions-few  some of them, on 3 versions'
+	@echo 'make dashboard  checks each expression of docs/grafana.json with Prometheus, which it installs; PNG=file draws them, with matplotlib'
+	@echo 'make interop tests nestlock with the libraries of other languages; installs them first'
 	@echo 'make demo    every example'
 	@echo 'make bench   setup, then the benchmarks'
-	@echo 'make peers   nestlock beside the locks of five languages, into docs/: ROUNDS=9 SECONDS=1; installs as `make interop` does'
-	@echo 'make peers-red    its RedLock beside redsync and rslock'
+	@echo 'make peers   compares nestlock with the locks of 5 languages, into docs/: ROUNDS=9 SECONDS=1; installs as `make interop` does'
+	@echo 'make peers-red    compares its RedLock with redsync and rslock'
 	@echo 'make ci      test, mutants-few, soak, versions-few, interop, check and demo: what CI runs'
 
 setup:
@@ -49,7 +49,7 @@ setup:
 	elif command -v brew >/dev/null; then \
 		brew install redis; \
 	else \
-		echo 'Please install redis-server (Redis 6 or later) and put it on PATH, or its path into NESTLOCK_SERVER_BIN: tests and benchmarks need it.' >&2; \
+		echo 'Please install redis-server (Redis 6 or later) and put it on PATH, or set NESTLOCK_SERVER_BIN to its path: tests and benchmarks need it.' >&2; \
 		exit 1; \
 	fi
 
@@ -62,9 +62,9 @@ check: lint api package
 lint: components
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
-	# what plain `cargo test` leaves out, clippy does too
+	# as plain `cargo test`, clippy skips targets with `test = false`: name them
 	$(CARGO) clippy --workspace --test interop $(FEATURES) -- -D warnings
-	# without fred's client, and how many dependencies that leaves
+	# without fred's client, and how many dependencies remain
 	$(CARGO) clippy -p nestlock-wire --no-default-features --all-targets -- -D warnings
 	$(CARGO) clippy -p nestlock --no-default-features -- -D warnings
 	$(CARGO) clippy $(LEAN) --all-targets -- -D warnings
@@ -72,7 +72,7 @@ lint: components
 	tests/dependencies.sh 45 --no-default-features
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps $(FEATURES)
 
-# the public API is what api.txt says; needs the toolchain that CI has, since the format is unstable
+# compares the public API with api.txt; needs the toolchain of CI, because the format is unstable
 api:
 	$(BUILD)
 	$(BUILT)/nestlock-api
@@ -81,12 +81,12 @@ api-record:
 	$(BUILD)
 	$(BUILT)/nestlock-api record
 
-# builds the crates from nothing but what would be published; uncommitted changes count too
+# builds the crates from only the files that would be published, including uncommitted changes
 package:
 	./tests/package.sh
 
-# sixteen at a time, since they mostly wait: the simulator, which needs processors alone, has what they leave. What has real
-# servers always, or none, was tested by the first line. What fell runs once more, alone: STRICT=1 counts it as fallen
+# 16 threads, since the tests mostly wait: the simulator, which is CPU-bound, gets the rest of the processors. Tests that
+# always use real servers, or none, are part of the first line. A failed test runs once more, alone: STRICT=1 counts it as failed
 ALONE    := target/passed-only-alone
 AGAIN    = tests/again.py $(ALONE) $(CARGO) test $(ALL) $(FEATURES)
 test: export RUST_TEST_THREADS := 16
@@ -102,19 +102,19 @@ test-fred: export RUST_TEST_THREADS := 16
 test-fred: setup
 	NESTLOCK_TEST_SERVER=real NESTLOCK_TEST_WIRE=fred $(CARGO) test $(ALL) $(FEATURES) --test it
 
-# what cannot be unified with the workspace's features has a folder of its own
+# features that differ from the workspace's are built into a separate folder
 LEAN := -p nestlock --no-default-features --features metrics,rustls
 test-lean: export RUST_TEST_THREADS := 16
 test-lean: setup
 	CARGO_TARGET_DIR=target/lean NESTLOCK_TEST_SERVER=real $(CARGO) test $(LEAN) --lib --test it
 
-# beside two processes that do nothing but work, the test program being stopped now and then. What falls is a test's defect
+# with two busy processes alongside, and the test program stopped now and then. A failure is a defect of the test
 RUNS ?= 10
 test-busy: export RUST_TEST_THREADS := 16
 test-busy: setup
 	NESTLOCK_TEST_SERVER=real tests/busy.py $(RUNS) $$($(CARGO) test $(ALL) $(FEATURES) --test it --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))$$/\1/p')
 
-# without VERSIONS all of them: tests/versions/README.md
+# default: all VERSIONS; see tests/versions/README.md
 versions: setup
 	./tests/versions/run.sh $(VERSIONS)
 
@@ -129,7 +129,7 @@ dashboard:
 	$(BUILD)
 	./tests/metrics/dashboard.py $(BUILT)/examples/metrics $(PNG)
 
-# a failing seed says how to replay it: crates/nestlock-sim/README.md
+# a failing seed prints how to replay it: crates/nestlock-sim/README.md
 SEEDS ?= 200
 sim:
 	$(CARGO) run --release --quiet -p nestlock-sim -- seeds=$(SEEDS)
@@ -137,7 +137,7 @@ sim:
 sim-long:
 	$(MAKE) sim SEEDS=20000
 
-# in a copy of the tree, see tests/mutants/README.md; MUTANTS='name name' for some of them
+# in a copy of the tree: see tests/mutants/README.md; MUTANTS='name name' for some of them
 mutants: export WAYS = models sim soak it
 mutants: export SEEDS = 60
 mutants: setup
@@ -146,7 +146,7 @@ mutants: setup
 mutants-few:
 	./tests/mutants/run.py few
 
-# none, aof or plain; all: one after the other. bash has a variable SECONDS of its own, so it is make's here
+# MODE is none, aof, plain, or all: one after the other. SECONDS is expanded by make: bash has a variable of that name
 soak: SECONDS = 60
 soak: SEED = random
 soak: MODE = all
@@ -157,7 +157,7 @@ soak: setup
 interop-setup: setup
 	./tests/interop/setup.sh
 
-# four at a time, since they mostly wait
+# 4 at a time, since they mostly wait
 interop: ALONE := -
 interop: interop-setup
 	$(AGAIN) --test interop -- --show-output --test-threads=4
@@ -178,7 +178,7 @@ demo:
 bench: setup
 	$(CARGO) bench --workspace --exclude nestlock-peers $(FEATURES)
 
-# apart: needs what `make interop` installs. About 11 minutes; for a trial of two, ROUNDS=1 SECONDS=0.3
+# not part of ci: needs what `make interop` installs. About 11 minutes; a trial with ROUNDS=1 SECONDS=0.3 takes 2
 peers: ROUNDS = 9
 peers: SECONDS = 1
 peers: setup
@@ -189,16 +189,16 @@ peers-red: setup
 	./tests/interop/setup.sh
 	$(CARGO) bench -p nestlock-peers --bench red
 
-# what `make soak` and `make interop` run
+# builds what `make soak` and `make interop` run
 built:
 	$(BUILD)
 	$(CARGO) test --quiet $(ALL) $(FEATURES) --test interop --no-run
 
-# what comes over the network, beside what is built
+# downloads, alongside the build
 beside-the-build: setup
 	$(SPARE) $(MAKE) interop-setup versions-setup
 
-# what needs processors, beside what mostly waits; in a folder of its own, since cargo lets nobody else into the one it builds in
+# CPU-bound work, alongside tests that mostly wait; in a separate folder, because cargo locks the one it builds in
 beside-the-soak:
 	CARGO_TARGET_DIR=target/lint $(SPARE) $(MAKE) lint
 	$(SPARE) $(MAKE) api package
