@@ -1,19 +1,19 @@
-//! What the workers held, and when.
+//! The holds of the workers, and when they were.
 
-/// One hold: from when its holder knew of it until just before it sent the release, on the machine's clock.
+/// One hold, on the machine's clock: from when its holder learned of it until just before it sent the release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Hold {
     pub start: u64,
     pub end: u64,
     /// Which worker held it.
     pub by: usize,
-    /// Whether others may hold it at the same time, if they share it too.
+    /// Whether others that share it may hold it at the same time.
     pub shared: bool,
     /// The fencing token, where there is one.
     pub token: Option<u64>,
 }
 
-/// What the holds of a lock say about it.
+/// The verdict on the holds of a lock.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Verdict {
     pub holds: usize,
@@ -21,9 +21,9 @@ pub struct Verdict {
     pub alone: usize,
     /// Holds that began before all that began earlier had ended, one of them not shared.
     pub overlaps: usize,
-    /// Shared holds that began while another worker had one.
+    /// Shared holds that began during a shared hold of another worker.
     pub together: usize,
-    /// Tokens that are not above the one before.
+    /// Tokens that are not higher than the one before.
     pub stale: usize,
     /// How often the lock went from one worker to another.
     pub handovers: usize,
@@ -33,7 +33,7 @@ pub struct Verdict {
 
 pub fn judge(mut holds: Vec<Hold>) -> Verdict {
     holds.sort_unstable();
-    // when the last hold that was not shared, and the last one of all, ended; who had the latter
+    // the end of the latest unshared hold, the end of the latest of all holds, and the worker of that one
     let (mut alone_until, mut all_until, mut last) = (0, 0, None);
     let (mut overlaps, mut together) = (0, 0);
     for hold in &holds {
@@ -98,7 +98,7 @@ fn overlaps_are_counted() {
     // in any order, and by the same worker
     assert_eq!(verdict(&[(3, 5, 0), (1, 4, 1)]), (1, 1));
     assert_eq!(verdict(&[(1, 4, 0), (3, 5, 0)]), (1, 0));
-    // a long one over several short ones
+    // a long hold that overlaps several short ones
     assert_eq!(
         verdict(&[(1, 10, 0), (2, 3, 1), (4, 5, 1), (11, 12, 1)]),
         (2, 1)

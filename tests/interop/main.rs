@@ -1,4 +1,4 @@
-//! nestlock beside the libraries of other languages that keep the same records: see README.md, and `make interop`.
+//! nestlock alongside libraries of other languages that use the same records: see README.md, and `make interop`.
 #![allow(missing_docs, unreachable_pub, dead_code)]
 #![allow(
     clippy::cast_possible_wrap,

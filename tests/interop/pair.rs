@@ -1,4 +1,4 @@
-//! What any two libraries that keep the same record must do with each other.
+//! How any two libraries that use the same record must behave with each other.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ const MS: u64 = 1_000_000;
 pub struct Pair {
     servers: Servers,
     workers: [Worker; 2],
-    /// What precedes a lock's name in its key.
+    /// The prefix of a lock's name in its key.
     prefix: &'static str,
 }
 
@@ -55,10 +55,10 @@ impl Pair {
         format!("{}{name}", self.prefix)
     }
 
-    /// The token that stands in the record, the same on all servers.
+    /// The token in the record, which must be the same on all servers.
     pub fn token(&self, name: &str) -> String {
         let key = self.key(name);
-        // some go on when a majority has answered
+        // some libraries return when a majority has replied
         eventually("all servers have the record", || {
             self.servers.get(&key).iter().all(Option::is_some)
         });
@@ -89,7 +89,7 @@ impl Pair {
         eventually(&format!("a TTL in {range:?}"), all);
     }
 
-    /// Deletes the record on some of the servers, as nobody may.
+    /// Deletes the record on some of the servers, which no client may do.
     fn delete(&self, name: &str, servers: std::ops::Range<usize>) {
         for server in servers {
             assert_eq!(
@@ -100,7 +100,7 @@ impl Pair {
         }
     }
 
-    /// Attempts to take a lock on the first server.
+    /// The number of attempts to take a lock on the first server.
     fn attempts(&self) -> u64 {
         ["set", "eval", "evalsha"]
             .iter()
@@ -108,7 +108,7 @@ impl Pair {
             .sum()
     }
 
-    /// A holds, B is busy, A extends, B waits, A releases, B gets it: and the other way round.
+    /// A holds, B finds it busy, A extends, B waits, A releases, B gets it; and vice versa.
     pub fn in_turn(&mut self, rounds: usize) {
         let mut free_since = 0;
         for round in 0..rounds {
@@ -121,7 +121,7 @@ impl Pair {
             assert_eq!(
                 self.token("turn"),
                 token,
-                "who did not get it has changed the record"
+                "the loser has changed the record"
             );
             self.does(a, &format!("extend turn {}", 2 * LONG), "extended");
             self.ends_within("turn", LONG + 1..=2 * LONG);
@@ -135,8 +135,8 @@ impl Pair {
         }
     }
 
-    /// Both hold the locks named `names`, which should be the same, `each` times at random. Also what a key says that
-    /// each holder reads and then writes, one more.
+    /// Both hold the locks named `names`, which should be the same, `each` times at random. Also returns the value of a
+    /// counter that each holder increments by reading and then writing it.
     fn history(&mut self, names: [&str; 2], each: usize) -> (Verdict, usize) {
         let start = Instant::now();
         for (by, name) in names.iter().enumerate() {
@@ -163,12 +163,12 @@ impl Pair {
         );
         assert!(
             verdict.longest < LONG * MS,
-            "the machine stood still: this says nothing about the locks"
+            "the machine stalled: this proves nothing about the locks"
         );
         (verdict, counter)
     }
 
-    /// Both hold one lock, at random: never at once.
+    /// Both hold one lock, at random, and never at once.
     pub fn at_random(&mut self, each: usize) {
         let (verdict, counter) = self.history(["random", "random"], each);
         assert_eq!(
@@ -177,11 +177,11 @@ impl Pair {
         );
         assert!(
             verdict.handovers >= each / 10,
-            "they were not at it at the same time: {verdict:?}"
+            "they did not compete: {verdict:?}"
         );
     }
 
-    /// Both hold a lock of their own: that must be noticed, or [`Pair::at_random`] notices nothing.
+    /// Each holds a different lock: the checks must notice, or [`Pair::at_random`] proves nothing.
     pub fn at_random_apart(&mut self, each: usize) {
         let (verdict, counter) = self.history(["mine", "yours"], each);
         assert_eq!(verdict.holds, 2 * each);
@@ -189,7 +189,7 @@ impl Pair {
         assert!(counter < 2 * each, "{counter} with {verdict:?}");
     }
 
-    /// A's hold ends by its TTL: B gets it, not earlier, and A finds it lost and cannot release B's.
+    /// A's hold ends by its TTL: B gets the lock, no earlier, and A finds its hold lost and cannot release B's.
     pub fn expiry(&mut self) {
         for (a, b, name) in [(0, 1, "there"), (1, 0, "back")] {
             let asked = super::clock::monotonic_ns();
@@ -197,7 +197,7 @@ impl Pair {
             self.does(b, &format!("acquire {name} {LONG} 0"), "busy");
             self.ask(b, &format!("acquire {name} {LONG} 3000"));
             let start = self.tells(b, "acquired");
-            // the server's clock for TTLs counts whole milliseconds
+            // the server counts TTLs in whole milliseconds
             assert!(
                 start + MS >= asked + SHORT * MS,
                 "{} ns too early",
@@ -207,7 +207,7 @@ impl Pair {
         }
     }
 
-    /// A's record is deleted on `servers`: B gets it, and A finds it lost and cannot release B's.
+    /// A's record is deleted on `servers`: B gets the lock, and A finds its hold lost and cannot release B's.
     pub fn deletion(&mut self, servers: usize) {
         for (a, b, name) in [(0, 1, "there"), (1, 0, "back")] {
             self.does(a, &format!("acquire {name} {LONG} 0"), "acquired");
@@ -218,7 +218,7 @@ impl Pair {
         }
     }
 
-    /// B has what A takes for its own.
+    /// B holds what A still considers its own.
     fn taken_from(&mut self, a: usize, b: usize, name: &str) {
         self.does(a, &format!("extend {name} {LONG}"), "lost");
         self.does(a, &format!("release {name}"), "lost");
@@ -237,7 +237,7 @@ impl Pair {
             self.does(b, &format!("acquire {name} {LONG} 0"), "busy");
             self.does(b, &format!("acquire {name} {LONG} 1000"), "busy");
             let key = self.key(name);
-            eventually("no key of who did not get it", || {
+            eventually("no key of the loser", || {
                 self.servers.get(&key)[0].is_none()
             });
             self.does(a, &format!("release {name}"), "released");
@@ -245,7 +245,7 @@ impl Pair {
         }
     }
 
-    /// One of several servers dies: the others decide, and it may come back empty.
+    /// One of several servers dies: the others decide, and it may restart empty.
     pub fn outage(&mut self, each: usize) {
         let last = self.servers.count() - 1;
         self.servers.kill(last);
@@ -258,7 +258,7 @@ impl Pair {
         self.does(0, &format!("acquire l {LONG} 0"), "busy");
         self.does(1, "release l", "released");
         self.servers.kill(last);
-        // who has just noticed may still wait for that server, while the other one takes all its turns
+        // the side that has just noticed may still wait for that server, while the other one takes all its turns
         for _ in 0..5 {
             self.servers.call(0, &["DEL", "counter"]);
             let (verdict, counter) = self.history(["random", "random"], each);
@@ -270,10 +270,10 @@ impl Pair {
                 return;
             }
         }
-        panic!("they were never at it at the same time");
+        panic!("they never competed");
     }
 
-    /// B waits with the pauses and the number of attempts that its library has by itself.
+    /// B waits with its library's default pauses and number of attempts.
     pub fn own_waiting(&mut self) {
         for (a, b, name) in [(0, 1, "there"), (1, 0, "back")] {
             self.does(a, &format!("acquire {name} {LONG} 0"), "acquired");

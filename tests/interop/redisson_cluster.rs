@@ -1,4 +1,4 @@
-//! Redisson's own locks in a cluster, where a lock's keys and messages are on the master of its slot.
+//! Redisson's locks in a cluster, where a lock's keys and messages are on the master of its slot.
 
 use super::{
     redisson_record::{never_at_once, sees_what_the_other_holds, wakes_the_other},
@@ -24,7 +24,7 @@ fn each_sees_what_the_other_holds() {
     sees_what_the_other_holds(&mut start(1));
 }
 
-/// Both speak in sharded messages, as neither would hear the other's classic ones.
+/// Both use sharded messages: neither would receive the other's classic ones.
 #[test]
 fn each_wakes_the_other() {
     wakes_the_other(&mut start(2));
@@ -47,8 +47,8 @@ fn moves(all: &Sides, key: &str) {
         .unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Held, and waited for, while its slot moves: nobody else gets it before its release. That wakes who waits, if it is ours.
-/// Redisson hears nothing any more, of Redisson neither, and looks when the lease it was told of would be over.
+/// The slot moves while a lock is held and waited for: no other task gets it before its release. The release wakes a waiter
+/// of nestlock. Redisson receives no messages any more, not even Redisson's, and tries again when the lease that it saw ends.
 #[test]
 fn a_slot_moves_while_one_holds_and_the_other_waits() {
     let mut all = start(2);
@@ -58,7 +58,7 @@ fn a_slot_moves_while_one_holds_and_the_other_waits() {
     moves_while_held(&mut all, "reentrant", NESTLOCK, 3000, LONG / 6);
 }
 
-/// One holds a lock for `lease`; the other must have it `limit` after its release. In ms.
+/// One holds a lock for `lease`; the other must get it within `limit` after its release. In ms.
 fn moves_while_held(all: &mut Sides, kind: &str, holder: usize, lease: u64, limit: u64) {
     let (key, waiter) = (format!("{kind}-{holder}"), 1 - holder);
     let held = format!("{kind}/{key}");
@@ -73,7 +73,7 @@ fn moves_while_held(all: &mut Sides, kind: &str, holder: usize, lease: u64, limi
     all.does(waiter, &format!("acquire {barred} {LONG} 0"), "busy");
     assert!(
         all.sides[waiter][1].has_answered("acquired").is_none(),
-        "{held} is held still"
+        "{held} is still held"
     );
     let freed = all.does(holder, &format!("release {held}"), "released");
     let start = all.sides[waiter][1].tells("acquired");

@@ -1,4 +1,4 @@
-//! A fair lock that both wait for: live waiters keep their places, dead ones do not keep others waiting.
+//! A fair lock with waiters of both: live waiters keep their places, dead ones do not hold up others.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::{
     worker::Worker,
 };
 
-/// What both sides are told about how long a silent waiter is borne, and how long a lease without renewal lasts, in ms.
+/// The setting of both sides for how long a silent waiter keeps its place, and how long an unrenewed lease lasts, in ms.
 const PATIENCE: u64 = 5000;
 const WATCHDOG: u64 = 5000;
 
@@ -17,8 +17,8 @@ fn settings() -> String {
     format!("watchdog={WATCHDOG} patience={PATIENCE}")
 }
 
-/// Threads of Redisson and tasks of nestlock wait for a fair lock, and live. However long its holder takes, all
-/// keep their places, and get it in their order.
+/// Live threads of Redisson and live tasks of nestlock wait for a fair lock. However long its holder takes, all keep
+/// their places, and get it in their order.
 fn places_are_kept(holder: usize) {
     let mut all = Sides::start(4, &settings());
     all.does(holder, "acquire fair/queue 0 0", "acquired");
@@ -50,7 +50,7 @@ fn places_are_kept(holder: usize) {
         let (side, task, _) = all.next(&mut waiting, LONG);
         assert_eq!((side, task), first, "out of turn");
         queue.remove(0);
-        // long enough for the others to look
+        // long enough for the others to try
         kept(&all, &queue, PATIENCE / 5);
         all.sides[side][task].does("release fair/queue", "released");
     }
@@ -67,7 +67,7 @@ fn live_waiters_keep_their_places_while_redisson_holds() {
     places_are_kept(REDISSON);
 }
 
-/// Those who wait first are killed: the lock is free for the next after about one patience, however many they were.
+/// The first waiters are killed: the next one gets the lock after about one patience, whatever their number.
 fn dead_waiters_leave(dead: [usize; 2]) {
     let mut all = Sides::start(2, &settings());
     let mut doomed: Vec<Vec<Worker>> = [0, 1]

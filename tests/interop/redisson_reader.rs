@@ -10,11 +10,11 @@ use super::{
     worker::{Library, Worker},
 };
 
-/// What both sides are told about how long a lease without renewal lasts, in ms.
+/// The setting of both sides for how long an unrenewed lease lasts, in ms.
 const WATCHDOG: u64 = 6000;
 
-/// A reader of Redisson sets the record's TTL to its own with each renewal, and is killed. Ours has a longer lease (0: is
-/// renewed): no writer gets in before it is over, or released.
+/// A reader of Redisson sets the record's TTL to its own with each renewal, and is killed. nestlock's reader has a longer
+/// lease (0: it is renewed): no writer gets in before that lease ends or is released.
 fn outlives_a_dead_reader(lease: u64, release: bool) {
     let settings = format!("watchdog={WATCHDOG}");
     let mut all = Sides::start(2, &settings);

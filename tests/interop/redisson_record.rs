@@ -1,4 +1,4 @@
-//! Redisson's own locks: a hash, and what each kind keeps beside it.
+//! Redisson's locks: a hash, and the other keys of each kind.
 
 use super::{
     history::judge,
@@ -6,17 +6,17 @@ use super::{
     sides::{LONG, MS, NESTLOCK, REDISSON, Sides},
 };
 
-/// What wake-ups may take, in ms: far less than the lease. Nobody of ours looks for itself within it, but writers that
-/// wait for readers, which do each second.
+/// How long a wake-up may take, in ms: far less than the lease. No task of nestlock polls within it, except writers that
+/// wait for readers, which poll each second.
 const WAKE: u64 = 10_000;
 
-/// The lease in ms of those who take a lock often: what a message that Redisson does not hear (see [`Sides::asleep`])
-/// may cost.
+/// The lease in ms of tasks that take a lock often: the cost of a message that Redisson misses (see
+/// [`Sides::asleep`]).
 const SHORT: u64 = 10_000;
 
-/// Two tasks of each side take one lock, at random: never two at once, but readers; no number is lost, and tokens rise.
+/// Two tasks of each side take one lock, at random: only readers overlap, no increment is lost, and tokens grow.
 pub fn never_at_once(all: &mut Sides, kind: &str, each: usize) {
-    // on a busy machine, one side may be through before the other begins
+    // on a busy machine, one side may finish before the other begins
     for _ in 0..5 {
         let start = std::time::Instant::now();
         all.call(&["DEL", "counter"]);
@@ -82,11 +82,11 @@ kinds! {
     fenced: 200;
     spin: 200;
     multi: 100;
-    // one record, as a fair lock and as a reentrant one; few, since the one's release does not wake who waits for the other
+    // one record, as a fair and as a reentrant lock; few holds, since a release of one kind does not wake waiters of the other
     rivals: 20;
 }
 
-/// Between the two no client of Redisson gets in, and the one that waits is told by whoever adopts.
+/// Between hand-over and adoption no client of Redisson gets in. The adopter's release notifies the one that waits.
 #[test]
 fn what_is_handed_over_is_nobody_elses_in_between() {
     const ADOPTER: usize = 1;
@@ -116,7 +116,7 @@ fn what_is_handed_over_is_nobody_elses_in_between() {
     all.nothing_left(&["redisson_lock_token:"]);
 }
 
-/// The check sees what it is there for.
+/// The check notices what it is meant to notice.
 #[test]
 fn two_locks_are_reported_as_overlapping() {
     let mut all = Sides::start(1, "");
@@ -145,13 +145,13 @@ fn each_wakes_the_other() {
     wakes_the_other(&mut Sides::start(2, ""));
 }
 
-/// What A holds is what B sees, hold by hold; B can neither take nor release it, but free it.
+/// B sees what A holds, hold by hold. B can neither take nor release it, but can force-release it.
 pub fn sees_what_the_other_holds(all: &mut Sides) {
     for (a, b) in [(NESTLOCK, REDISSON), (REDISSON, NESTLOCK)] {
         for kind in ["reentrant", "fair", "fenced", "spin", "read", "write"] {
             let key = format!("{kind}-{a}");
             let name = &format!("{kind}/{key}");
-            // a reader would be let in
+            // a reader would get in
             let barred = &if kind == "read" {
                 format!("write/{key}")
             } else {
@@ -170,7 +170,7 @@ pub fn sees_what_the_other_holds(all: &mut Sides) {
                 let record = all.record(&key);
                 assert_eq!(record.len(), 1, "{name}: {record:?}");
                 assert_eq!(record[0].1, holds.to_string(), "{name}");
-                // Redisson adds up the leases of a writer, and would of ours
+                // Redisson adds up the leases of a writer, including nestlock's
                 if kind != "write" {
                     sees(all, a, holds);
                     sees(all, b, 0);
@@ -204,11 +204,11 @@ pub fn sees_what_the_other_holds(all: &mut Sides) {
             all.does(b, &format!("release {barred}"), "released");
         }
     }
-    // Redisson's reset leaves the keys of readers' holds until these would have ended
+    // Redisson's reset leaves the keys of read holds until these would have ended
     all.nothing_left(&["redisson_lock_token:", &format!("{{read-{NESTLOCK}}}:")]);
 }
 
-/// A's last release, and its reset, wake B long before the lease is over.
+/// A's last release, and its reset, wake B long before the lease ends.
 pub fn wakes_the_other(all: &mut Sides) {
     let mut delays = [Vec::new(), Vec::new()];
     for (a, b) in [(NESTLOCK, REDISSON), (REDISSON, NESTLOCK)] {
@@ -229,7 +229,7 @@ pub fn wakes_the_other(all: &mut Sides) {
                 all.does(a, &format!("acquire {held} {LONG} 0"), "acquired");
                 all.does(a, &format!("acquire {held} {LONG} 0"), "acquired");
                 all.waits(b, 1, &format!("acquire {wanted} {LONG} {LONG}"));
-                // who waits for a token does so in another way, and is told by a message for one, which is kept for it
+                // a waiter for a fenced lock waits in another way, and gets a message for one waiter, which is kept for it
                 if b == REDISSON && waits != "fenced" {
                     all.asleep(1);
                 }
@@ -258,8 +258,8 @@ pub fn wakes_the_other(all: &mut Sides) {
     );
 }
 
-/// Readers and writers of both sides wait; whoever gets in releases at once. All of them are through long before
-/// any lease is over.
+/// Readers and writers of both sides wait, and release immediately when they get in. All of them are done long before
+/// any lease ends.
 #[test]
 fn waiting_readers_and_writers_wake_each_other() {
     let kind_of = |task| if task == 3 { "read" } else { "write" };
@@ -279,7 +279,7 @@ fn waiting_readers_and_writers_wake_each_other() {
                 "acquired",
             );
             let (before, mut waiting) = (all.requests(), Vec::new());
-            // who reads lets others read
+            // a reader lets others read
             let tasks = if holds == "write" { 1..=3 } else { 1..=2 };
             for task in tasks.clone() {
                 for side in [NESTLOCK, REDISSON] {
@@ -296,7 +296,7 @@ fn waiting_readers_and_writers_wake_each_other() {
             all.does(holder, &format!("release {holds}/{key}"), "released");
             rounds += 1;
             while !waiting.is_empty() {
-                // one of Redisson's that was told in vain may not hear the next message: see `asleep`
+                // a Redisson thread that was notified in vain may miss the next message: see `asleep`
                 let deaf = waiting.iter().all(|&(side, _)| side == REDISSON);
                 let got = all.next_within(&mut waiting, if deaf { WAKE / 5 } else { WAKE });
                 let Some((side, task, _)) = got else {
@@ -309,7 +309,7 @@ fn waiting_readers_and_writers_wake_each_other() {
             }
         }
     }
-    println!("{rounds} rounds, in {nudges} of them Redisson had to be told again");
+    println!("{rounds} rounds, in {nudges} of them Redisson needed another message");
     assert!(nudges <= rounds / 2, "{nudges}");
     all.nothing_left(&[]);
 }

@@ -32,25 +32,25 @@ pub fn command(record: Record) -> Command {
     command
 }
 
-/// What `acquire` or `adopt` left here.
+/// A hold from `acquire` or `adopt`.
 enum Held {
     Guard(LockGuard),
-    /// Somebody else's hold, whose token is known.
+    /// Another process's hold, by its token.
     Adopted(OwnerId),
 }
 
-/// What a task answers from. Each task is an owner.
+/// The state of a task. Each task is an owner.
 struct State {
     record: Record,
     clients: Vec<LockClient>,
     first: SocketAddr,
-    /// What stands before the answers.
+    /// The prefix of the replies.
     tag: String,
-    /// The last one of each name is released first.
+    /// By name. The last hold of a name is released first.
     held: HashMap<String, Vec<Held>>,
 }
 
-/// `false`: it was lost.
+/// Returns `false` if it was lost.
 fn unless_lost<T>(result: Result<T>) -> Result<bool> {
     match result {
         Ok(_) => Ok(true),
@@ -60,13 +60,13 @@ fn unless_lost<T>(result: Result<T>) -> Result<bool> {
 }
 
 impl State {
-    /// `words`: the servers, and settings as `name=ms`.
+    /// `words` are the servers, and settings as `name=ms`.
     async fn connect(record: Record, words: &[&str]) -> Result<Self> {
         let (settings, urls): (Vec<&str>, Vec<&str>) =
             words.iter().partition(|word| word.contains('='));
         let mut clients = Vec::new();
         for url in &urls {
-            // no waiter may get by with looking for itself
+            // polling must not replace a missing wake-up
             let mut builder = LockClient::builder().poll_cap(Duration::from_secs(60));
             for setting in &settings {
                 let (name, ms) = setting.split_once('=').expect("a setting");
@@ -94,7 +94,7 @@ impl State {
         })
     }
 
-    /// For another task.
+    /// Creates the state of another task.
     fn with_tag(&self, tag: &str) -> Self {
         Self {
             clients: self.clients.clone(),
@@ -108,7 +108,7 @@ impl State {
         println!("{MARK}{}{what}", self.tag);
     }
 
-    /// The lock; `own`: with the pauses and tries that it has by itself, else with those of the other workers.
+    /// Creates the lock. `own`: with its default pauses and tries, otherwise with those of the other workers.
     fn lock(&self, name: &str, own: bool) -> Result<Lock> {
         let [from, to] = [1, 4].map(Duration::from_millis);
         Ok(match self.record {
@@ -185,7 +185,7 @@ impl State {
     async fn run(&self, name: &str, counter: &str, [holds, ttl, seed]: [u64; 3]) -> Result<()> {
         let mut random = StdRng::seed_from_u64(seed);
         let [mut wire, mut setter] = [(); 2].map(|()| home_of(counter, self.first));
-        let mut count = || match wire.call(&["GET", counter]).expect("an answer") {
+        let mut count = || match wire.call(&["GET", counter]).expect("a reply") {
             Reply::Nil => 0,
             reply => reply.text().parse::<u64>().expect("a count"),
         };
@@ -206,11 +206,11 @@ impl State {
             let before = count();
             tokio::time::sleep(Duration::from_micros(random.random_range(0..500))).await;
             if shared {
-                assert_eq!(count(), before, "somebody wrote while this one read");
+                assert_eq!(count(), before, "a write happened during a read hold");
             } else {
                 setter
                     .call(&["SET", counter, &(before + 1).to_string()])
-                    .expect("an answer");
+                    .expect("a reply");
             }
             let end = monotonic_ns();
             let token = guard
@@ -251,7 +251,7 @@ impl State {
                 self.held.entry(name.into()).or_default().push(adopted);
                 self.say(format_args!("adopted {}", monotonic_ns()));
             }
-            // by way of a key, in place of a message to the other process
+            // through a key, instead of a message to the other process
             "give" => {
                 let Some(Held::Guard(guard)) = self.held.get_mut(name).and_then(Vec::pop) else {
                     panic!("no guard")
@@ -262,13 +262,13 @@ impl State {
                     .to_text();
                 home_of("given", self.first)
                     .call(&["SET", "given", &text])
-                    .expect("an answer");
+                    .expect("a reply");
                 self.say(format_args!("gave {}", monotonic_ns()));
             }
             "take" => {
                 let text = home_of("given", self.first)
                     .call(&["GETDEL", "given"])
-                    .expect("an answer");
+                    .expect("a reply");
                 let guard = self
                     .lock(name, false)?
                     .adopt(&HandOver::from_text(text.text())?)
@@ -335,7 +335,7 @@ impl State {
     }
 }
 
-/// Answers what the task is asked, one after the other.
+/// Serves the requests of a task, one after the other.
 async fn answer_all(mut state: State, mut requests: UnboundedReceiver<String>) {
     while let Some(request) = requests.recv().await {
         let words: Vec<&str> = request.split(' ').collect();
@@ -345,7 +345,7 @@ async fn answer_all(mut state: State, mut requests: UnboundedReceiver<String>) {
     }
 }
 
-/// The life of a worker process.
+/// Runs a worker process.
 async fn serve(record: Record) {
     let mut lines = std::io::stdin().lines().map_while(std::result::Result::ok);
     let connect = lines.next().expect("a request");
@@ -388,7 +388,7 @@ fn a_worker_process_does_as_it_is_told() {
             .build()
             .unwrap();
         runtime.block_on(serve(record.expect("a record")));
-        // the test that started this process has let go of it: no verdict of libtest's
+        // the test that started this process is done with it: exit without libtest's report
         std::process::exit(0);
     }
     for (record, servers) in [

@@ -1,4 +1,4 @@
-//! The servers of a test: one, several that know nothing of each other, or a cluster.
+//! The servers of a test: one, several independent ones, or a cluster.
 
 use std::{
     net::SocketAddr,
@@ -21,10 +21,10 @@ pub fn eventually(what: &str, mut state: impl FnMut() -> bool) {
     }
 }
 
-/// A connection to the server that has this key, which is this one, or another of its cluster.
+/// A connection to the server that owns this key: this one, or another of its cluster.
 pub fn home_of(key: &str, addr: SocketAddr) -> Wire {
     let mut wire = Wire::connect(addr).expect("a connection");
-    match wire.call(&["TYPE", key]).expect("an answer") {
+    match wire.call(&["TYPE", key]).expect("a reply") {
         Reply::Error(error) if error.starts_with("MOVED ") => {
             let home = error
                 .rsplit(' ')
@@ -41,7 +41,7 @@ pub fn home_of(key: &str, addr: SocketAddr) -> Wire {
 #[derive(Debug)]
 pub enum Servers {
     Apart(Vec<SpawnedServer>),
-    /// What is said of the first server holds of all of it.
+    /// What is documented for the first server applies to the whole cluster.
     Cluster(SpawnedCluster),
 }
 
@@ -54,9 +54,9 @@ impl Servers {
         )
     }
 
-    /// Of three masters.
+    /// Starts a cluster of three masters.
     pub fn cluster() -> Self {
-        // a busy machine must not lose one
+        // a busy machine must not trigger a failover
         let cluster = SpawnedCluster::start_with(3, 0, ["--cluster-node-timeout", "15000"]);
         Self::Cluster(cluster.unwrap_or_else(|error| panic!("{error}")))
     }
@@ -75,7 +75,7 @@ impl Servers {
         }
     }
 
-    /// What `connect` takes.
+    /// The URLs for `connect`.
     pub fn urls(&self) -> String {
         match self {
             Self::Apart(servers) => servers
@@ -87,14 +87,14 @@ impl Servers {
         }
     }
 
-    /// Runs a command on one of them; in a cluster, where its first argument is a key's.
+    /// Runs a command on one of them; in a cluster, on the owner of the key that is its first argument.
     pub fn call(&self, server: usize, parts: &[&str]) -> Reply {
         let addr = self.processes()[server].addr();
         let mut wire = match (self, parts) {
             (Self::Cluster(_), [_, key, ..]) => home_of(key, addr),
             _ => Wire::connect(addr).expect("a connection"),
         };
-        wire.call(parts).expect("an answer")
+        wire.call(parts).expect("a reply")
     }
 
     /// Runs a command on each process.
@@ -102,11 +102,11 @@ impl Servers {
         let call = |server: &SpawnedServer| Wire::connect(server.addr())?.call(parts);
         self.processes()
             .iter()
-            .map(|server| call(server).expect("an answer"))
+            .map(|server| call(server).expect("a reply"))
             .collect()
     }
 
-    /// A string on each server.
+    /// The string at this key on each server.
     pub fn get(&self, key: &str) -> Vec<Option<String>> {
         let text = |reply: Reply| {
             if let Reply::Text(text) = reply {
@@ -118,18 +118,18 @@ impl Servers {
         self.call_all(&["GET", key]).into_iter().map(text).collect()
     }
 
-    /// How many keys there are on all together.
+    /// The number of keys on all servers.
     pub fn keys(&self) -> i64 {
         self.call_all(&["DBSIZE"]).iter().map(Reply::int).sum()
     }
 
-    /// How often a command has been called on the first one, also inside scripts.
+    /// How often a command was called on the first server, including inside scripts.
     pub fn count_of(&self, command: &str) -> u64 {
         let line = format!("cmdstat_{command}:calls=");
         let count = |server: &SpawnedServer| -> u64 {
             let stats = Wire::connect(server.addr())
                 .and_then(|mut wire| wire.call(&["INFO", "commandstats"]));
-            let stats = stats.expect("an answer");
+            let stats = stats.expect("a reply");
             let found = stats
                 .text()
                 .lines()
@@ -144,7 +144,7 @@ impl Servers {
         }
     }
 
-    /// How many clients wait in a blocking command on the first one.
+    /// How many clients wait in a blocking command on the first server.
     pub fn blocked(&self) -> u64 {
         let info = self.call(0, &["INFO", "clients"]);
         let found = info
@@ -158,7 +158,7 @@ impl Servers {
         self.processes()[server].kill().expect("a server to kill");
     }
 
-    /// On the same port, empty.
+    /// Restarts it on the same port, empty.
     pub fn restart(&self, server: usize) {
         self.processes()[server]
             .restart()

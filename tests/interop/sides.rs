@@ -1,4 +1,4 @@
-//! nestlock and Redisson on one server: a process of each, with several tasks, each of them an owner.
+//! nestlock and Redisson on the same server: a process of each, with several tasks, each of them an owner.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -18,7 +18,7 @@ pub const LIBRARIES: [Library; 2] = [Library::Nestlock(Record::Redisson), Librar
 pub const NESTLOCK: usize = 0;
 pub const REDISSON: usize = 1;
 
-/// One server, or a cluster, and one process of each library with so many tasks.
+/// One server, or a cluster, and one process of each library with several tasks.
 #[derive(Debug)]
 pub struct Sides {
     pub servers: Servers,
@@ -57,7 +57,7 @@ impl Sides {
         fields.filter(|(field, _)| field != "mode").collect()
     }
 
-    /// Who waits for a fair lock, the next one first.
+    /// The waiters of a fair lock, the next one first.
     pub fn queue(&self, key: &str) -> Vec<String> {
         let reply = self.call(&[
             "LRANGE",
@@ -72,7 +72,7 @@ impl Sides {
             .collect()
     }
 
-    /// How many connections listen to something about this lock.
+    /// How many connections are subscribed to a channel of this lock.
     pub fn listeners(&self, key: &str) -> i64 {
         let count = |channels: &str, counts: &str| -> i64 {
             let channels = self
@@ -97,8 +97,8 @@ impl Sides {
         count("CHANNELS", "NUMSUB") + sharded
     }
 
-    /// Waits until so many threads of Redisson sleep. Its message for all means only those that sleep when it comes: who
-    /// has just found the lock busy does not hear it, and waits until the TTL is over.
+    /// Waits until this many threads of Redisson sleep. Its message for all only wakes threads that sleep when it arrives: a
+    /// thread that has just found the lock busy misses it, and waits until the TTL is over.
     pub fn asleep(&mut self, threads: usize) {
         let redisson = &mut self.sides[REDISSON][0];
         eventually("all sleep", || {
@@ -106,7 +106,7 @@ impl Sides {
         });
     }
 
-    /// Sends a request that has to wait, and waits until it was tried, listens, and was tried again.
+    /// Sends a request that must wait, and waits until it has tried, subscribed, and tried again.
     pub fn waits(&mut self, side: usize, task: usize, request: &str) {
         let (_, key) = request
             .split(' ')
@@ -123,18 +123,18 @@ impl Sides {
         });
     }
 
-    /// How often somebody has tried, or released.
+    /// The number of attempts and releases so far.
     pub fn requests(&self) -> u64 {
         self.servers.count_of("evalsha") + self.servers.count_of("eval")
     }
 
-    /// Waits until one of these tasks, given by side and number, has the lock; takes it out of them.
+    /// Waits until one of these tasks, given by side and number, has the lock. Removes it from them.
     pub fn next(&mut self, waiting: &mut Vec<(usize, usize)>, limit: u64) -> (usize, usize, u64) {
         let next = self.next_within(waiting, limit);
         next.unwrap_or_else(|| panic!("none of {waiting:?} has it after {limit} ms"))
     }
 
-    /// The same; or `None` when so many ms are over.
+    /// The same, but returns `None` after `limit` ms.
     pub fn next_within(
         &mut self,
         waiting: &mut Vec<(usize, usize)>,
@@ -155,7 +155,7 @@ impl Sides {
         None
     }
 
-    /// Nothing is left but keys that begin so.
+    /// Checks that only keys with these prefixes are left.
     pub fn nothing_left(&self, but: &[&str]) {
         let left = || -> Vec<String> {
             let keys = self.servers.call_all(&["KEYS", "*"]);
@@ -165,7 +165,7 @@ impl Sides {
                 .filter(|key| !but.iter().any(|but| key.starts_with(but)))
                 .collect()
         };
-        // Redisson deletes what a release was for after the release
+        // Redisson deletes the keys of a release only after the release
         eventually(
             &format!("nothing but {but:?} is left, of {:?}", left()),
             || left().is_empty(),

@@ -13,23 +13,23 @@ use super::{
 const SIGNAL_LOCK: Library = Nestlock(Record::Signal);
 
 const MS: u64 = 1_000_000;
-/// How long waiters are ready to wait, in ms.
+/// How long waiters wait at most, in ms.
 const WAIT: u64 = 30_000;
-/// What a wake-up may take, in ms: far less than that.
+/// How long a wake-up may take, in ms: far less than that.
 const WAKE: u64 = 1000;
 
 fn start(libraries: [Library; 2]) -> Pair {
     Pair::start(libraries, 1, "lock:")
 }
 
-/// Three wait; when `holder` frees the lock with `request`, one of them gets it at once, and the others are not even
+/// Three wait. When `holder` frees the lock with `request`, one of them gets it immediately, and the others are not even
 /// woken. Then they wake each other.
 fn wakes_one(holder: Library, waiting: Library, request: &str, answer: &str) {
     let servers = Servers::start(1);
     let mut holder = Worker::start(holder, &servers);
     let mut waiters: Vec<Worker> = (0..3).map(|_| Worker::start(waiting, &servers)).collect();
     let (mut crossing, mut among) = (Vec::new(), Vec::new());
-    // a new name each time: the signal of the last release stays for a second, when nobody waits for it
+    // a new name each time: without a waiter, the signal of the last release stays for 1 s
     for name in ["a", "b", "c", "d", "e"] {
         holder.does(&format!("acquire {name} {WAIT} 0"), "acquired");
         for (at, waiter) in waiters.iter_mut().enumerate() {
@@ -71,7 +71,7 @@ fn wakes_one(holder: Library, waiting: Library, request: &str, answer: &str) {
             assert_eq!(
                 servers.count_of("blpop"),
                 waits,
-                "nobody was woken in vain, and waits anew"
+                "no waiter was woken in vain and waits again"
             );
             assert!(
                 waiting
@@ -87,7 +87,7 @@ fn wakes_one(holder: Library, waiting: Library, request: &str, answer: &str) {
     );
 }
 
-/// The owner's name may be given: who knows it may extend and release.
+/// `acquire` may set the owner's name: a process that knows it can extend and release.
 fn knows_given_owners(libraries: [Library; 2]) {
     let mut pair = start(libraries);
     for (a, b, name) in [(0, 1, "there"), (1, 0, "back")] {
@@ -123,7 +123,7 @@ fn resets(libraries: [Library; 2]) {
     }
 }
 
-/// B gives up after the time that it was told to wait, and A's hold is as before.
+/// B gives up after its time limit, and A's hold is unchanged.
 fn give_up(libraries: [Library; 2]) {
     let mut pair = start(libraries);
     for (a, b, name) in [(0, 1, "there"), (1, 0, "back")] {
@@ -141,7 +141,7 @@ fn give_up(libraries: [Library; 2]) {
     }
 }
 
-/// The last release leaves one signal, for a second; nestlock may leave itself one, for five. Nothing after that.
+/// The last release leaves one signal, for 1 s; nestlock may leave one for itself, for 5 s. Nothing remains after that.
 fn nothing_left(pair: &Pair) {
     for key in pair.servers().call(0, &["KEYS", "*"]).list() {
         assert!(key.text().starts_with("lock-signal:"), "{key:?}");
@@ -149,7 +149,7 @@ fn nothing_left(pair: &Pair) {
             pair.servers().call(0, &["LLEN", key.text()]),
             pair.servers().call(0, &["PTTL", key.text()]),
         );
-        // or it has gone meanwhile
+        // or it has expired meanwhile
         assert!(
             len.int() <= 1 && ttl.int() <= 5000 && ttl.int() != -1,
             "{key:?}: {len:?} for {ttl:?}"

@@ -1,4 +1,4 @@
-//! The canonical record of RedLock: a string with a TTL, named as the lock, on one server or on several.
+//! The canonical record of RedLock: a string with a TTL, with the lock's name as its key, on one server or on several.
 
 use super::{
     pair::Pair,
@@ -131,7 +131,7 @@ pairs! {
     node_redlock_and_phpredis: NodeRedlock, Phpredis, 400;
 }
 
-/// The checks see what they are there for.
+/// The checks notice what they are meant to notice.
 #[test]
 fn two_locks_are_reported_as_overlapping() {
     start([Redsync, Phpredis], 1).at_random_apart(300);

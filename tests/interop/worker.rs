@@ -15,12 +15,12 @@ use std::{
 
 use super::{answers::marked, clock::monotonic_ns, history::Hold, rust_worker, servers::Servers};
 
-/// What every answer begins with. Other lines are libtest's, or a library's.
+/// The prefix of every reply. Other lines are libtest's, or a library's.
 pub const MARK: &str = "@ ";
-/// How long an answer may take before the test fails.
+/// How long a reply may take before the test fails.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A library whose worker can be started.
+/// A library that has a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Library {
     Redsync,
@@ -31,7 +31,7 @@ pub enum Library {
     Nestlock(Record),
 }
 
-/// Which of nestlock's locks.
+/// The record that nestlock's locks use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record {
     /// A string lock, on one server.
@@ -40,7 +40,7 @@ pub enum Record {
     RedLock,
     /// A signal lock, on one server.
     Signal,
-    /// Any lock that meets Redisson's, on one server; its kind stands before the name.
+    /// Any lock that shares records with Redisson, on one server. Its kind is part of the name.
     Redisson,
 }
 
@@ -66,14 +66,14 @@ fn source(path: &str) -> PathBuf {
         .join(path)
 }
 
-/// What `make interop` installs.
+/// A file that `make interop` installs.
 fn installed(path: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("target/interop")
         .join(path);
     assert!(
         path.exists(),
-        "there is no {}: run `make interop`, which installs what these tests need",
+        "{} is missing: run `make interop`, which installs what these tests need",
         path.display()
     );
     path
@@ -127,7 +127,7 @@ impl Library {
                 let class = built("redisson/classes/Worker.class", "redisson/Worker.java");
                 let classes = class.parent().expect("its folder").display();
                 let mut command = Command::new("java");
-                // it starts in half the time, and says nothing of a log that is not there
+                // it starts in half the time, and does not warn about a missing logger
                 command
                     .args([
                         "-XX:TieredStopAtLevel=1",
@@ -155,9 +155,9 @@ struct Process {
 }
 
 impl Process {
-    /// Ends it as SIGKILL does: it can tell nobody.
+    /// Kills it with SIGKILL: it can notify no other process.
     fn kill(&self) {
-        let mut child = self.child.lock().expect("nobody panics in between");
+        let mut child = self.child.lock().expect("no panic while locked");
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -174,14 +174,14 @@ impl Drop for Process {
 pub struct Worker {
     library: Library,
     process: Arc<Process>,
-    /// What stands before its requests and answers.
+    /// The prefix of its requests and replies.
     tag: String,
     answers: Receiver<String>,
     /// The last request, for messages.
     asked: String,
 }
 
-/// Gives each answer to the task whose tag it has, until there are no more.
+/// Routes each reply to the task with its tag, until the process ends.
 fn sort(answers: Receiver<String>, tasks: Vec<(String, Sender<String>)>) {
     thread::spawn(move || {
         for answer in answers {
@@ -189,7 +189,7 @@ fn sort(answers: Receiver<String>, tasks: Vec<(String, Sender<String>)>) {
             let (tag, task) = tasks
                 .iter()
                 .find(|(tag, _)| answer.starts_with(tag))
-                .expect("a task of ours");
+                .expect("a known task");
             let _ = task.send(answer[tag.len()..].to_owned());
         }
     });
@@ -201,7 +201,7 @@ impl Worker {
         Self::several(library, servers, "", 1).remove(0)
     }
 
-    /// Starts one process with so many tasks, each of which is an owner, and connects it with these settings.
+    /// Starts one process with `tasks` tasks, each of which is an owner, and connects it with these settings.
     pub fn several(library: Library, servers: &Servers, settings: &str, tasks: usize) -> Vec<Self> {
         let mut child = library
             .command()
@@ -237,7 +237,7 @@ impl Worker {
             .unzip();
         senders.reverse();
         sort(marked, senders);
-        // the clocks are one, or nothing that follows means anything
+        // both must use the same clock: all other checks rely on it
         workers[0].does(
             format!("connect {} {settings}", servers.urls()).trim_end(),
             "connected",
@@ -245,7 +245,7 @@ impl Worker {
         workers
     }
 
-    /// Ends the process of this task, and of all its others, as SIGKILL does.
+    /// Kills the process of this task, and with it all its other tasks, with SIGKILL.
     pub fn kill(&self) {
         self.process.kill();
     }
@@ -254,15 +254,11 @@ impl Worker {
         self.library
     }
 
-    /// Sends a request; see README.md for what there is.
+    /// Sends a request: README.md lists them.
     pub fn ask(&mut self, request: &str) {
         request.clone_into(&mut self.asked);
         let line = format!("{}{request}\n", self.tag);
-        let mut requests = self
-            .process
-            .requests
-            .lock()
-            .expect("nobody panics in between");
+        let mut requests = self.process.requests.lock().expect("no panic while locked");
         requests
             .write_all(line.as_bytes())
             .unwrap_or_else(|error| self.fail(&error.to_string()));
@@ -270,23 +266,23 @@ impl Worker {
 
     fn fail(&self, what: &str) -> ! {
         panic!(
-            "{}, asked `{}{}`: {what}",
+            "{}, request `{}{}`: {what}",
             self.library, self.tag, self.asked
         )
     }
 
-    /// The next answer.
+    /// The next reply.
     fn answer(&self) -> String {
         match self.answers.recv_timeout(PATIENCE) {
             Ok(answer) => answer,
-            Err(mpsc::RecvTimeoutError::Timeout) => self.fail("no answer"),
+            Err(mpsc::RecvTimeoutError::Timeout) => self.fail("no reply"),
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                self.fail("it has ended; if it cannot even start, run `make interop`")
+                self.fail("it has exited; if it cannot even start, run `make interop`")
             }
         }
     }
 
-    /// Whether there is an answer already.
+    /// The time in the reply, if it has arrived already.
     pub fn has_answered(&mut self, wanted: &str) -> Option<u64> {
         self.answers
             .try_recv()
@@ -294,21 +290,21 @@ impl Worker {
             .map(|answer| self.time(&answer, wanted))
     }
 
-    /// The time in an answer that must be this one.
+    /// The time in a reply, which must be `wanted`.
     fn time(&self, answer: &str, wanted: &str) -> u64 {
         match answer.split_once(' ') {
             Some((word, time)) if word == wanted => time.parse().expect("a time"),
-            _ => self.fail(&format!("answered `{answer}`, not `{wanted}`")),
+            _ => self.fail(&format!("it replied `{answer}`, not `{wanted}`")),
         }
     }
 
-    /// Waits for the answer `wanted`; its time.
+    /// Waits for the reply `wanted`. Returns its time.
     pub fn tells(&mut self, wanted: &str) -> u64 {
         let answer = self.answer();
         self.time(&answer, wanted)
     }
 
-    /// Asks, and waits for the answer `wanted`; its time.
+    /// Sends a request, and waits for the reply `wanted`. Returns its time.
     pub fn does(&mut self, request: &str, wanted: &str) -> u64 {
         let before = monotonic_ns();
         self.ask(request);
@@ -321,13 +317,13 @@ impl Worker {
         time
     }
 
-    /// Asks, and waits for the answer `wanted`; its numbers.
+    /// Sends a request, and waits for the reply `wanted`. Returns its numbers.
     pub fn numbers(&mut self, request: &str, wanted: &str) -> Vec<i64> {
         self.ask(request);
         let answer = self.answer();
         let mut words = answer.split(' ');
         if words.next() != Some(wanted) {
-            self.fail(&format!("answered `{answer}`, not `{wanted}`"));
+            self.fail(&format!("it replied `{answer}`, not `{wanted}`"));
         }
         words.map(|word| word.parse().expect("a number")).collect()
     }
@@ -354,7 +350,7 @@ impl Worker {
                     assert_eq!(holds.len() as u64, number(1), "{}", self.library);
                     return holds;
                 }
-                _ => self.fail(&format!("answered `{answer}`")),
+                _ => self.fail(&format!("it replied `{answer}`")),
             }
         }
     }

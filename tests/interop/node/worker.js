@@ -9,7 +9,7 @@ const now = () => process.hrtime.bigint();
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const say = (...parts) => process.stdout.write(`@ ${parts.join(" ").replace(/\n/g, " ")}\n`);
 
-// numbers in [0, 1) that a seed decides
+// seeded random numbers in [0, 1)
 function seeded(seed) {
   let state = BigInt(seed);
   return () => {
@@ -20,13 +20,13 @@ function seeded(seed) {
 
 let clients = [];
 let once; // tries once
-let own; // waits as the library does by itself
+let own; // waits as the library does by default
 const held = new Map();
 
 async function connect(...urls) {
   clients = urls.map((url) => new Redis(url, { lazyConnect: true, enableOfflineQueue: false, maxRetriesPerRequest: 0 }));
   for (const client of clients) {
-    client.on("error", () => {}); // the lock's answer says it
+    client.on("error", () => {}); // the lock's reply reports it
     await client.connect();
   }
   once = new Redlock(clients, { retryCount: 0 });
@@ -34,16 +34,16 @@ async function connect(...urls) {
   say("connected", now());
 }
 
-// Whether this is "somebody else has it" on one server at least, rather than a failure of all.
+// Whether at least one server said "held by another", rather than a failure of all.
 async function taken(error) {
   if (!(error instanceof ExecutionError)) return false;
-  if (error.attempts.length === 0) return true; // found expired before anything was sent
+  if (error.attempts.length === 0) return true; // expired before anything was sent
   const { votesAgainst } = await error.attempts[error.attempts.length - 1];
   return [...votesAgainst.values()].some((reason) => reason instanceof ResourceLockedError);
 }
 
-// The lock, or null if it is busy. An attempt of the library that is repeated does not let go of what it got on some of
-// the servers, and then finds itself there until the TTL is over: it tries once, and we repeat.
+// The lock, or null if it is busy. The library's own retries do not release what an attempt got on some of the servers,
+// and are then blocked by it until the TTL is over: so the library tries once, and the worker retries.
 async function take(name, ttl, wait, chance = Math.random) {
   const deadline = now() + BigInt(wait === "own" ? 0 : wait) * 1000000n;
   for (;;) {
@@ -59,7 +59,7 @@ async function take(name, ttl, wait, chance = Math.random) {
   }
 }
 
-// Tells whether an operation on a held lock worked, or found it lost.
+// Returns whether an operation on a held lock worked, or found it lost.
 async function works(operation) {
   try {
     await operation();

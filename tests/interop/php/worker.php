@@ -51,7 +51,7 @@ final class Worker
         say('connected', now());
     }
 
-    /** Asks each server in turn; one that fails has said no. How many said yes. */
+    /** Calls each server in turn; a failure counts as no. Returns the number of yes. */
     private function count(callable $ask): int
     {
         $yes = 0;

@@ -8,7 +8,7 @@ import time
 import redis
 import redis_lock
 
-# "Failed to acquire" is an answer here, not a warning
+# "Failed to acquire" is a reply here, not a warning
 logging.getLogger("redis_lock").setLevel(logging.ERROR)
 
 now = time.monotonic_ns
@@ -37,7 +37,7 @@ class Worker:
         say("connected", now())
 
     def take(self, name, ttl, wait, owner=None):
-        """The lock, or None if it is busy. TTL 0 is none."""
+        """The lock, or None if it is busy. TTL 0 means no TTL."""
         lock = redis_lock.Lock(self.client, name, expire=seconds(ttl) or None, id=owner)
         if wait == "own":
             held = lock.acquire()
@@ -108,5 +108,5 @@ for line in sys.stdin:
         if request not in REQUESTS:
             raise ValueError(f"unknown request {request}")
         getattr(worker, request)(*words)
-    except Exception as error:  # every one is an answer
+    except Exception as error:  # report every error as a reply
         say("error", type(error).__name__, error)

@@ -25,9 +25,9 @@ import org.redisson.config.ReadMode;
  */
 public final class Worker {
     private static final TimeUnit MS = TimeUnit.MILLISECONDS;
-    /** For Redisson: until released. */
+    /** Redisson's lease for "until released". */
     private static final long WATCHDOG = -1;
-    /** How long Redisson may know no master of a slot, in ns. */
+    /** How long Redisson may know no master for a slot, in ns. */
     private static final long DISCOVERY = TimeUnit.SECONDS.toNanos(10);
 
     private static RedissonClient redisson;
@@ -85,7 +85,7 @@ public final class Worker {
     }
 
     private static final class Task extends Thread {
-        /** What stands before its requests and its answers. */
+        /** The prefix of its requests and replies. */
         private final String tag;
         private final BlockingQueue<String> requests = new LinkedBlockingQueue<>();
 
@@ -113,7 +113,7 @@ public final class Worker {
 
         /**
          * When Redisson learns that a slot has moved, it takes it from the old master and then gives it to the new one.
-         * A request in between is refused before anything is sent, so that it can be made again.
+         * It refuses a request in between before anything is sent, so the request can be retried.
          */
         private void answer(String[] words, long until) throws InterruptedException {
             for (;;) {
@@ -129,7 +129,7 @@ public final class Worker {
             }
         }
 
-        /** Whether it waits to be told that a lock is free: what Redisson counts, too, when it is to tell all. */
+        /** Whether it waits for the message that a lock is free: Redisson counts the same before it wakes all. */
         private boolean sleeps() {
             boolean waits = Arrays.asList(State.WAITING, State.TIMED_WAITING).contains(getState());
             return waits && Arrays.stream(getStackTrace())
@@ -193,7 +193,7 @@ public final class Worker {
                 if (!shared) {
                     count.set(String.valueOf(before == null ? 1 : Long.parseLong(before) + 1));
                 } else if (!String.valueOf(before).equals(String.valueOf(count.get()))) {
-                    throw new IllegalStateException("somebody wrote while this one read");
+                    throw new IllegalStateException("a write happened during a read hold");
                 }
                 long end = now();
                 lock.unlock();
@@ -205,7 +205,7 @@ public final class Worker {
         }
     }
 
-    /** The kind stands before the name. */
+    /** The kind is the prefix of the name. */
     private static RLock lock(String name) {
         String key = name.substring(name.indexOf('/') + 1);
         switch (name.substring(0, name.indexOf('/'))) {
@@ -220,11 +220,11 @@ public final class Worker {
         }
     }
 
-    /** The token, 0 where there is none; or null if it is busy. */
+    /** The token, 0 if there is none, or null if the lock is busy. */
     private static Long take(RLock lock, long ttl, String wait) throws InterruptedException {
         long lease = ttl == 0 ? WATCHDOG : ttl;
         if (lock instanceof RFencedLock) {
-            // a negative wait has no end
+            // a negative wait has no limit
             return ((RFencedLock) lock).tryLockAndGetToken(wait.equals("own") ? -1 : Long.parseLong(wait), lease, MS);
         }
         if (wait.equals("own")) {

@@ -24,10 +24,10 @@ import (
 
 var background = context.Background()
 
-// worker is what `connect` opened, and what `acquire` holds.
+// worker has the connections of `connect` and the holds of `acquire`.
 type worker struct {
 	locks *redsync.Redsync
-	// limited keeps to the time limits that redsync sets, which go-redis by itself does not
+	// limited obeys the time limits that redsync sets, which go-redis ignores by default
 	limited *redsync.Redsync
 	first   *redis.Client
 	held    map[string]*redsync.Mutex
@@ -58,7 +58,7 @@ func (w *worker) connect(urls []string) error {
 		if err != nil {
 			return err
 		}
-		// what was sent once is not sent again behind the lock's back
+		// no hidden retries of a request that was sent
 		client := redis.NewClient(&redis.Options{Addr: address.Host, MaxRetries: -1})
 		if err := client.Ping(background).Err(); err != nil {
 			return err
@@ -67,7 +67,7 @@ func (w *worker) connect(urls []string) error {
 			w.first = client
 		}
 		servers = append(servers, goredis.NewPool(client))
-		// connects when it is used
+		// it connects on first use
 		bounded := redis.NewClient(&redis.Options{Addr: address.Host, MaxRetries: -1, ContextTimeoutEnabled: true})
 		limited = append(limited, goredis.NewPool(bounded))
 	}
@@ -75,15 +75,15 @@ func (w *worker) connect(urls []string) error {
 	return nil
 }
 
-// taken says whether the error is "somebody else has it", rather than a failure.
+// taken reports whether the error means "held by another", rather than a failure.
 func taken(err error) bool {
 	var quorum *redsync.ErrTaken
 	var node *redsync.ErrNodeTaken
 	return errors.As(err, &quorum) || errors.As(err, &node) || errors.Is(err, redsync.ErrFailed)
 }
 
-// acquire gives nil for "busy". The library's own waiting cannot be limited in time without cutting a request off in
-// the middle, so that each of its attempts is one of ours, but where its own waiting is asked for.
+// acquire returns nil for "busy". The library's own waiting cannot be limited in time without aborting a request in
+// the middle, so the worker makes each attempt itself, unless the request wants the library's own waiting.
 func (w *worker) acquire(name string, ttl time.Duration, wait string, owner string, random *rand.Rand) (*redsync.Mutex, error) {
 	options := []redsync.Option{redsync.WithExpiry(ttl)}
 	if owner != "" {
@@ -119,7 +119,7 @@ func (w *worker) acquire(name string, ttl time.Duration, wait string, owner stri
 	}
 }
 
-// release says whether the lock was still held.
+// release returns whether the lock was still held.
 func release(mutex *redsync.Mutex) (bool, error) {
 	held, err := mutex.UnlockContext(background)
 	if held || err == nil || errors.Is(err, redsync.ErrLockAlreadyExpired) || taken(err) {
@@ -161,8 +161,8 @@ func (w *worker) run(name string, counter string, holds int, ttl time.Duration, 
 	return nil
 }
 
-// bench times acquire + release; each goroutine has a lock of its own. A limit is one for releases: for acquiring redsync
-// has its own.
+// bench times acquire + release; each goroutine has its own lock. The limit applies to releases: redsync limits acquires
+// itself.
 func (w *worker) bench(name string, pairs int, workers int, ttl time.Duration, limit time.Duration) {
 	locks := w.locks
 	if limit > 0 {
@@ -256,7 +256,7 @@ func (w *worker) serve(words []string) error {
 			say("lost %d", at)
 		}
 	case "extend":
-		// the library extends by the expiry that the mutex has: another one is another mutex with the same value
+		// the library extends by the mutex's expiry, so another expiry needs another mutex with the same value
 		mutex := w.locks.NewMutex(words[1], redsync.WithValue(w.held[words[1]].Value()), redsync.WithExpiry(milliseconds(words[2])))
 		at := now()
 		held, err := mutex.ExtendContext(background)
