@@ -88,7 +88,7 @@ kinds! {
 
 /// Between hand-over and adoption no client of Redisson gets in. The adopter's release notifies the one that waits.
 #[test]
-fn what_is_handed_over_is_nobody_elses_in_between() {
+fn no_other_client_gets_a_hand_over_in_between() {
     const ADOPTER: usize = 1;
     let mut all = Sides::start(2, "");
     for kind in ["reentrant", "fair", "fenced", "spin", "read", "write"] {

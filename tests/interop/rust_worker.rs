@@ -24,7 +24,7 @@ pub fn command(record: Record) -> Command {
     command
         .args([
             "--exact",
-            "rust_worker::a_worker_process_does_as_it_is_told",
+            "rust_worker::a_worker_process_serves_requests",
             "--nocapture",
             "--test-threads=1",
         ])
@@ -371,7 +371,7 @@ async fn serve(record: Record) {
 }
 
 #[test]
-fn a_worker_process_does_as_it_is_told() {
+fn a_worker_process_serves_requests() {
     if let Some(record) = std::env::var_os(PEER) {
         let all = [
             Record::String,

@@ -200,7 +200,7 @@ macro_rules! pairs {
             }
 
             #[test]
-            fn they_wait_as_long_as_they_are_told() {
+            fn waits_end_at_their_limit() {
                 give_up(LIBRARIES);
             }
 

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_that_somebody_takes_first_is_passed_over() {
+    fn a_port_that_another_process_takes_first_is_skipped() {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let taken = || taken.local_addr().unwrap().port();
         let mut asked = 0;

@@ -242,7 +242,7 @@ fn play(addrs: Both<SocketAddr>, seed: u64, spoil: Option<usize>) -> Result<usiz
 }
 
 #[test]
-fn whoever_waits_for_lists_is_served_as_by_redis() {
+fn blocked_clients_are_served_as_by_redis() {
     let part = |first: u64| {
         let pair = Pair::start();
         (first..first + 15)

@@ -196,7 +196,7 @@ fn an_argument_that_is_none_is_an_error_that_quotes_the_server() {
 }
 
 #[test]
-fn a_port_that_somebody_keeps_is_an_error_and_nothing_is_lost() {
+fn a_port_kept_by_another_process_is_an_error_without_loss() {
     let server =
         SpawnedServer::start_with(["--appendonly", "yes", "--appendfsync", "always"]).unwrap();
     assert_eq!(call(&server, "SET k v"), "+OK");
@@ -215,7 +215,7 @@ fn a_port_that_somebody_keeps_is_an_error_and_nothing_is_lost() {
 // --- owners that end ---
 
 #[test]
-fn a_child_process_does_as_it_is_told() {
+fn a_child_process_plays_its_role() {
     let Ok(role) = std::env::var(ROLE) else {
         return;
     };
@@ -280,7 +280,7 @@ fn nothing_is_left_of_an_owner_that_is_killed() {
 }
 
 #[test]
-fn nothing_is_left_when_the_guard_is_told_to_end() {
+fn nothing_is_left_when_the_guard_gets_the_order_to_end() {
     let server = SpawnedServer::start().unwrap();
     let (pid, folder) = (server.pid(), server.folder().to_owned());
     let parent = Command::new("ps")

@@ -319,7 +319,7 @@ fn a_test_can_look_in_between() {
 }
 
 #[test]
-fn arguments_reach_every_node_and_a_wrong_one_is_told() {
+fn arguments_reach_every_node_and_a_wrong_one_is_reported() {
     let cluster = SpawnedCluster::start_with(
         1,
         1,
@@ -338,7 +338,7 @@ fn arguments_reach_every_node_and_a_wrong_one_is_told() {
 }
 
 #[test]
-fn a_child_process_does_as_it_is_told() {
+fn a_child_process_plays_its_role() {
     match std::env::var(ROLE).as_deref() {
         Ok("wrong") => {
             for (masters, replicas) in [

@@ -187,7 +187,7 @@ fn one_sentinel_and_no_replica() {
 }
 
 #[test]
-fn arguments_reach_the_servers_and_a_wrong_one_is_told() {
+fn arguments_reach_the_servers_and_a_wrong_one_is_reported() {
     let group = SpawnedSentinel::start_with(1, 1, ["--maxmemory", "99mb"]).unwrap();
     for server in group.servers() {
         assert!(call(server, "CONFIG GET maxmemory").contains("103809024"));
@@ -199,7 +199,7 @@ fn arguments_reach_the_servers_and_a_wrong_one_is_told() {
 }
 
 #[test]
-fn a_child_process_does_as_it_is_told() {
+fn a_child_process_plays_its_role() {
     match std::env::var(ROLE).as_deref() {
         Ok("wrong") => {
             for (replicas, sentinels) in [(2, 0), (0, 0), (97, 3), (usize::MAX, usize::MAX)] {

@@ -139,7 +139,7 @@ async fn a_sale_whose_lock_is_lost_is_not_made() {
 }
 
 #[tokio::test]
-async fn a_buyer_who_has_to_wait_too_long_is_told() {
+async fn a_buyer_who_waits_too_long_gets_an_error() {
     let server = EmbeddedServer::start().unwrap();
     let (release, slow) = watch::channel(true);
     let (sold, payments) = (

@@ -5,6 +5,6 @@
 /// rewrites the files.
 #[rustversion::attr(not(stable(1.95)), ignore = "the files have the messages of Rust 1.95")]
 #[test]
-fn wrong_uses_are_told_where_they_are() {
+fn wrong_uses_are_reported_where_they_are() {
     trybuild::TestCases::new().compile_fail("tests/ui/*.rs");
 }

@@ -98,7 +98,7 @@ impl Owner {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "a_child_process_does_as_it_is_told",
+                "a_child_process_plays_its_role",
                 "--nocapture",
                 "--test-threads=1",
             ])

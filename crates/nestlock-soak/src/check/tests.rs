@@ -211,7 +211,7 @@ fn what_the_server_says_of_a_hold_is_compared() {
 }
 
 #[test]
-fn a_loss_is_final_and_told_and_has_a_reason() {
+fn a_loss_is_final_and_reported_and_has_a_reason() {
     let foul = format!("{JOURNAL}\n50 fault 1300 link0 refuse 0 0 5 5 kept");
     let lost = |lines: &str| check_with(&foul, &[("s0g0", &format!("{A}{lines}"))]);
     // the last check relied on the hold until 1200
@@ -259,7 +259,7 @@ fn a_loss_is_final_and_told_and_has_a_reason() {
 }
 
 #[test]
-fn a_server_that_forgot_is_told_of() {
+fn data_loss_of_a_server_is_reported() {
     let journal = "# mode=plain seed=1\n300 fault 305 server flushall 0 0 5 5 forgot";
     let until = |last: u64| {
         check_with(

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn violations_are_told() {
+    fn violations_get_an_error_reply() {
         let error = |bytes: &[u8]| parse(&[bytes]).pop().unwrap().unwrap_err();
         assert_eq!(error(b"*x\r\n"), "Protocol error: invalid multibulk length");
         assert_eq!(
