@@ -15,6 +15,8 @@ pub(crate) mod generation;
 mod pending;
 
 mod state;
+
+mod holding;
 mod transitions;
 
 mod hand_off;
@@ -31,9 +33,11 @@ mod redirect;
 mod settle;
 
 pub(crate) mod attempt;
+mod copies;
 mod left;
 
 mod acquire;
+mod force;
 mod inspect;
 pub(crate) mod release;
 pub(crate) mod together;

@@ -3,7 +3,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
 use nestlock_wire::clock::Instant;
 use tokio::sync::oneshot;
 
@@ -26,7 +25,7 @@ use crate::{
     error::{Error, LossReason, Result, StoreError},
     options::checked_lease,
     owner::OwnerId,
-    store::{Forced, Inspected, Released, Renewed, SPARE},
+    store::{Inspected, Released, Renewed, SPARE},
 };
 
 const NOT_POLLED: &str =
@@ -358,73 +357,6 @@ impl Core {
                 kind.name(),
                 no_reply("the server refused the renewal"),
             )),
-        }
-    }
-
-    /// Frees a lock, no matter which owner holds it. Returns `false` if it was free.
-    pub(crate) async fn force_unlock(&self, kind: &Arc<dyn Kind>) -> Result<bool> {
-        self.enter(kind.name()).await?;
-        // notes what is held now: a hold that begins after this must not be ended
-        let ours: Vec<_> = self
-            .holds
-            .of_lock(kind)
-            .into_iter()
-            .map(|hold| {
-                let since = hold.generation().map(|generation| generation.since);
-                (CallInFlight { core: self, hold }, since)
-            })
-            .collect();
-        match self.store.force_release(&kind.force_release()).await {
-            Ok(Forced::Freed) => {
-                for (CallInFlight { hold, .. }, since) in &ours {
-                    // a hand-off begins another generation, and keeps when the record began
-                    hold.change(|state, effects| {
-                        if state
-                            .held()
-                            .is_some_and(|(generation, _)| Some(generation.since) == *since)
-                        {
-                            state.lose(LossReason::RecordMissing, effects);
-                        }
-                    });
-                }
-                Ok(true)
-            }
-            Ok(Forced::WasFree) => Ok(false),
-            Ok(Forced::WrongKind) => Err(Error::WrongLockKind {
-                lock: kind.name().to_string(),
-            }),
-            Err(error) => Err(store_error(kind.name(), error)),
-        }
-    }
-
-    /// Frees all locks whose records are at keys of this pattern, as [`Core::force_unlock`] does.
-    /// Returns how many were held. `kind_of` maps a record's key to its lock.
-    pub(crate) async fn force_unlock_all(
-        &self,
-        pattern: &str,
-        kind_of: impl Fn(&str) -> Option<Arc<dyn Kind>>,
-    ) -> Result<u64> {
-        let (mut cursor, mut freed) = ("0".to_owned(), 0);
-        loop {
-            self.enter(pattern).await?;
-            let page = self
-                .store
-                .scan(&cursor, pattern)
-                .await
-                .map_err(|error| store_error(pattern, error))?;
-            let kinds: Vec<_> = page.keys.iter().filter_map(|key| kind_of(key)).collect();
-            for outcome in join_all(kinds.iter().map(|kind| self.force_unlock(kind))).await {
-                match outcome {
-                    Ok(held) => freed += u64::from(held),
-                    // the key has no lock record any more
-                    Err(Error::WrongType { .. }) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            match page.next {
-                Some(next) => cursor = next,
-                None => return Ok(freed),
-            }
         }
     }
 

@@ -5,10 +5,12 @@ mod fair;
 mod fenced;
 mod handle;
 mod multi;
+mod nodes;
 mod observed;
 mod quorum;
 mod read_write;
 mod red;
+mod red_options;
 mod reentrant;
 mod signal;
 mod spin;
@@ -33,7 +35,7 @@ pub(crate) use self::{
 pub use self::{
     handle::{Inspection, Lock},
     read_write::ReadWriteLock,
-    red::RedLockOptions,
+    red_options::RedLockOptions,
 };
 use self::{
     handle::{LockInner, SingleLock},

@@ -15,7 +15,7 @@ use crate::{
     owner::OwnerId,
 };
 
-use super::{Inspection, Lock, Several, quorum::ask};
+use super::{Inspection, Lock, Several, nodes::ask};
 
 /// The pause after an attempt in which members were busy grows by this and a round trip, up to
 /// [`MAX_PAUSE`] and two round trips. All of it is random. Without the round trips, the pause would

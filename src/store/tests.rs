@@ -6,7 +6,7 @@ use std::{
     sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
-use nestlock_wire::Arg;
+use nestlock_wire::{Arg, Call, Value};
 use tokio::{
     runtime::{Builder, Handle, Runtime},
     sync::{mpsc, oneshot},

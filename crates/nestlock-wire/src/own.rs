@@ -5,6 +5,7 @@
 //! the replies, on the runtime in which the client was made, and the *keeper* handles the timeouts,
 //! on the client's own thread.
 
+mod bundle;
 pub(crate) mod driver;
 pub(crate) mod greet;
 pub(crate) mod incoming;

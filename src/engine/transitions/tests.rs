@@ -10,8 +10,8 @@ use crate::{
     engine::{
         generation::Ticket,
         kind::KindInfo,
-        lease::{Lease, Millis},
-        state::Residue,
+        lease::{Lease, Millis, RenewalReply},
+        state::{Due, DueRenewal, Residue},
     },
     owner::{ClientId, OwnerId},
     store::tests::scripts::GRAIN,

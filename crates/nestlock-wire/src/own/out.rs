@@ -3,24 +3,19 @@
 
 use std::{collections::VecDeque, mem, time::Duration};
 
-use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::{
     clock::Instant,
-    error::StoreErrorKind,
     failure::Failure,
     limits::REFUSED,
-    numbered, refusal,
+    numbered,
     request::BundlePart,
     resp::{self, Frame, Value},
     texts::Texts,
     until::Until,
 };
 
-/// Most requests in one bundle. All of a bundle wait until the last is executed, so a larger one
-/// would delay the first.
-const MOST_TOGETHER: usize = 32;
 /// Why a connection ends if a reply does not match the request that is due.
 const ANOTHER: &str = "a reply to another request";
 
@@ -59,17 +54,17 @@ pub(super) struct Out {
     pub(super) is_full: bool,
     pub(super) is_ended: bool,
     pub(super) texts: Texts,
-    bundles: Bundles,
+    pub(super) bundles: Bundles,
 }
 
 /// The state of bundling: the merge of several requests into one.
 #[derive(Default)]
-struct Bundles {
+pub(super) struct Bundles {
     /// Whether bundling is off, because the user lacks permission for a key or the keys are in
     /// different slots. Each refused bundle would cost all of its requests a second round trip.
-    are_off: bool,
+    pub(super) are_off: bool,
     /// An empty buffer for the next merge.
-    spare: Vec<u8>,
+    pub(super) spare: Vec<u8>,
 }
 
 /// Whether a writer is active.
@@ -363,127 +358,6 @@ impl Out {
         {
             self.held.pop_front();
             self.waiting.pop_front();
-        }
-    }
-
-    /// Returns the failure for the requests of a bundle that was refused as a whole.
-    fn refused_together(&mut self, error: String) -> Failure {
-        use StoreErrorKind as K;
-        let kind = refusal::verdict(&error).0;
-        // A server in such a state would refuse each request alone, one round trip later.
-        let refuses_all = matches!(kind, K::Loading | K::Busy | K::MasterDown | K::ClusterDown);
-        if refuses_all || !refusal::is_known(&error) {
-            return Failure::Refused(error);
-        }
-        // Known errors come before execution, so each request may be sent again, alone.
-        self.bundles.are_off |= matches!(kind, K::NoPermission | K::CrossSlot);
-        Failure::RefusedTogether(error)
-    }
-
-    /// Merges adjacent requests in the buffer into bundles, where they allow it.
-    pub(super) fn bundle(&mut self) {
-        let first = self
-            .waiting
-            .partition_point(|waiting| waiting.end <= self.from);
-        let mut parts = self
-            .waiting
-            .range(first..)
-            .map(|waiting| waiting.part.is_some());
-        let mut before = false;
-        if self.bundles.are_off || !parts.any(|part| mem::replace(&mut before, part) && part) {
-            return;
-        }
-        let spare = mem::take(&mut self.bundles.spare);
-        let mut old = mem::replace(&mut self.buf, spare);
-        // Part of the first request may have been sent, so its bytes must not change.
-        let is_cut = self
-            .waiting
-            .get(first)
-            .is_some_and(|first| first.end - (first.length as u64) < self.from);
-        let (mut at, mut read) = (first, 0);
-        while at < self.waiting.len() {
-            let many = if is_cut && at == first {
-                1
-            } else {
-                self.together(&old[read..], at)
-            };
-            let end = (self.waiting[at + many - 1].end - self.from) as usize;
-            if many > 1 {
-                self.write_together(&old[read..end], at, many);
-            } else {
-                self.buf.extend_from_slice(&old[read..end]);
-            }
-            let new_end = self.from + self.buf.len() as u64;
-            let shift = |waiting: &mut Waiting| waiting.end = new_end;
-            self.waiting.range_mut(at..at + many).for_each(shift);
-            (at, read) = (at + many, end);
-        }
-        self.end = self.from + self.buf.len() as u64;
-        old.clear();
-        if old.capacity() <= MAX_KEPT_BUFFER {
-            self.bundles.spare = old;
-        }
-    }
-
-    /// Returns how many requests from this one on form a bundle; `bytes` begins with this one's. No
-    /// two may be about the same lock: a proxy may deliver a request twice, which is harmless for
-    /// each script, but not for an acquire that finds its lock busy and the release behind it.
-    fn together(&self, bytes: &[u8], at: usize) -> usize {
-        let (mut locks, mut from) = (SmallVec::<[&[u8]; MOST_TOGETHER]>::new(), 0);
-        for waiting in self.waiting.range(at..).take(MOST_TOGETHER) {
-            let Some(part) = &waiting.part else { break };
-            let lock = &bytes[from + part.key as usize..from + part.args as usize];
-            if locks.contains(&lock) {
-                break;
-            }
-            locks.push(lock);
-            from += waiting.length;
-        }
-        locks.len().max(1)
-    }
-
-    /// Encodes `many` requests, whose bytes these are, as one.
-    fn write_together(&mut self, bytes: &[u8], at: usize, many: usize) {
-        let Some(bundle) = self.waiting[at].part.as_ref().map(|part| part.bundle) else {
-            return;
-        };
-        let (verb, script) = self.texts.verb(bundle.text());
-        let begin = self.buf.len();
-        resp::write_head(&mut self.buf, 4 + many * 5);
-        resp::write_word(&mut self.buf, verb.as_bytes());
-        resp::write_word(&mut self.buf, script.as_bytes());
-        resp::write_integer(&mut self.buf, many as u64);
-        for is_key in [true, false] {
-            let mut from = 0;
-            for waiting in self.waiting.range(at..at + many) {
-                let Some(part) = &waiting.part else { return };
-                let [key, args, number] =
-                    [part.key, part.args, part.number].map(|at| from + at as usize);
-                from += waiting.length;
-                if is_key {
-                    self.buf.extend_from_slice(&bytes[key..args]);
-                } else {
-                    resp::write_word(&mut self.buf, &[part.digit]);
-                    self.buf.extend_from_slice(&bytes[args..number]);
-                }
-            }
-        }
-        resp::write_integer(&mut self.buf, self.waiting[at].number);
-        // The first request has all of the bundle's bytes, and the others have none.
-        let length = self.buf.len() - begin;
-        let last = self
-            .waiting
-            .range(at..at + many)
-            .map(|waiting| waiting.last)
-            .max();
-        for (n, waiting) in self.waiting.range_mut(at..at + many).enumerate() {
-            (waiting.reply, waiting.length) = if n == 0 {
-                (Reply::Each(many), length)
-            } else {
-                (Reply::OfEach, 0)
-            };
-            waiting.last = last.unwrap_or(waiting.last);
-            waiting.part = None;
         }
     }
 
