@@ -16,7 +16,7 @@ use crate::{
     stdout::say,
 };
 
-/// Below this version, a rule for HELLO is needed.
+/// Older versions need a rule for HELLO.
 const HELLO_IS_FREE: (u64, u64, u64) = (6, 2, 2);
 
 /// How a pattern writes a name between braces.
@@ -235,8 +235,8 @@ fn superfluous(tool: Option<For>) -> &'static [&'static str] {
         Some(For::Ls | For::Who) => &SHARDED_MESSAGES,
         // it frees nothing by force, and resets nothing
         Some(For::Exec) => &["scan", "~nestlock_fence:{{}"],
-        // as for `exec`; and its locks have no other clients: no queue moves on, no reader is in
-        // the way, no second token is given
+        // as for `exec`; also, its locks have no other clients: no queue advances, no reader blocks
+        // a writer, and no second token is issued
         Some(For::Doctor) => &[
             "scan",
             "~nestlock_fence:{{}",
@@ -258,7 +258,7 @@ fn superfluous(tool: Option<For>) -> &'static [&'static str] {
             "zrangebyscore",
             "zremrangebyscore",
         ],
-        // it never reads which owner holds a lock, and none of its waiters dies
+        // it never reads the owner of a lock, and none of its waiters dies
         Some(For::Bench) => &["hgetall", "ltrim"],
         _ => &[],
     }
@@ -383,7 +383,7 @@ fn quoted(word: &str) -> String {
 
 async fn version(server: &Server) -> Result<(u64, u64, u64), Failure> {
     let raw = Raw::connect(server).await?;
-    // the rules have to suit all servers
+    // the rules must be valid on all servers
     let said = raw.ask_each(&raw.masters(), &["INFO", "server"]).await;
     let said: Result<Vec<_>, _> = said.into_iter().collect();
     let said = said.map_err(|error| error.details().to_owned())?;

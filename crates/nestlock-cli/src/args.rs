@@ -25,7 +25,7 @@ pub(crate) struct Server {
     /// The server's URL
     #[arg(
         long,
-        help = "The server's URL: redis://HOST, redis-cluster://A,B, redis-sentinel://A,B/SERVICE, redis://A,B, with rediss for TLS, or redis+unix://PATH. Other users see it in the list of processes: prefer the variable [env: NESTLOCK_URL]",
+        help = "The server's URL: redis://HOST, redis-cluster://A,B, redis-sentinel://A,B/SERVICE, redis://A,B, with rediss for TLS, or redis+unix://PATH. Other users see it in the process list: prefer the variable [env: NESTLOCK_URL]",
         global = true,
         value_name = "URL"
     )]
@@ -57,7 +57,10 @@ pub(crate) struct Server {
 
 /// TLS options for `rediss://`, `rediss-cluster://`, `rediss-sentinel://`.
 #[derive(Debug, Default, clap::Args)]
-#[expect(clippy::struct_field_names, reason = "they are the names of options")]
+#[expect(
+    clippy::struct_field_names,
+    reason = "the fields are named like the options"
+)]
 pub(crate) struct Certificates {
     /// CA certificates to trust with TLS (PEM) [default: the system's]
     #[arg(long, global = true, env = "NESTLOCK_TLS_CA", value_name = "FILE")]
@@ -112,22 +115,21 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit codes: the command's own; 128+N if signal N ended it; 75 (-E) if the lock is busy; 76 (--lost-code) if it was lost;
-77 if it was lost, and something of the command works on that cannot be ended: what became another user, as by sudo. 126, 127 if the command cannot be run or found; 125 if nestlock failed; 64 for wrong use.
+Exit codes: the command's own; 128+N if signal N ended it; 75 (-E) if the lock is busy; 76 (--lost-code) if the lock was lost;
+77 if it was lost, and a process of the command cannot be ended and runs on, because it became another user, as with sudo;
+126, 127 if the command cannot be run, or was not found; 125 if nestlock failed; 64 for wrong usage.
 
-The lock is renewed while nestlock runs, and dies with it after the lease. If it cannot be renewed, the command's process
-group gets TERM a grace before the last twentieth of the lease, and all that the command began gets KILL then: before anybody else can
-have the lock. Below another `exec` of the same lock it goes along with that one's hold.
+nestlock renews the lock while it runs; if nestlock is gone, the lock is free after the lease. If the lock cannot be renewed,
+the command's process group gets TERM one grace before the last twentieth of the lease, and everything that the command
+started gets KILL when that last twentieth begins: before another client can have the lock. Inside another `exec` of the
+same lock, this one shares the hold of that one.
 
-Stopped by Control-Z, nestlock stops too, and nobody renews the lock meanwhile: if its lease is over when it goes on, the
-command is killed before it does anything. What the command leaves behind is ended with it, or waited for (--wait-group): on
-Linux whichever process group, session or parent it has; elsewhere what is in the command's process group. On Linux all of
-it ends with a nestlock that is killed, too. flock(1) holds a lock for as long as any of them lives.
-A signal that is ignored when nestlock begins, as nohup does with HUP, is not passed on.")]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is an option of its own"
-)]
+When Control-Z stops the command, nestlock stops too, and the lock is not renewed: if the lease has ended when the job
+resumes, the command is killed before it does anything. Processes that the command leaves behind are ended with it, or waited
+for (--wait-group): on Linux in any process group or session and with any parent, elsewhere those in the command's process
+group. On Linux, all of them also end if nestlock is killed. flock(1), in contrast, holds a lock while any of them lives.
+A signal that is ignored when nestlock starts, as HUP is with nohup, is not forwarded.")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate option")]
 pub(crate) struct Exec {
     /// Name of the lock
     pub(crate) name: String,
@@ -137,7 +139,7 @@ pub(crate) struct Exec {
     /// Share the lock with other readers; same as --kind read
     #[arg(short, long, conflicts_with = "kind")]
     pub(crate) shared: bool,
-    /// Give up after TIME if the lock is busy: 500ms, 10s, 2m [default: wait for ever]
+    /// Give up after TIME if the lock is busy: 500ms, 10s, 2m [default: wait forever]
     #[arg(short, long, value_parser = duration, value_name = "TIME", conflicts_with = "nonblock")]
     pub(crate) wait: Option<Duration>,
     /// Give up at once if the lock is busy
@@ -146,8 +148,8 @@ pub(crate) struct Exec {
     /// How long the lock stays held without a renewal
     #[arg(long, value_parser = duration, default_value = "30s", value_name = "TIME")]
     pub(crate) lease: Duration,
-    /// Start only when NUMBER replicas have the lock too: otherwise a failover may lose it, and two
-    /// clients hold it
+    /// Start only when NUMBER replicas have the lock too: without that, a failover may lose it, and
+    /// two clients hold it
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     pub(crate) replicas: u32,
     /// Time between TERM and KILL when the lock is lost; at most a third of the lease
@@ -166,7 +168,7 @@ pub(crate) struct Exec {
     /// Exit code if the lock was lost
     #[arg(long, default_value_t = 76, value_name = "CODE")]
     pub(crate) lost_code: u8,
-    /// Acquire a separate hold even inside another exec of the same lock, and wait for that one
+    /// Acquire a separate hold even inside another exec of the same lock, and wait for that exec
     #[arg(long)]
     pub(crate) no_inherit: bool,
     /// Run a line of shell instead of a command
@@ -241,11 +243,11 @@ pub(crate) struct Find {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-`reentrant` is also what mutexes and spin locks have on the server, and fair locks that nobody waits for. WAITING is tasks
-for fair locks, else client processes that listen. What the server does not say is `-`.
+`reentrant` also stands for mutexes, spin locks, and fair locks without waiters: they have the same record on the server.
+WAITING counts tasks for fair locks, otherwise client processes that listen. What the server does not report is `-`.
 
-Of a cluster all masters are looked through. Exit code 1: one of the servers did not answer, and its locks are missing; with
---watch and --stat it is told, what it had is taken to be as it was, and it goes on, with whoever takes over.")]
+In a cluster all masters are scanned. Exit code 1: a server did not reply, and its locks are missing. With --watch and --stat
+that server is reported instead, its locks are taken to be unchanged, and `ls` continues, with the server that takes over.")]
 pub(crate) struct Ls {
     #[command(flatten)]
     pub(crate) find: Find,
@@ -262,8 +264,8 @@ pub(crate) struct Ls {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Releases are counted where one can listen to them: in a cluster of Redis 7.0 or later nobody can, and they are `-`. A server that
-does not answer is told, what it had is shown as it was, and whoever takes over is asked.")]
+Releases are counted where `top` can listen to them. In a cluster of Redis 7.0 or later it cannot, and they are `-`. A server
+that does not reply is reported, its locks are shown as they were, and `top` switches to the server that takes over.")]
 pub(crate) struct Top {
     #[command(flatten)]
     pub(crate) find: Find,
@@ -277,7 +279,7 @@ pub(crate) struct Top {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Of the nodes of a cluster, each row tells the worst, with its address. A plain URL to a node tells of that alone.")]
+In a cluster, each row shows the worst node, with its address. With a plain URL of one node, only that node is checked.")]
 pub(crate) struct Doctor {
     /// Print JSON, one object per line
     #[arg(long)]
@@ -297,10 +299,7 @@ pub(crate) enum For {
 }
 
 #[derive(Debug, clap::Args)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is an option of its own"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate option")]
 pub(crate) struct Acl {
     /// Kinds of locks that the user needs [default: all]
     #[arg(long, value_delimiter = ',', value_name = "KINDS")]
@@ -388,11 +387,11 @@ fn duration(text: &str) -> Result<Duration, String> {
         "s" | "" => 1.0,
         "m" => 60.0,
         "h" => 3600.0,
-        _ => return Err(format!("{unit:?} is no unit of time; use ms, s, m or h")),
+        _ => return Err(format!("unknown unit of time {unit:?}; use ms, s, m or h")),
     };
     let number = number
         .parse::<f64>()
-        .map_err(|_| "say it as 500ms, 10s or 2m".to_owned())?;
+        .map_err(|_| "expected a time such as 500ms, 10s or 2m".to_owned())?;
     Duration::try_from_secs_f64(number * seconds).map_err(|error| error.to_string())
 }
 

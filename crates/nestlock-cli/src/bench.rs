@@ -56,12 +56,12 @@ pub(crate) async fn bench(server: &Server, bench: &Bench) -> Result<u8, Failure>
             "it is not on this machine".to_owned()
         };
         return Err(Unusable(format!(
-            "this sends about {commands} commands to the server, and {why}; say --yes"
+            "this sends about {commands} commands to the server, and {why}; add --yes to run it anyway"
         ))
         .into());
     }
     warn(format_args!(
-        "about {commands} commands, {} tasks at a time, {} rounds",
+        "sending about {commands} commands; concurrent tasks: {}, rounds: {}",
         bench.tasks, bench.rounds
     ));
     let scratch = format!("nestlock-bench:{id}");
@@ -73,7 +73,7 @@ pub(crate) async fn bench(server: &Server, bench: &Bench) -> Result<u8, Failure>
     let names: Vec<String> = raw.names_at(&node, &scratch).take(tasks + 1).collect();
     if names.len() <= tasks {
         return Err(Unusable(format!(
-            "too few names are on one server for {tasks} tasks; say fewer --tasks"
+            "too few lock names map to one server for {tasks} tasks; use a smaller --tasks"
         ))
         .into());
     }
@@ -112,7 +112,7 @@ pub(crate) async fn bench(server: &Server, bench: &Bench) -> Result<u8, Failure>
     Ok(0)
 }
 
-/// Counts the other clients: without this one, its requests, and what is part of the service.
+/// Counts the other clients. Leaves out this client, its requests, replicas and sentinels.
 async fn others(raw: &Raw<'_>, id: &str) -> usize {
     let lists = raw.ask_each(&raw.masters(), &["CLIENT", "LIST"]).await;
     let lists = lists.into_iter().filter_map(|list| text(&list.ok()?));

@@ -110,7 +110,7 @@ pub(crate) async fn who(server: &Server, who: &Who) -> Result<u8, Failure> {
     let away = sight.raw.away();
     if !away.is_empty() {
         warn(format_args!(
-            "{}; whose connections are there is not known",
+            "{}; the clients connected there are unknown",
             told(&away)
         ));
     }

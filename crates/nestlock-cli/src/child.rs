@@ -36,7 +36,7 @@ pub(crate) type Variables = Vec<(String, Option<String>)>;
 pub(crate) enum Change {
     /// It has stopped in a terminal. This process has to stop too, because a shell waits for that.
     Stopped(Signal),
-    /// The guards have ended it, because this process stood still until the deadline.
+    /// The guards have ended it, because this process was suspended until the deadline.
     Overdue,
     /// A guard was killed.
     Unguarded,
@@ -52,7 +52,8 @@ enum GuardState {
     Alone,
     /// All have ended.
     Done,
-    /// Nothing: the first guard has ended, and what is left are children of this process now.
+    /// Nothing: the first guard has ended, and the remaining processes are children of this process
+    /// now.
     Lost,
 }
 
@@ -87,7 +88,7 @@ pub(crate) struct Child {
     ended: Option<End>,
     /// Everything is being ended, including the guards.
     is_ending: bool,
-    /// The process group got TERM.
+    /// TERM was sent to the process group.
     is_asked: bool,
     /// Other processes that got TERM.
     asked: HashSet<Pid>,
@@ -102,11 +103,12 @@ impl Child {
         deadline: impl Fn() -> Instant,
         signals: &Signals,
     ) -> io::Result<Option<Self>> {
-        // first, so that this process adopts what the guards leave behind when they are killed
+        // before the guards start, so that this process adopts what they leave behind when they are
+        // killed
         let mut family = Family::begin()?;
         if family.is_blind() {
             warn(
-                "/proc is not that of this process: of what the command begins, only its process group can be ended",
+                "/proc belongs to another process namespace: only the command's process group can be ended",
             );
         }
         let (theirs, life) = pipe()?;
@@ -134,7 +136,7 @@ impl Child {
                 Ok(None) if is_overdue => return Ok(None),
                 Ok(None) => {
                     return Err(io::Error::other(
-                        "the command's guards ended before it began",
+                        "the guards of the command ended before it started",
                     ));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -167,7 +169,7 @@ impl Child {
         }))
     }
 
-    /// Sets until when the command may run. If this process stands still, the guards end it then.
+    /// Sets until when the command may run. If this process is suspended, the guards end it then.
     pub(crate) fn until(&self, deadline: Instant) {
         // after a failure the previous deadline stays, which is earlier
         let _ = self.deadline.set(deadline);
@@ -274,8 +276,8 @@ impl Child {
     /// Returns the next change since the last call.
     pub(crate) fn change(&mut self) -> Option<Change> {
         for event in self.family.news().unwrap_or_default() {
-            // only once, as the process ID may be reused after that; the guards report the end of
-            // the command
+            // act on this only once, as the process ID may be reused after it; the end of the
+            // command is reported by the guards
             if let Event::Ended(pid, end) = event
                 && pid == self.first
                 && matches!(self.guard, GuardState::Runs | GuardState::Alone)
@@ -350,8 +352,8 @@ impl Child {
     /// Returns whether the command had the terminal. Nothing renews the lock during the stop.
     pub(crate) fn stop_along(&mut self, signal: Signal) -> bool {
         let had_terminal = self.take_terminal();
-        // a stop signal that came to this process also reached the rest of its job, or was not
-        // meant for it
+        // a stop signal that this process got also reached the rest of its job, or was not meant
+        // for it
         let came_here = self
             .told_to_stop
             .take()

@@ -46,7 +46,7 @@ impl Server {
             .or_else(|| of_variable("NESTLOCK_URL_FILE").map(PathBuf::from));
         let url = if let Some(url) = url {
             url.into_string()
-                .map_err(|_| Unusable("the URL is no text".to_owned()))?
+                .map_err(|_| Unusable("the URL is not valid UTF-8".to_owned()))?
         } else if let Some(file) = &file {
             let text =
                 fs::read_to_string(file).map_err(|error| unreadable(file, "--url-file", &error))?;
@@ -56,8 +56,8 @@ impl Server {
         };
         if url.matches("://").count() > 1 {
             return Err(Unusable(
-                "these are several URLs: nestlock goes to one server, cluster or service, whose addresses stand between \
-                 commas, `redis-cluster://a:6379,b:6379`; a RedLock over several servers is the library's"
+                "several URLs were given, but nestlock connects to one server, cluster or service: separate its addresses \
+                 with commas, as in `redis-cluster://a:6379,b:6379`; only the library supports RedLocks over several servers"
                     .to_owned(),
             )
             .into());
@@ -180,7 +180,11 @@ impl Certificates {
                 );
             }
             (None, None) => {}
-            _ => return Err(Unusable("--tls-cert and --tls-key go together".to_owned()).into()),
+            _ => {
+                return Err(
+                    Unusable("--tls-cert and --tls-key must be given together".to_owned()).into(),
+                );
+            }
         }
         if let Some(name) = self
             .tls_server_name
@@ -193,7 +197,7 @@ impl Certificates {
     }
 }
 
-/// Converts a read error. It is a usage error, unless no file descriptor was left to open the file.
+/// Converts a read error. It is a usage error, unless the process has run out of file descriptors.
 fn unreadable(file: &Path, option: &str, error: &io::Error) -> Failure {
     let why = format!(
         "the file {} of {option} cannot be read: {error}",

@@ -1,5 +1,5 @@
-//! The time until which the command may run. nestlock writes it, and the guards keep to it while
-//! nestlock stands still.
+//! The time until which the command may run. nestlock writes it, and the guards enforce it while
+//! nestlock is suspended.
 
 use std::{
     fs::File,
@@ -16,7 +16,7 @@ const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
 #[cfg(not(target_os = "linux"))]
 const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
 
-/// A file of 8 bytes without a name: the last value counts, however late it is read.
+/// An unnamed file of 8 bytes: the last value counts, however late it is read.
 #[derive(Debug)]
 pub(crate) struct Deadline(File);
 

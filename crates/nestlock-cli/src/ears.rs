@@ -34,8 +34,8 @@ pub(crate) struct Ears {
 }
 
 impl Ears {
-    /// Subscribes to all releases. Returns `None` if not all of them can be heard, or this user may
-    /// not subscribe.
+    /// Subscribes to all releases. Returns `None` if some of them cannot be received, or this user
+    /// may not subscribe.
     pub(crate) async fn open(raw: &Raw<'_>, prefix: &str) -> Option<Self> {
         let node = raw.masters().into_iter().next()?;
         if raw.is_cluster() {

@@ -39,7 +39,7 @@ const LEAVE: Duration = Duration::from_secs(1);
 /// A divisor: KILL is sent 1/20 of the lease before its end, so that all processes have ended by
 /// then.
 const SPARE: u32 = 20;
-const STOOD_STILL: &str = "nestlock stood still until the lease's end";
+const STOOD_STILL: &str = "nestlock was suspended until the end of the lease";
 /// A divisor: the guards send KILL 1/40 of the lease before its end if nestlock has not.
 const SPARE_OF_GUARDS: u32 = 40;
 /// Exit code (`EX_NOPERM`): the lock was lost, and a process of the command cannot be ended.
@@ -125,7 +125,7 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
         Err((true, _)) => return Ok(exec.lost_code),
         Err((false, why)) if !matches!(outcome, Outcome::Lost) => {
             warn(format_args!(
-                "the lock is free when its lease is over: {why}"
+                "the release was not confirmed; the lock is free when its lease ends: {why}"
             ));
         }
         _ => {}
@@ -147,7 +147,7 @@ fn grace(exec: &Exec) -> Result<Duration, Unusable> {
     let most = exec.lease / 3;
     match exec.grace {
         Some(grace) if grace > most => Err(Unusable(format!(
-            "--grace {grace:?} does not fit into a lease of {:?}: {most:?} at most",
+            "--grace {grace:?} is too long for a lease of {:?}: use at most {most:?}",
             exec.lease
         ))),
         Some(grace) => Ok(grace),
@@ -302,7 +302,7 @@ impl Ending {
     fn of_loss(&mut self, kill_at: Instant, why: &str) {
         if !std::mem::replace(&mut self.is_lost, true) {
             self.at(kill_at);
-            warn(format_args!("{why}: the command is ended"));
+            warn(format_args!("{why}: ending the command"));
         }
     }
 
@@ -340,9 +340,9 @@ impl Ending {
             return Ok(Some(self.tries.pause(&left)));
         }
         let then = if self.is_lost {
-            "it works on though the lock is lost"
+            "it runs on although the lock is lost"
         } else {
-            "the lock is kept until it has ended"
+            "nestlock keeps the lock until it has ended"
         };
         if self.is_lost || !std::mem::replace(&mut self.is_said, true) {
             for member in unended {
@@ -350,12 +350,12 @@ impl Ending {
             }
             if unended.is_empty() {
                 warn(format_args!(
-                    "something that the command began cannot be found, as /proc does not show it; {then}"
+                    "a process of the command cannot be found, because /proc does not show it; {then}"
                 ));
             }
             if unended.iter().any(|member| member.is_refused) {
                 warn(
-                    "run nestlock as that user, inside: sudo nestlock exec .., rather than nestlock exec .. sudo",
+                    "run nestlock as that user, `sudo nestlock exec ..` instead of `nestlock exec .. sudo`",
                 );
             }
         }
@@ -387,10 +387,11 @@ async fn command(
     let Some(mut child) =
         Child::begin(&program, variables(lock, kind, hold), deadline, signals).await?
     else {
-        warn(format_args!("{STOOD_STILL}: the command does not begin"));
+        warn(format_args!("{STOOD_STILL}: the command was not started"));
         return Ok(Outcome::Lost);
     };
-    // not restarted in each pass: a request in flight has to survive, however long its reply takes
+    // not restarted in each pass: that would cancel a request in flight, and a reply that takes
+    // longer than a pass would never arrive
     let mut keeping = Box::pin(hold.keep(asked));
     let (mut ending, mut is_known, mut is_guarded) = (Ending::default(), true, true);
     let mut last_stop = None::<(Signal, Instant)>;
@@ -402,7 +403,7 @@ async fn command(
                     let had_terminal = child.stop_along(signal);
                     if hold.until(asked) <= Instant::now() {
                         // the command must not resume without the lock
-                        ending.of_loss(Instant::now(), "the lease was over when it went on");
+                        ending.of_loss(Instant::now(), "the lease had ended when nestlock resumed");
                     } else {
                         child.go_on(had_terminal);
                     }
@@ -410,7 +411,7 @@ async fn command(
                 Change::Overdue => ending.of_loss(Instant::now(), STOOD_STILL),
                 Change::Unguarded => {
                     ending.at(Instant::now());
-                    warn("a guard of the command was killed: the command is ended");
+                    warn("a guard of the command was killed: ending the command");
                     is_guarded = false;
                 }
             }
@@ -452,7 +453,7 @@ async fn command(
         let Ok(pause) = ending.go_on(&mut child, now) else {
             return Ok(Outcome::Unended);
         };
-        // short enough for the guards to hear of a renewal in time
+        // short enough for the guards to learn of a renewal in time
         let longest = LOOK.min(exec.lease / LOOKS);
         let pause = pause.unwrap_or_else(|| renewed_by.saturating_duration_since(now).min(longest));
         tokio::select! {

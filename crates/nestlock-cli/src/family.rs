@@ -100,7 +100,7 @@ impl Tries {
         self.pause
     }
 
-    /// Returns the total time waited. Time in which this process stood still does not count.
+    /// Returns the total time waited. Time in which this process was suspended does not count.
     fn paused(&self) -> Duration {
         self.paused + self.since.elapsed().min(self.pause)
     }
@@ -169,7 +169,7 @@ impl Family {
     /// Adds a guard, a process between this one and the command.
     #[cfg_attr(
         not(target_os = "linux"),
-        expect(unused_variables, reason = "nothing finds what it has")
+        expect(unused_variables, reason = "its children cannot be found there")
     )]
     pub(crate) fn keeper(&mut self, pid: Pid) {
         match &mut self.known {
@@ -402,7 +402,7 @@ mod tree {
                 .filter(|(pid, group)| !skip(*pid, *group))
                 .map(|(_, group)| group)
                 .collect();
-            // do not visit all of them each time: there may be thousands
+            // do not visit all processes each time: there may be thousands
             if groups.is_empty() {
                 return Vec::new();
             }
@@ -422,7 +422,8 @@ mod tree {
 
         pub(super) fn end(&mut self, tries: &Tries, news: &mut Vec<Event>) -> Vec<Member> {
             if let Some(command) = self.command {
-                // all at once, however many they are, and however busy they keep the machine
+                // stops the whole group in one call, however many processes it has and however busy
+                // they keep the machine
                 let _ = killpg(command, Signal::SIGSTOP);
             }
             let (mut all, mut family) = (Vec::<Process>::new(), self.with_keepers(&[]));

@@ -44,7 +44,7 @@ const GUARDS: u8 = 2;
 /// How often the remaining processes are checked after they got TERM.
 pub(crate) const LEFT: Duration = Duration::from_millis(20);
 /// No stop is reported while nestlock has this many unread bytes. That leaves room for the end and
-/// the deadline while nestlock stands still.
+/// the deadline while nestlock is suspended.
 const UNREAD: u64 = 1_000;
 /// Longest pause between two checks of a guard. A suspended machine may wake up in the middle of a
 /// pause; and on systems other than Linux no signal reports the end of a process group.
@@ -65,7 +65,7 @@ pub(crate) enum Told {
     Ended(End),
     /// The guard of the command was killed, and the command with it.
     Unguarded,
-    /// nestlock stood still until the deadline, so everything is being ended.
+    /// nestlock was suspended until the deadline, so everything is being ended.
     Overdue,
 }
 
@@ -230,8 +230,8 @@ impl Role {
     pub(crate) fn run(self) -> ExitCode {
         match self {
             Self::Guard(guard, program) => {
-                // on this thread and no other: the command is killed at the end of the thread that
-                // started it
+                // on this thread: the parent-death signal kills the command at the end of the thread
+                // that started it
                 match runtime().and_then(|runtime| runtime.block_on(guard.run(&program))) {
                     Ok(true) => ExitCode::SUCCESS,
                     Ok(false) => ExitCode::from(ENDED_ALL),
@@ -280,7 +280,8 @@ impl Guard {
             inherited(self.told, true)?,
         );
         let deadline = Deadline::of(inherited(self.deadline, false)?);
-        // do not wait while the pipe is full, as nestlock stands still then
+        // do not block while the pipe is full: nestlock is suspended then, and this guard has to
+        // enforce the deadline
         fcntl(&told, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let tell = |what: Told| (&told).write_all(&what.to_bytes());
         tell(Told::Guard(getpid()))?;
@@ -372,7 +373,7 @@ impl Guard {
                 if is_alone && !is_said {
                     for member in unended(&left, false) {
                         warn(format_args!(
-                            "{member}; nestlock is gone or stands still, so that it may work on without the lock"
+                            "{member}; nestlock is gone or suspended, so it may run on without the lock"
                         ));
                         is_said = true;
                     }

@@ -78,7 +78,7 @@ pub(crate) async fn ls(server: &Server, ls: &Ls) -> Result<u8, Failure> {
     }
     for what in findings.denied {
         warn(format_args!(
-            "this user may not ask everything (+{what}); what is not known is `-`"
+            "this user may not read everything (+{what}); what is not known is `-`"
         ));
     }
     if let Some(unheard) = findings.unheard {
@@ -88,7 +88,7 @@ pub(crate) async fn ls(server: &Server, ls: &Ls) -> Result<u8, Failure> {
         return Ok(0);
     }
     warn(format_args!(
-        "{}; the locks there are missing here",
+        "{}; the locks there are missing from this list",
         told(&away)
     ));
     Ok(MISSING)
@@ -159,10 +159,10 @@ impl Watched {
         away.extend(findings.away.clone());
         if !away.keys().eq(self.away.keys()) {
             if away.is_empty() {
-                warn("all servers answer");
+                warn("all servers reply");
             } else {
                 warn(format_args!(
-                    "{}; what is told of the locks there is old",
+                    "{}; the locks there are taken to be unchanged",
                     told(&away)
                 ));
             }

@@ -143,8 +143,8 @@ impl Node {
             |kind: ErrorKind, why: String| Error::new(kind, format!("cannot connect: {why}"));
         // one timeout for all steps of the connect
         let connected = timeout(connect, Endpoint::client(config, performance, connection)).await;
-        let connected = connected
-            .map_err(|_| failed(ErrorKind::IO, format!("no answer within {connect:?}")))?;
+        let connected =
+            connected.map_err(|_| failed(ErrorKind::IO, format!("no reply within {connect:?}")))?;
         connected.map_err(|error| {
             let kind = if error.kind() == StoreErrorKind::Auth {
                 ErrorKind::Auth
@@ -203,7 +203,7 @@ impl Node {
         let missing = || {
             Err(last
                 .clone()
-                .unwrap_or_else(|| Error::new(ErrorKind::IO, "no answer")))
+                .unwrap_or_else(|| Error::new(ErrorKind::IO, "no reply")))
         };
         answers.resize_with(requests.len(), missing);
         Ok(answers)
@@ -247,7 +247,7 @@ pub(crate) fn is_over(error: &Error) -> bool {
     )
 }
 
-/// Returns whether no server is there, so that no client is connected to it, either.
+/// Returns whether no server is there, so no client is connected to it, either.
 pub(crate) fn is_nobody(error: &Error) -> bool {
     is_over(error)
         && error

@@ -50,7 +50,7 @@ const CHANNELS: usize = 1_000;
 pub(crate) struct Raw<'s> {
     server: &'s Server,
     url: String,
-    /// `None`: nothing checked whether locks can be taken there.
+    /// `None`: nothing checked whether locks can be acquired there.
     client: Option<LockClient>,
     nodes: RefCell<BTreeMap<String, Rc<Node>>>,
     away: RefCell<Away>,
@@ -120,7 +120,7 @@ impl<'s> Raw<'s> {
         })
     }
 
-    /// Connects, and checks that locks can be taken there.
+    /// Connects, and checks that locks can be acquired there.
     pub(crate) async fn connect_to_lock(server: &'s Server) -> Result<Self, Failure> {
         Ok(Self {
             client: Some(server.connect(None).await?),
@@ -139,11 +139,11 @@ impl<'s> Raw<'s> {
         })
     }
 
-    /// Returns the client that takes locks there.
+    /// Returns the client that acquires locks there.
     pub(crate) fn locks(&self) -> Result<&LockClient, Failure> {
         self.client
             .as_ref()
-            .ok_or_else(|| "there is no client".into())
+            .ok_or_else(|| "no lock client is connected".into())
     }
 
     pub(crate) fn topology(&self) -> Option<Topology> {
@@ -227,14 +227,11 @@ impl<'s> Raw<'s> {
             Ok(View { masters, slots, .. }) => {
                 let unserved = unserved(slots);
                 if masters.is_empty() {
-                    away.insert(
-                        SERVICE.to_owned(),
-                        "nobody is known to be the master".to_owned(),
-                    );
+                    away.insert(SERVICE.to_owned(), "no master is known".to_owned());
                 } else if !unserved.is_empty() {
                     away.insert(
                         SERVICE.to_owned(),
-                        format!("nobody serves slots {}", unserved.join(", ")),
+                        format!("no master serves slots {}", unserved.join(", ")),
                     );
                 }
                 masters
@@ -315,7 +312,7 @@ impl<'s> Raw<'s> {
     /// Sends a request to the server with the key that is its second word.
     pub(crate) async fn ask(&self, words: &[&str]) -> Answer {
         let answer = self.ask_all(vec![self::words(words)]).await.pop();
-        answer.unwrap_or_else(|| Err(Error::new(ErrorKind::Unknown, "no answer")))
+        answer.unwrap_or_else(|| Err(Error::new(ErrorKind::Unknown, "no reply")))
     }
 
     /// Sends many requests in few round trips. A refused request does not affect the others.
@@ -479,6 +476,6 @@ pub(crate) fn unserved(mut slots: Vec<(u16, u16, usize)>) -> Vec<String> {
 fn nobody(key: &str) -> Error {
     Error::new(
         ErrorKind::IO,
-        format!("nobody serves slot {}", redis_keyslot(key.as_bytes())),
+        format!("no master serves slot {}", redis_keyslot(key.as_bytes())),
     )
 }

@@ -166,7 +166,7 @@ fn is_other(key: &str) -> bool {
 /// Returns the error for a scan of too many keys, which the user has to request explicitly.
 pub(crate) fn too_many(there: &str, most: u64) -> Unusable {
     Unusable(format!(
-        "there are {there}, more than {most}, and all would be looked through; say a PATTERN, --prefix or a higher --max-keys"
+        "there are {there}, more than {most}, and all would be scanned; give a PATTERN, a --prefix or a higher --max-keys"
     ))
 }
 
@@ -211,14 +211,14 @@ pub(crate) async fn named(
     let mut found = found.into_values();
     match (found.next(), found.next()) {
         (Some(one), Some(other)) => Err(Unusable(format!(
-            "two locks are called {name:?}: one is {}, one is {}; say --kind",
+            "two locks have the name {name:?}: one is {}, one is {}; select one with --kind",
             one.record.name(),
             other.record.name()
         ))
         .into()),
         (Some(one), None) => match kind {
             Some(kind) if !kind.has(one.record) => Err(format!(
-                "{name:?} is held by another kind of lock: {}",
+                "{name:?} is held as another kind of lock: {}",
                 one.record.name()
             )
             .into()),
@@ -229,17 +229,21 @@ pub(crate) async fn named(
             .any(|candidate| others.contains(candidate.key())) =>
         {
             Err(format!(
-                "what is kept at {key:?} is no lock, or one of a --kind that is not guessed"
+                "the key {key:?} does not belong to a lock, or to one whose --kind has to be given"
             )
             .into())
         }
-        // a signal lock has a key of its own: to a user who may not see it, there is none
+        // a signal lock has a separate key, so a user without access to that key sees no such lock
         _ if candidates
             .iter()
             .any(|candidate| candidate.key() == key && hidden.contains(&key)) =>
         {
             let denied: Vec<&str> = denied.into_iter().collect();
-            Err(format!("this user may not ask who holds it: +{}", denied.join(" +")).into())
+            Err(format!(
+                "this user may not read the holder of {name:?}; grant it +{}",
+                denied.join(" +")
+            )
+            .into())
         }
         _ => Ok(None),
     }
@@ -271,14 +275,14 @@ async fn scan(
             Ok(page) => page,
             Err(error) if is_not_now(&error) => return Ok(Err(error)),
             Err(error) if is_denied(&error) => {
-                return Err("this user may not look through the keys; give it +scan".into());
+                return Err("this user may not scan the keys; grant it +scan".into());
             }
             Err(error) => {
-                return Err(format!("cannot look through the keys: {}", error.details()).into());
+                return Err(format!("cannot scan the keys: {}", error.details()).into());
             }
         };
         let [next, page] =
-            <[Value; 2]>::try_from(list(page)).map_err(|_| "the answer to SCAN makes no sense")?;
+            <[Value; 2]>::try_from(list(page)).map_err(|_| "the reply to SCAN is invalid")?;
         // a key that is not valid text does not belong to nestlock
         keys.extend(list(page).iter().filter_map(text));
         match text(&next) {
@@ -338,7 +342,7 @@ pub(crate) async fn read(
         Ok(_) => {}
         Err(Unheard::Denied(what)) => _ = findings.denied.insert(what),
         Err(Unheard::Away(who)) => {
-            findings.unheard = Some(format!("{who}; who waits is not known"));
+            findings.unheard = Some(format!("{who}; the number of waiters is not known"));
         }
     }
     let mut answers = answers.into_iter();

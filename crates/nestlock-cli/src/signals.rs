@@ -178,7 +178,7 @@ mod pauses {
             let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
             #[expect(
                 deprecated,
-                reason = "what came after it takes `unsafe`; this descriptor is its own"
+                reason = "the replacement requires `unsafe`; nothing else owns this descriptor"
             )]
             Ok(Self(AsyncFd::new(SignalFd::with_flags(&signals, flags)?)?))
         }

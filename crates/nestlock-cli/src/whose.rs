@@ -36,13 +36,13 @@ impl People {
                 Ok(list) => read(&mut people.of_client, &text(&list).unwrap_or_default()),
                 Err(error) if is_denied(&error) => {
                     people.unknown = Some(
-                        "this user may not see whose connections there are; give it +client|list",
+                        "this user may not list the connections of clients; grant it +client|list",
                     );
                 }
                 // that server is already reported as away
                 Err(error) if is_over(&error) => {}
                 Err(_) => {
-                    people.unknown = Some("the server does not tell whose connections there are");
+                    people.unknown = Some("the server does not list the connections of clients");
                 }
             }
         }

@@ -46,7 +46,7 @@ pub(super) async fn of_server(node: &Node, of: Of) -> Vec<Row> {
             rows.push(row(
                 "server",
                 Verdict::Unknown,
-                "this user may not ask INFO; give it +info",
+                "this user may not send INFO; grant it +info",
             ));
         }
         Err(error) => rows.push(row("server", Verdict::Unknown, error.details().to_owned())),
@@ -59,7 +59,7 @@ pub(super) async fn of_server(node: &Node, of: Of) -> Vec<Row> {
     rows
 }
 
-/// Checks the reply to INFO, which every user who may use locks may send.
+/// Checks the reply to INFO, which every user with permissions for locks may send.
 fn of_info(info: &str, of: Of) -> Vec<Row> {
     use Verdict::{Bad, Ok, Warn};
     let said: HashMap<&str, &str> = info
@@ -80,7 +80,7 @@ fn of_info(info: &str, of: Of) -> Vec<Row> {
             "version",
             Bad,
             format!(
-                "{named} is too old: Redis {}.{} or later, or Valkey",
+                "{named} is too old: nestlock requires Redis {}.{} or later, or Valkey",
                 OLDEST.0, OLDEST.1
             ),
         ),
@@ -88,38 +88,38 @@ fn of_info(info: &str, of: Of) -> Vec<Row> {
     });
     let replicas = number("connected_slaves");
     let role = match (field("role"), number("cluster_enabled")) {
-        // a replica is no fault in a cluster: it stands in for its master
+        // in a cluster, a replica is not a fault: it can take over from its master
         ("slave", _) if of == Of::Cluster => None,
         ("slave", _) => Some((
             Bad,
             format!(
-                "a replica of {}:{}: no lock can be taken here",
+                "a replica of {}:{}: no lock can be acquired here",
                 field("master_host"),
                 field("master_port")
             ),
         )),
         (_, 1) if of != Of::Cluster => Some((
             Warn,
-            "a node of a cluster: locks whose slots are elsewhere cannot be taken through it"
+            "a node of a cluster: locks in slots of other nodes cannot be acquired through it"
                 .to_owned(),
         )),
         _ if replicas > 0 => {
             let told = if replicas == 1 {
-                "a replica".to_owned()
+                "1 replica".to_owned()
             } else {
                 format!("{replicas} replicas")
             };
             Some((
                 Warn,
                 format!(
-                    "{told}: a failover may forget a lock that was taken a moment ago; use fencing tokens where that matters"
+                    "{told}: a failover may lose a lock that was just acquired; use fencing tokens where that matters"
                 ),
             ))
         }
         _ if of == Of::Server => Some((Ok, "a master without replicas".to_owned())),
         _ => Some((
             Warn,
-            "a master without replicas: when it is lost, nobody takes over".to_owned(),
+            "a master without replicas: if it fails, no server takes over".to_owned(),
         )),
     };
     rows.extend(role.map(|(verdict, why)| row("role", verdict, why)));
@@ -127,19 +127,19 @@ fn of_info(info: &str, of: Of) -> Vec<Row> {
         rows.push(row(
             "loading",
             Bad,
-            "it is loading its data, and answers nothing else meanwhile",
+            "the server is loading its data, and serves no locks until it has finished",
         ));
     }
     rows.push(match (field("maxmemory_policy"), number("maxmemory")) {
-        (_, 0) => row("memory", Ok, "no limit: nothing is evicted"),
+        (_, 0) => row("memory", Ok, "no limit: no keys are evicted"),
         ("noeviction", limit) if number("used_memory") > limit / 10 * 9 => {
-            row("memory", Warn, "nine tenths are used: soon no lock can be taken")
+            row("memory", Warn, "more than 90 % of maxmemory is used: soon no lock can be acquired")
         }
-        ("noeviction", _) => row("memory", Ok, "nothing is evicted"),
+        ("noeviction", _) => row("memory", Ok, "noeviction: no keys are evicted"),
         (policy, _) => row(
             "memory",
             Bad,
-            format!("maxmemory-policy is {policy}: it may evict a lock's record, and let two in; set noeviction"),
+            format!("maxmemory-policy is {policy}: the server may evict the record of a lock, and two clients then hold it; set noeviction"),
         ),
     });
     if number("evicted_keys") > 0 {
@@ -147,7 +147,7 @@ fn of_info(info: &str, of: Of) -> Vec<Row> {
             "evicted",
             Warn,
             format!(
-                "{} keys were evicted since it started: locks may have been among them",
+                "{} keys were evicted since the server started: records of locks may have been among them",
                 number("evicted_keys")
             ),
         ));
@@ -157,14 +157,14 @@ fn of_info(info: &str, of: Of) -> Vec<Row> {
         rows.push(row(
             "disk",
             Bad,
-            "it cannot write to its disk, and may refuse to take locks",
+            "the server cannot write to its disk, and may refuse requests for locks",
         ));
     }
     if number("aof_enabled") == 0 {
         rows.push(row(
             "persistence",
             Warn,
-            "no append-only file: a restart forgets what was locked, and others get in; keep it down for a lease, or set appendonly yes",
+            "no append-only file: a restart loses the locks that are held, and other clients acquire them; keep the server down for a lease, or set appendonly yes",
         ));
     }
     rows
@@ -195,14 +195,14 @@ async fn config(node: &Node, of: Of) -> Settings {
                 .into_values()
                 .next()
                 .and_then(|value| text(&value))
-                .ok_or("the server does not say"),
+                .ok_or("the server does not report it"),
             Err(_) => list(pair)
                 .get(1)
                 .and_then(text)
-                .ok_or("the server does not say"),
+                .ok_or("the server does not report it"),
         },
-        Err(error) if is_denied(&error) => Err("this user may not ask; give it +config|get"),
-        Err(_) => Err("the server does not say"),
+        Err(error) if is_denied(&error) => Err("this user may not read it; grant it +config|get"),
+        Err(_) => Err("the server does not report it"),
     };
     names.into_iter().zip(said.into_iter().map(value)).collect()
 }
@@ -217,33 +217,36 @@ fn of_config(config: &Settings, of: Of) -> Vec<Row> {
             row(name, verdict, format!("{value}{why}"))
         }
         Some(Err(why)) => row(name, Unknown, *why),
-        None => row(name, Unknown, "it was not asked"),
+        None => row(name, Unknown, "it was not checked"),
     };
     let mut rows = vec![
         row_of(FSYNC, &|value| match value {
             "always" => (Good, ""),
             _ => (
                 Warn,
-                ": with an append-only file, a crash of the machine forgets the last second or two; set always where that matters",
+                ": even with an append-only file, a crash of the machine loses the last second or two; set always where that matters",
             ),
         }),
         row_of(MIN_REPLICAS, &|value| match value {
             "0" => (
                 Good,
-                ": a master that is cut off from its replicas goes on giving locks",
+                ": a master that is cut off from its replicas continues to grant locks",
             ),
-            _ => (Good, ": no lock can be taken while fewer are connected"),
+            _ => (
+                Good,
+                ": no lock can be acquired while fewer replicas are connected",
+            ),
         }),
     ];
     if of == Of::Cluster {
         rows.push(row_of(COVERAGE, &|value| match value {
             "no" => (
                 Good,
-                ": while slots have no master, all other locks can be taken",
+                ": while some slots have no master, the locks of all other slots can be acquired",
             ),
             _ => (
                 Good,
-                ": while slots have no master, no lock at all can be taken",
+                ": while any slot has no master, no lock at all can be acquired",
             ),
         }));
         rows.push(row_of(NODE_TIMEOUT, &too_soon));
@@ -256,11 +259,11 @@ pub(super) fn too_soon(after: &str) -> (Verdict, &'static str) {
     match after.parse::<u128>() {
         Ok(after) if after <= ANSWER.as_millis() => (
             Verdict::Warn,
-            " ms: a master that hung may answer after it was replaced, and be believed; keep command timeouts, 3 s by default, below that",
+            " ms: a master that hung may reply after it was replaced, and clients would trust the reply; keep command timeouts, 3 s by default, below that",
         ),
         _ => (
             Verdict::Ok,
-            " ms: longer than an answer is waited for by default, as it should be",
+            " ms: longer than the default command timeout, as it should be",
         ),
     }
 }
@@ -277,7 +280,7 @@ pub(super) fn of_round_trip(round_trip: Duration, at: Option<&str>) -> Row {
             "round trip",
             Verdict::Warn,
             format!(
-                "{took}: each lock and each unlock takes as long; keep the watchdog timeout at a hundred times that"
+                "{took}: each lock and each unlock takes this long; set the watchdog timeout to 100 times that"
             ),
         )
     } else {
@@ -380,7 +383,7 @@ mod tests {
         assert!(readme.contains(&format!("Redis {}.{} or later", OLDEST.0, OLDEST.1)));
     }
 
-    /// In a cluster a replica is no fault, but a master without replicas is.
+    /// In a cluster, a replica is not a fault, but a master without replicas is.
     #[test]
     fn a_server_is_judged_by_what_it_is_of() {
         let warned = [("role".to_owned(), Verdict::Warn)];

@@ -1,4 +1,4 @@
-//! Checks that locks can be taken and released.
+//! Checks that locks can be acquired and released.
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ impl Scratch {
         }
     }
 
-    /// Deletes the token that a fenced lock leaves behind, which no owner needs any more.
+    /// Deletes the fencing token that a fenced lock leaves behind, which no owner needs any more.
     pub(super) async fn tidy(self, raw: &Raw<'_>, server: &Server) {
         self.client.idle().await;
         let token = derived(
@@ -73,13 +73,15 @@ fn failed(what: String, kinds: &str, error: &Error) -> Row {
         Error::Store { source, .. } if source.kind() == StoreErrorKind::NoPermission => row(
             what,
             Verdict::Unknown,
-            format!("{error}; `nestlock acl --kinds {kinds}` says what it takes"),
+            format!(
+                "{error}; `nestlock acl --kinds {kinds}` prints the permissions that are required"
+            ),
         ),
         _ => row(what, Verdict::Bad, error.to_string()),
     }
 }
 
-/// Takes and releases a lock of each kind.
+/// Acquires and releases a lock of each kind.
 pub(super) async fn of_kinds(scratch: &Scratch) -> Vec<Row> {
     let client = &scratch.client;
     let kinds = [
@@ -102,11 +104,11 @@ pub(super) async fn of_kinds(scratch: &Scratch) -> Vec<Row> {
             Ok(true)
         };
         match outcome.await {
-            Ok(true) => Ok(row(kind.name(), Verdict::Ok, "taken and given back")),
+            Ok(true) => Ok(row(kind.name(), Verdict::Ok, "acquired and released")),
             Ok(false) => Ok(row(
                 kind.name(),
                 Verdict::Unknown,
-                "somebody else holds the scratch lock",
+                "another client holds the scratch lock",
             )),
             Err(error) => Err((kind.name(), kind.name(), error)),
         }
@@ -119,7 +121,8 @@ pub(super) async fn of_kinds(scratch: &Scratch) -> Vec<Row> {
 /// The result of one check. On failure: the check, its kinds as `acl` names them, and the error.
 type Tried = Result<Row, (String, String, Error)>;
 
-/// Returns a row for each check, and a single row for all that failed for want of a command.
+/// Returns a row for each check, and a single row for all that failed because the server lacks a
+/// command.
 fn told(tries: Vec<Tried>) -> Vec<Row> {
     let (mut rows, mut lacking) = (Vec::new(), Vec::new());
     let mut missing: Option<Vec<String>> = None;
@@ -181,18 +184,21 @@ async fn of_messages(scratch: &Scratch) -> nestlock::Result<Row> {
             row(
                 "messages",
                 Verdict::Ok,
-                format!("a waiter hears of a release within {} ms", took.as_millis()),
+                format!(
+                    "a waiter is notified of a release within {} ms",
+                    took.as_millis()
+                ),
             )
         }
         None => row(
             "messages",
             Verdict::Warn,
-            "a waiter does not hear of a release, and looks once a second: may this user subscribe?",
+            "a waiter is not notified of a release, and polls once a second: may this user subscribe?",
         ),
     })
 }
 
-/// Takes and releases a lock at each master of a cluster.
+/// Acquires and releases a lock at each master of a cluster.
 pub(super) async fn of_masters(scratch: &Scratch, raw: &Raw<'_>) -> Vec<(String, Vec<Row>)> {
     let tries = raw.masters().into_iter().map(async |node| {
         let name = raw.names_at(&node, &scratch.name).next()?;
@@ -207,12 +213,12 @@ pub(super) async fn of_masters(scratch: &Scratch, raw: &Raw<'_>) -> Vec<(String,
             Ok(true) => row(
                 "each master",
                 Verdict::Ok,
-                "a lock is taken and given back there",
+                "a lock was acquired and released there",
             ),
             Ok(false) => row(
                 "each master",
                 Verdict::Unknown,
-                "somebody else holds the scratch lock",
+                "another client holds the scratch lock",
             ),
             Err(error) => failed("each master".into(), "reentrant", &error),
         };

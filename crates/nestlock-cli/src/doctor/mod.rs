@@ -39,7 +39,7 @@ pub(crate) async fn doctor(server: &Server, doctor: &Doctor) -> Result<u8, Failu
             "time",
             Verdict::Unknown,
             format!(
-                "the server answered too slowly: what is missing here took longer than {LIMIT:?}"
+                "the server replied too slowly: the checks that are missing here took longer than {LIMIT:?}"
             ),
         ));
     }
@@ -68,8 +68,8 @@ pub(crate) async fn doctor(server: &Server, doctor: &Doctor) -> Result<u8, Failu
     })
 }
 
-/// Connects to the servers. A single server at which no lock can be taken is checked too, and the
-/// reason is returned with it.
+/// Connects to the servers. A single server at which no lock can be acquired is checked too, and
+/// the reason is returned with it.
 async fn reach(server: &Server) -> Result<(Raw<'_>, Option<Failure>), Failure> {
     let refused = match Raw::connect_to_lock(server).await {
         Ok(raw) => return Ok((raw, None)),

@@ -21,7 +21,7 @@ impl Verdict {
     }
 }
 
-/// A check, and what came of it.
+/// A check, its result, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) what: String,

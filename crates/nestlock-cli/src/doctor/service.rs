@@ -82,7 +82,7 @@ fn away(raw: &Raw<'_>, address: &str, why: &str) -> Row {
         row(
             address,
             Verdict::Bad,
-            format!("{why}: its locks can be neither taken nor renewed"),
+            format!("{why}: its locks can be neither acquired nor renewed"),
         )
     }
 }
@@ -108,19 +108,19 @@ fn of_cluster(raw: &Raw<'_>) -> Vec<Row> {
             row(
                 "cluster",
                 Verdict::Warn,
-                format!("{count}: of fewer than three masters, none is replaced when it is lost"),
+                format!("{count}: with fewer than 3 masters, a master that fails is not replaced"),
             )
         } else {
             row("cluster", Verdict::Ok, count)
         },
         if unserved.is_empty() {
-            row("slots", Verdict::Ok, "each has a master")
+            row("slots", Verdict::Ok, "each slot has a master")
         } else {
             row(
                 "slots",
                 Verdict::Bad,
                 format!(
-                    "{} have no master: locks there can be neither taken nor renewed",
+                    "{} have no master: locks there can be neither acquired nor renewed",
                     unserved.join(", ")
                 ),
             )
@@ -221,7 +221,7 @@ async fn of_sentinels(raw: &Raw<'_>) -> Vec<Row> {
             Err(error) if is_denied(&error) => {
                 answer += 1;
                 unknown =
-                    Some("this user may not ask the sentinels; give it +sentinel|masters there");
+                    Some("this user may not query the sentinels; grant it +sentinel|masters there");
             }
             Err(error) => away.push(format!("{}: {}", sentinel.address, error.details())),
         }
@@ -246,17 +246,17 @@ fn judged(
         },
     );
     let Some(most) = known.iter().max_by_key(|known| known.sentinels) else {
-        let why = unknown.unwrap_or("none of them knows the master by now");
+        let why = unknown.unwrap_or("none of them knows the current master yet");
         return vec![row(
             what,
             Verdict::Unknown,
-            format!("{answer} of {named} answer: {why}{away}"),
+            format!("{answer} of {named} reply: {why}{away}"),
         )];
     };
     let quorum = known.iter().map(|known| known.quorum).max().unwrap_or(0);
     let needed = quorum.max(most.sentinels / 2 + 1);
     let count = format!(
-        "{answer} of {named} answer, there are {}, and {quorum} must agree that the master is away",
+        "{answer} of {named} reply, there are {}, and {quorum} must agree that the master is down",
         most.sentinels
     );
     let (verdict, why) = if answer + most.sentinels.saturating_sub(named) < needed {
@@ -264,12 +264,12 @@ fn judged(
     } else if most.sentinels < ENOUGH {
         (
             Verdict::Warn,
-            ": of fewer than three, the loss of one may end all failovers",
+            ": with fewer than 3, the loss of one may prevent all failovers",
         )
     } else if named < most.sentinels {
         (
             Verdict::Warn,
-            ": name all of them in the URL, or clients may hear of a failover late",
+            ": list all of them in the URL, or clients may notice a failover late",
         )
     } else if answer < named {
         (Verdict::Warn, "")

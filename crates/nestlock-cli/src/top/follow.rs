@@ -68,7 +68,7 @@ pub(super) async fn follow(
         let took = began.elapsed();
         match &outcome {
             Err(error) => {
-                let why = format!("{error}: this is old; trying again");
+                let why = format!("{error}: this data is old; retrying");
                 if tell.send(News::Trouble(why)).await.is_err() {
                     return;
                 }

@@ -34,7 +34,7 @@ use crate::{
 pub(crate) async fn top(server: &Server, top: &Top) -> Result<u8, Failure> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         return Err(Unusable(
-            "top needs a terminal; without one there is `nestlock ls --watch`".into(),
+            "top needs a terminal; without one, use `nestlock ls --watch`".into(),
         )
         .into());
     }
@@ -98,7 +98,7 @@ impl Keys {
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Waits until the terminal is gone. A process that ignores HUP is not notified, and crossterm's
-/// `read` never returns at the end of the terminal: it retries for ever.
+/// `read` never returns at the end of the terminal: it retries forever.
 async fn gone() {
     loop {
         let stdin = std::io::stdin();
@@ -170,7 +170,7 @@ async fn free(server: &Server, name: String, record: Record, owner: String) -> S
     };
     match outcome.await {
         Ok(true) => format!("freed {name}, which {owner} held"),
-        Ok(false) => format!("{owner} does not hold {name} any more: nothing was done"),
+        Ok(false) => format!("{owner} no longer holds {name}: nothing was freed"),
         Err(error) => format!("{name}: {error}"),
     }
 }

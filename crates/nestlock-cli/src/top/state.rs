@@ -73,10 +73,7 @@ pub(super) enum Asked {
 }
 
 #[derive(Debug)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is a question of its own"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "the flags are independent")]
 pub(super) struct State {
     pub(super) address: String,
     pub(super) read_only: bool,
@@ -134,7 +131,7 @@ impl State {
         std::mem::take(&mut self.dirty)
     }
 
-    /// Returns whether the screen stands still: `top` is paused, or a question is open.
+    /// Returns whether the screen is frozen: `top` is paused, or a question is open.
     pub(super) fn is_paused(&self) -> bool {
         self.paused || matches!(self.mode, Mode::Question { .. })
     }
@@ -167,13 +164,13 @@ impl State {
     pub(super) fn refresh(&mut self, mut findings: Findings, since_discovery: Duration) {
         findings.keep(|key| self.found.get(key));
         let away = &findings.away;
-        let old =
-            (!away.is_empty()).then(|| format!("{}; the locks there are as they were", told(away)));
+        let old = (!away.is_empty())
+            .then(|| format!("{}; the locks there are shown as they were", told(away)));
         self.trouble = old.or(findings.unheard.take());
         if let Some(what) = findings.denied.first()
             && self.message.is_none()
         {
-            self.message = Some(format!("this user may not ask everything (+{what})"));
+            self.message = Some(format!("this user may not read everything (+{what})"));
         }
         self.found = findings.found;
         self.since_discovery = since_discovery;
@@ -249,7 +246,7 @@ impl State {
                         owner,
                     });
                 }
-                self.message = Some("nothing was done".into());
+                self.message = Some("nothing was freed".into());
             }
             Mode::Filter => self.edit(code),
             Mode::Help | Mode::Details
@@ -479,7 +476,7 @@ pub(super) mod tests {
         assert_eq!(state.selected.as_deref(), Some("c"));
     }
 
-    /// A lock is freed only after a yes, and nothing moves while the question is open.
+    /// A lock is freed only after `y`, and nothing moves while the question is open.
     #[test]
     fn top_frees_a_lock_only_after_a_yes_and_pauses_at_the_question() {
         let mut state = state(&[("a", Some(3))]);

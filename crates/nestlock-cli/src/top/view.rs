@@ -13,10 +13,10 @@ use crate::ls::printable;
 
 const HELP: &str = "\
 q, Ctrl-C   quit                 Enter   details
-arrows, j k g G   walk           Space   pause
-/           filter (Esc clears)  + -     how often
-s           sort by the next     I       the other way round
-f           free a lock, after a question";
+arrows, j k g G   move           Space   pause
+/           filter (Esc clears)  + -     polling interval
+s           sort by next column  I       invert the order
+f           free a lock, after confirmation";
 
 pub(super) fn draw(state: &mut State, frame: &mut Frame<'_>) {
     let [head, body, foot] = Layout::vertical([
@@ -150,7 +150,7 @@ fn holder(state: &State, found: &crate::locks::Found) -> String {
 
 fn details(state: &State) -> String {
     let Some(found) = state.selected.as_ref().and_then(|name| state.get(name)) else {
-        return "it is free now".to_owned();
+        return "the lock is free now".to_owned();
     };
     let mut lines = vec![
         format!("name     {}", printable(&found.name)),
@@ -175,6 +175,7 @@ fn details(state: &State) -> String {
 
 fn popup(frame: &mut Frame<'_>, title: &str, text: &str) {
     let area = frame.area();
+    // the borders and the padding take 4 columns, and the borders 2 rows
     let wide = text
         .lines()
         .map(|line| line.chars().count())
@@ -275,11 +276,11 @@ mod tests {
     #[test]
     fn an_answer_that_does_not_come_is_told() {
         let mut state = state(&[("order:7", Some(3))]);
-        state.trouble("cannot connect: Connection refused: this is old; trying again".into());
+        state.trouble("cannot connect: Connection refused: this data is old; retrying".into());
         let told = screen(&mut state);
         assert!(
             told.contains("order:7")
-                && told.contains("cannot connect: Connection refused: this is old"),
+                && told.contains("cannot connect: Connection refused: this data is old"),
             "{told}"
         );
     }

@@ -269,7 +269,7 @@ fn a_nestlock_that_stood_still_knows_why_its_guards_ended() {
         assert_eq!(running.code(), Some(76), "{round}");
         let said = fs::read_to_string(world.path("said")).unwrap();
         // or that the lease is over, where this was held up
-        let is_why = said.contains("stood still") || said.contains("the lease ended");
+        let is_why = said.contains("was suspended") || said.contains("the lease ended");
         assert!(is_why && !said.contains("guard"), "{said}");
     }
 }
@@ -338,7 +338,7 @@ fn a_nestlock_that_stood_still_does_not_say_it_works_on() {
     world.text("begun");
     assert_eq!(world.code(&["force", "l"]), 0);
     eventually("it ends the command", || {
-        said().contains("the command is ended")
+        said().contains("ending the command")
     });
     running.send(Signal::SIGSTOP);
     // longer than the grace, and what the kernel has for it
@@ -529,17 +529,17 @@ fn what_proc_does_not_show_keeps_the_lock_or_is_said() {
     let said = || fs::read_to_string(world.path("said")).unwrap();
     let running = Running::telling(command, fs::File::create(world.path("said")).unwrap());
     eventually("it is said", || {
-        said().contains("the lock is kept until it has ended")
+        said().contains("nestlock keeps the lock until it has ended")
     });
     assert!(
-        said().contains("only its process group can be ended"),
+        said().contains("only the command's process group can be ended"),
         "{}",
         said()
     );
     assert_eq!(world.code(&["force", "l"]), 0);
     assert_eq!(running.code(), Some(77), "{}", said());
     assert!(
-        said().contains("it works on though the lock is lost"),
+        said().contains("it runs on although the lock is lost"),
         "{}",
         said()
     );
@@ -1071,7 +1071,7 @@ fn what_became_another_user_and_was_left_keeps_the_lock() {
     ));
     let pid = world.pid("pid-x");
     eventually("it is said", || {
-        users.said("the lock is kept until it has ended")
+        users.said("nestlock keeps the lock until it has ended")
     });
     assert_eq!(
         (world.code(&["who", "l"]), running.try_wait().unwrap()),

@@ -197,7 +197,7 @@ fn a_job_resumed_after_its_lease_is_killed_before_it_acts() {
     terminal.shows("Stopped");
     eventually("the lease is over", || world.code(&["who", "l"]) == 1);
     terminal.types("fg\n");
-    terminal.shows("the lease was over when it went on");
+    terminal.shows("the lease had ended when nestlock resumed");
     terminal.types("echo code-$?\n");
     terminal.shows("code-76\n");
     assert!(!world.exists("ran"));
@@ -392,7 +392,7 @@ fn control_s_does_not_hold_up_the_end() {
     assert_eq!(world.code(&["force", "l"]), 0);
     eventually("it is ended", || !is_alive(pid));
     terminal.types("\x11");
-    terminal.shows("the command is ended");
+    terminal.shows("ending the command");
 }
 
 // --- top ---
@@ -420,7 +420,7 @@ fn top_shows_holders_frees_on_a_yes_and_restores_the_terminal() {
     terminal.types("f");
     terminal.draws("Free order:7");
     terminal.types("n");
-    terminal.draws("nothing was done");
+    terminal.draws("nothing was freed");
     assert_eq!(world.code(&["who", "order:7"]), 0);
     terminal.types("f");
     terminal.draws("Free order:7");
@@ -509,14 +509,14 @@ fn top_is_left_though_the_server_hangs_or_is_gone() {
     terminal.draws("order:7");
     world.server.stop().unwrap();
     terminal.types("?");
-    terminal.draws("the other way round");
+    terminal.draws("invert the order");
     terminal.types("?q");
     terminal.shows("code-0");
     world.server.cont().unwrap();
     terminal.types(&format!("{NESTLOCK} top; echo code-$?\n"));
     terminal.draws("order:7");
     drop(world.server.kill());
-    terminal.draws("this is old; trying again");
+    terminal.draws("this data is old; retrying");
     terminal.draws("order:7");
     terminal.types("q");
     terminal.shows("code-0");

@@ -207,7 +207,8 @@ fn a_cluster_is_shown_whole() {
             "{table}"
         );
         assert!(
-            errors.contains(&gone.addr().to_string()) && errors.contains("who waits is not known"),
+            errors.contains(&gone.addr().to_string())
+                && errors.contains("the number of waiters is not known"),
             "{errors}"
         );
         gone.cont().unwrap();
@@ -263,7 +264,7 @@ fn a_cluster_is_shown_whole() {
     assert_eq!(code, Some(1), "{rows}{errors}");
     for row in [
         "3 masters, 3 replicas",
-        "each has a master",
+        "each slot has a master",
         "warn     persistence",
         "ok       each master",
         "ok       signal",
@@ -445,8 +446,8 @@ fn a_cluster_that_loses_a_master_is_watched_on() {
         "{rows}"
     );
     cluster.wait_until_settled().unwrap();
-    let mut before = watch.until("what is told of the locks there is old");
-    before.extend(watch.until("all servers answer"));
+    let mut before = watch.until("the locks there are taken to be unchanged");
+    before.extend(watch.until("all servers reply"));
     #[cfg(target_os = "linux")]
     {
         top.draws("q quit");
@@ -477,10 +478,10 @@ fn a_cluster_that_loses_a_master_is_watched_on() {
     drop(alone.kill());
     #[cfg(target_os = "linux")]
     {
-        top.draws("the locks there are as they were");
+        top.draws("the locks there are shown as they were");
         top.draws(&names[2]);
     }
-    let mut before = watch.until("what is told of the locks there is old");
+    let mut before = watch.until("the locks there are taken to be unchanged");
     // all that is there is looked for again
     let new = name_at(&cluster, well, "new");
     let _new = holder(&place, &new);
@@ -538,9 +539,9 @@ fn sentinels_lead_to_the_master_and_to_the_next_one() {
     let (code, rows, errors) = place.said(&["doctor"]);
     assert_eq!(code, Some(1), "{rows}{errors}");
     for row in [
-        "2 replicas: a failover may forget",
+        "2 replicas: a failover may lose",
         "ok       sentinels",
-        "3 of 3 answer, there are 3, and 2 must agree",
+        "3 of 3 reply, there are 3, and 2 must agree",
         "ok       messages",
     ] {
         assert!(rows.contains(row), "{row}: {rows}");
@@ -567,10 +568,10 @@ fn sentinels_lead_to_the_master_and_to_the_next_one() {
     down_after("600000");
     let old = group.master().unwrap();
     old.kill().unwrap();
-    let mut before = watch.until("what is told of the locks there is old");
+    let mut before = watch.until("the locks there are taken to be unchanged");
     down_after("500");
     group.wait_for_another_master(old).unwrap();
-    before.extend(watch.until("all servers answer"));
+    before.extend(watch.until("all servers reply"));
     let (code, table, errors) = place.said(&["ls"]);
     assert!(code == Some(0) && table.contains("kept"), "{table}{errors}");
     assert_eq!(place.code(&["force", "kept"]), 0);
@@ -600,7 +601,7 @@ fn sentinels_are_asked_with_the_rules_that_are_printed(group: &SpawnedSentinel) 
         user.said(&["doctor"]).1
     };
     let rows = doctor(&["--sentinel", "--for", "doctor"]);
-    assert!(rows.contains("3 of 3 answer, there are 3"), "{rows}");
+    assert!(rows.contains("3 of 3 reply, there are 3"), "{rows}");
     for sentinel in group.sentinels() {
         assert_eq!(
             says(sentinel.addr(), &["ACL", "LOG"]),
