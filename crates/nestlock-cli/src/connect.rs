@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_told_without_a_password() {
+    fn a_server_is_shown_without_a_password() {
         for (url, told) in [
             ("redis://u:secret@localhost", "localhost"),
             ("redis+unix:///a/b", "/a/b"),

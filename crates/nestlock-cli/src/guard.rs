@@ -230,8 +230,8 @@ impl Role {
     pub(crate) fn run(self) -> ExitCode {
         match self {
             Self::Guard(guard, program) => {
-                // on this thread: the parent-death signal kills the command at the end of the thread
-                // that started it
+                // on this thread: the parent-death signal kills the command at the end of the
+                // thread that started it
                 match runtime().and_then(|runtime| runtime.block_on(guard.run(&program))) {
                     Ok(true) => ExitCode::SUCCESS,
                     Ok(false) => ExitCode::from(ENDED_ALL),

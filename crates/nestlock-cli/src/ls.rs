@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_once() {
+    fn a_change_is_reported_once() {
         let before = BTreeMap::from([held("a", "1"), held("b", "1"), held("c", "1")]);
         let now = BTreeMap::from([held("b", "2"), held("c", "1"), held("d", "1")]);
         let told: Vec<_> = changes(&before, &now)

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_of_a_server_is_told() {
+    fn each_fault_of_a_server_is_reported() {
         assert_eq!(verdicts(&[], Of::Server), []);
         for (change, what, verdict) in [
             (

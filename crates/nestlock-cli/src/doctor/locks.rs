@@ -10,7 +10,7 @@ use crate::{args::Server, failure::Failure, kind::Kind, locks::derived, raw::Raw
 
 /// The release comes after half of this time, and the waiter gives up after twice this time.
 const HEARD: Duration = Duration::from_millis(500);
-/// The polling interval of the waiter, so long that only a message can wake it.
+/// The polling interval of the waiter, long enough that only a message can wake it.
 const NEVER: Duration = Duration::from_secs(60);
 
 /// Scratch locks, and the clients that use them.

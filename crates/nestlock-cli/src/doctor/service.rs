@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_several_servers_the_worst_is_told_and_named() {
+    fn the_worst_of_several_servers_is_shown_with_its_address() {
         let of = |address: &str, verdict, why: &str| {
             (address.to_owned(), vec![row("memory", verdict, why)])
         };

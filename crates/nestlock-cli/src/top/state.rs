@@ -164,8 +164,8 @@ impl State {
     pub(super) fn refresh(&mut self, mut findings: Findings, since_discovery: Duration) {
         findings.keep(|key| self.found.get(key));
         let away = &findings.away;
-        let old = (!away.is_empty())
-            .then(|| format!("{}; the locks there are shown as they were", told(away)));
+        let old =
+            (!away.is_empty()).then(|| format!("{}; the locks there may be stale", told(away)));
         self.trouble = old.or(findings.unheard.take());
         if let Some(what) = findings.denied.first()
             && self.message.is_none()

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_does_not_come_is_told() {
+    fn a_missing_reply_is_reported() {
         let mut state = state(&[("order:7", Some(3))]);
         state.trouble("cannot connect: Connection refused: this data is old; retrying".into());
         let told = screen(&mut state);

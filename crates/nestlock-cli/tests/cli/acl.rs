@@ -1,4 +1,4 @@
-//! `acl --for`: what a tool needs, and nothing besides.
+//! `acl --for`: a tool needs every rule that is printed, and no others.
 
 use std::{
     process::{Command, Stdio},
@@ -15,7 +15,7 @@ const OTHER: &str = "0a1b2c3d-2222-4222-8333-444455556666:43";
 const DEAD: &str = "0a1b2c3d-3333-4222-8333-444455556666:44";
 const PREFIX: &str = "app:";
 
-/// The patterns and commands that are printed, as rules.
+/// Returns the printed patterns and commands, as rules.
 fn rules(world: &World, args: &[&str]) -> Vec<String> {
     let (_, json, _) = world.said(&[&["acl", "--prefix", PREFIX, "--json"], args].concat());
     let json: Value = serde_json::from_str(&json).unwrap();
@@ -35,7 +35,8 @@ fn rules(world: &World, args: &[&str]) -> Vec<String> {
     .concat()
 }
 
-/// A lock of each kind, held by [`OWNER`]: its name, and more arguments that it takes to name it.
+/// Creates a lock of each kind, held by [`OWNER`]. Returns the name of each, and the additional
+/// arguments that select it.
 fn locks_of_each_kind(world: &World) -> Vec<(String, Vec<String>)> {
     let mut all = Vec::new();
     let set_up = |words: &[&str]| assert!(!world.server_says(words).starts_with('-'), "{words:?}");
@@ -56,7 +57,7 @@ fn locks_of_each_kind(world: &World) -> Vec<(String, Vec<String>)> {
             &format!("redisson_lock_token:{{{}}}", key("plain")),
             "7",
         ]);
-        // one waiter that is gone, and one behind it
+        // one dead waiter, and one behind it
         for waiter in [DEAD, OTHER] {
             set_up(&[
                 "RPUSH",
@@ -77,7 +78,7 @@ fn locks_of_each_kind(world: &World) -> Vec<(String, Vec<String>)> {
                 waiter,
             ]);
         }
-        // more readers than a release looks at
+        // more readers than a release examines
         for n in 0..18 {
             set_up(&["HSET", &key("read"), &format!("{DEAD}{n}"), "1"]);
         }
@@ -89,7 +90,7 @@ fn locks_of_each_kind(world: &World) -> Vec<(String, Vec<String>)> {
             let hold = format!("{{{}}}:{owner}:rwlock_timeout:{n}", key("read"));
             set_up(&["SET", &hold, "1", "PX", ttl]);
         }
-        // a signal that nobody came for
+        // a wake-up that no waiter has fetched
         set_up(&["RPUSH", &format!("lock-signal:{}", key("signal")), "1"]);
         set_up(&[
             "SET",
@@ -110,7 +111,7 @@ fn locks_of_each_kind(world: &World) -> Vec<(String, Vec<String>)> {
     all
 }
 
-/// What the tool says and does, on locks of each kind.
+/// Returns the output and the effects of the tool, on locks of each kind.
 fn outcome(world: &World, tool: &str, rules: &[&str]) -> Vec<String> {
     assert_eq!(world.server_says(&["FLUSHALL"]), "+OK\r\n");
     assert_eq!(world.server_says(&["SCRIPT", "FLUSH"]), "+OK\r\n");
@@ -131,7 +132,7 @@ fn outcome(world: &World, tool: &str, rules: &[&str]) -> Vec<String> {
         let text = [output.stdout, output.stderr]
             .map(|bytes| String::from_utf8(bytes).unwrap())
             .concat();
-        // times differ
+        // times differ from run to run
         let text: String = text
             .chars()
             .filter(|letter| !letter.is_ascii_digit())
@@ -169,7 +170,8 @@ fn is_denied(world: &World) -> bool {
     world.server_says(&["ACL", "LOG"]) != "*0\r\n"
 }
 
-/// How it ends; where something is denied it may wait for locks that it could not release, and is not waited for.
+/// Returns how it ends. If a permission is missing, it may wait for locks that it could not
+/// release, and is not awaited.
 fn bench(world: &World, url: &str) -> String {
     let mut bench = world.nestlock(&[
         "bench", "--yes", "--rounds", "1", "--pairs", "1000", "--tasks", "4",
@@ -193,7 +195,7 @@ fn each_rule_is_needed(tool: &str) {
     let world = World::new();
     let rules = rules(&world, &["--for", tool]);
     let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
-    // a machine that is busy may take longer than the doctor does
+    // on a busy machine the checks may exceed the doctor's time limit
     let is_whole = |said: &Vec<String>| !said.iter().any(|said| said.contains("too slowly"));
     let all = (0..10)
         .map(|_| outcome(&world, tool, &rules))
@@ -206,7 +208,7 @@ fn each_rule_is_needed(tool: &str) {
         "{all:#?}"
     );
     let superfluous = |left_out: &&&str| {
-        // asked 100 ms after somebody has waited: the tool may be gone by then
+        // sent 100 ms after the last waiter is gone: the tool may have exited by then
         if ["doctor", "bench"].contains(&tool) && **left_out == "+unsubscribe" {
             return false;
         }
@@ -246,7 +248,7 @@ fn to_measure_takes_no_more_than_what_is_printed() {
     each_rule_is_needed("bench");
 }
 
-/// Of the tools, `exec` alone waits for replicas, and none for the disk.
+/// Of the tools, only `exec` waits for replicas, and none waits for the disk.
 #[test]
 fn what_waits_for_no_copies_gets_no_rule_to_wait() {
     let world = World::new();
@@ -268,14 +270,14 @@ fn what_waits_for_no_copies_gets_no_rule_to_wait() {
     }
 }
 
-/// What `top` does is what these do, and it listens.
+/// `top` does what `ls`, `who` and `force` do, and also subscribes to releases.
 #[test]
 fn to_watch_takes_what_it_takes_to_list_and_free() {
     let world = World::new();
     let of = |tool: &str| rules(&world, &["--for", tool]);
     let mut parts = [of("ls"), of("who"), of("force")].concat();
     parts.extend(["+psubscribe", "+publish"].map(str::to_owned));
-    // what is written is read, too
+    // a rule to write a key includes reading it
     let written = parts.clone();
     parts.retain(|rule| {
         rule.strip_prefix("%R")
@@ -289,7 +291,7 @@ fn to_watch_takes_what_it_takes_to_list_and_free() {
     assert_eq!(sorted(of("top")), sorted(parts));
 }
 
-/// Who may only look can write nothing, whatever else the user may do.
+/// A tool that only reads gets no rule to write, whatever the user may do otherwise.
 #[test]
 fn what_only_looks_gets_no_rule_to_write() {
     let world = World::new();
@@ -301,7 +303,7 @@ fn what_only_looks_gets_no_rule_to_write() {
         let writes: Vec<&String> = rules.iter().filter(writes).collect();
         assert!(writes.is_empty(), "{tool}: {writes:?}");
     }
-    // without a prefix, too, where one pattern is enough
+    // also without a prefix, where one pattern is enough
     let (_, line, _) = world.said(&["acl", "--for", "ls"]);
     let words = Command::new("sh")
         .args(["-c", &format!("printf '%s\\n' {line}")])

@@ -13,7 +13,7 @@ fn said(world: &World, args: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn what_is_held_is_told_and_freed() {
+fn a_held_lock_is_reported_and_freed() {
     let world = World::new();
     assert_eq!(said(&world, &["who", "l"]), (Some(1), String::new()));
     assert_eq!(
@@ -29,7 +29,7 @@ fn what_is_held_is_told_and_freed() {
         code == Some(0) && told.starts_with(&format!("{owner} 1 ")),
         "{told}"
     );
-    // whose it is: the shell's, of this machine
+    // the program of the holder: the shell, on this machine
     let words: Vec<&str> = told.split_whitespace().collect();
     assert!(
         words[2].ends_with("ms") && words[3] == "sh" && words[5].parse::<u32>().is_ok(),
@@ -82,16 +82,16 @@ fn what_is_held_is_told_and_freed() {
 }
 
 #[test]
-fn a_lock_of_another_kind_is_told_and_left_alone() {
+fn a_lock_of_another_kind_is_reported_and_left_alone() {
     let world = World::new();
     assert_eq!(world.server_says(&["SET", "l", "text"]), "+OK\r\n");
     assert_eq!(said(&world, &["force", "l"]).0, Some(125));
     assert_eq!(world.server_says(&["GET", "l"]), "$4\r\ntext\r\n");
 }
 
-/// As `nestlock who l | true`: no word of it, and no panic.
+/// As in `nestlock who l | true`: no message, and no panic.
 #[test]
-fn whoever_reads_may_have_enough() {
+fn a_reader_may_close_the_pipe_early() {
     let world = World::new();
     let line = format!("echo held > held; {}", until("go"));
     let _holder = world.begin(&["exec", "l", "-c", &line], "held");
@@ -120,7 +120,7 @@ fn hold(world: &World, kind: &str) -> Running {
     )
 }
 
-/// Nobody says of which kind it is: the record does.
+/// Without `--kind`, the kind is read from the record.
 #[test]
 fn the_kind_is_what_the_record_says() {
     let kinds = [
@@ -155,7 +155,7 @@ fn the_kind_is_what_the_record_says() {
             "{kind}"
         );
     };
-    // each holder looks whether it still has it when its next renewal is due, some 10 s later
+    // each holder notices the loss when its next renewal is due, after some 10 s
     std::thread::scope(|scope| {
         for (kind, told) in kinds {
             scope.spawn(move || look(kind, told));
@@ -163,7 +163,7 @@ fn the_kind_is_what_the_record_says() {
     });
 }
 
-/// The next in a fair queue is told, though nobody said that there is one.
+/// The next waiter of a fair queue is notified, although `--kind` was not given.
 #[test]
 fn who_waits_for_a_fair_lock_hears_that_it_was_freed() {
     let world = World::new();
@@ -210,7 +210,7 @@ fn of_two_locks_of_one_name_none_is_guessed() {
     }
 }
 
-/// All at once are no more than the one that was asked for.
+/// `--if-owner` frees the holds of that owner only.
 #[test]
 fn one_reader_is_freed_and_the_others_stay() {
     let world = World::new();
@@ -226,7 +226,7 @@ fn one_reader_is_freed_and_the_others_stay() {
     assert!(who.contains(&second) && !who.contains(&first), "{who}");
 }
 
-/// A record that others wrote may have anything in it.
+/// A record that another program wrote may contain any characters.
 #[test]
 fn what_others_wrote_moves_no_cursor() {
     let world = World::new();

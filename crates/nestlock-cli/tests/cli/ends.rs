@@ -1,4 +1,5 @@
-//! `exec`: whatever the command begins ends with it, whichever process group, session or parent that has.
+//! `exec`: all that the command starts ends with it, in any process group or session and with any
+//! parent.
 
 use std::{
     fs,
@@ -16,7 +17,8 @@ use nix::{
 
 use crate::support::{Running, World, ends_before_it_is_free, eventually, is_alive, until, within};
 
-/// Ways to begin `step`, of which the first two wait for it: a job of its own, a group of its own, a daemon.
+/// Ways to start `step`, of which the first two wait for it: as a job, in a separate process group,
+/// as a daemon.
 const WAYS: [&str; 3] = [
     "bash -mc 'sh ./step x; true'",
     "timeout 1000 sh ./step x; true",
@@ -72,7 +74,7 @@ fn a_loss_ends_what_the_command_began_wherever_it_is() {
     }
 }
 
-/// All of it is gone before the lease is over.
+/// All processes are gone before the lease has ended.
 #[test]
 fn a_server_that_hangs_ends_all_of_it_within_the_lease() {
     for way in WAYS {
@@ -91,7 +93,7 @@ fn a_server_that_hangs_ends_all_of_it_within_the_lease() {
     }
 }
 
-/// What the command asks for by TERM is heard by a daemon, too: it has its grace.
+/// A daemon that the command left behind gets TERM, too, and has its grace.
 #[test]
 fn what_is_left_behind_is_asked_before_it_is_killed() {
     let world = World::new();
@@ -128,11 +130,12 @@ fn a_daemon_is_waited_for_if_asked() {
     assert_eq!((running.code(), &*world.text("done")), (Some(4), "done"));
 }
 
-/// It begins others for ever, each in a session of its own, and ends: no look at it sees all.
+/// It forks again and again, each child in a new session, and exits: no single search sees all of
+/// them.
 #[test]
-fn what_forks_for_ever_is_ended() {
+fn what_forks_forever_is_ended() {
     let world = World::new();
-    // not for ever, in case that it is not
+    // a limit, in case that it is not ended
     let hop = "import os, time\nend = time.time() + 30\nwhile time.time() < end:\n  if os.fork(): os._exit(0)\n  os.setsid()\n  \
                open('hops', 'a').write('x')\n";
     fs::write(world.path("hop.py"), hop).unwrap();
@@ -147,8 +150,9 @@ fn what_forks_for_ever_is_ended() {
     assert_eq!(hops(), before);
 }
 
-/// The same, several at once: what is killed must not be taken for all that there is. At a pace at which a busy machine can reap
-/// them: as fast as they can, they take all numbers of processes from the tests beside.
+/// Two such chains: the search must not take the process that it killed for the only one. The pace
+/// lets a busy machine reap them: at full speed, they take all process IDs from the tests that run
+/// concurrently.
 const HOP: &str = r#"
 #include <stdio.h>
 #include <time.h>
@@ -158,7 +162,7 @@ int main() {
     for (int chain = 0; chain < 2; chain++)
         if (!fork()) {
             setsid();
-            // not for ever, in case that it is not ended
+            // a limit, in case that it is not ended
             while (time(0) < end)
                 if (fork()) {
                     FILE *hops = fopen("hops", "a");
@@ -174,9 +178,9 @@ int main() {
 }
 "#;
 
-/// With the guards gone nestlock itself adopts them, and has to know when there are none.
+/// Without the guards, nestlock itself adopts the processes, and has to notice when none is left.
 #[test]
-fn what_forks_for_ever_is_ended_without_guards() {
+fn what_forks_forever_is_ended_without_guards() {
     let world = World::new();
     fs::write(world.path("hop.c"), HOP).unwrap();
     compile(&world, "hop.c", &["-o", "hop"]);
@@ -186,7 +190,7 @@ fn what_forks_for_ever_is_ended_without_guards() {
         eventually("it works", || world.exists("hops"));
         let first = child(running.pid()).unwrap();
         kill_all([child(first).unwrap(), first]);
-        // long before the chains would end by themselves
+        // long before the chains end by themselves
         within(Duration::from_secs(60), "it ends", || !running.is_running());
         assert_eq!(running.code(), Some(125), "{round}");
         let hops = || fs::metadata(world.path("hops")).unwrap().len();
@@ -196,9 +200,9 @@ fn what_forks_for_ever_is_ended_without_guards() {
     }
 }
 
-/// The last guard adopts them, and ends them alone.
+/// The last guard adopts the processes, and ends them without nestlock.
 #[test]
-fn what_forks_for_ever_does_not_outlive_a_killed_nestlock() {
+fn what_forks_forever_does_not_outlive_a_killed_nestlock() {
     let world = World::new();
     fs::write(world.path("hop.c"), HOP).unwrap();
     compile(&world, "hop.c", &["-o", "hop"]);
@@ -206,7 +210,7 @@ fn what_forks_for_ever_does_not_outlive_a_killed_nestlock() {
     eventually("it works", || world.exists("hops"));
     let first = child(running.pid()).unwrap();
     kill_all([running.pid()]);
-    // it has no children any more when it ends
+    // the first guard ends only when it has no children left
     eventually("the guards have ended", || !is_alive(first));
     let hops = || fs::metadata(world.path("hops")).unwrap().len();
     let before = hops();
@@ -214,12 +218,13 @@ fn what_forks_for_ever_does_not_outlive_a_killed_nestlock() {
     assert_eq!(hops(), before);
 }
 
-/// A pipe that is full, or a terminal after Control-S: what nestlock has to say waits for ever.
+/// The pipe is full, or the terminal is stopped by Control-S: a write of nestlock would block
+/// forever.
 #[test]
-fn messages_that_nobody_reads_do_not_hold_up_the_end() {
+fn unread_messages_do_not_hold_up_the_end() {
     let world = world();
     let (_reader, mut full) = std::io::pipe().unwrap();
-    // as much as a pipe has room for
+    // the capacity of a pipe
     full.write_all(&vec![b'x'; 65_536]).unwrap();
     let line = "sh ./step x; true";
     let running = Running::telling(
@@ -231,11 +236,11 @@ fn messages_that_nobody_reads_do_not_hold_up_the_end() {
     assert_eq!((running.code(), is_alive(pid)), (Some(76), false));
 }
 
-/// Its guards know until when the lock is the command's.
+/// The guards know until when the command may keep the lock.
 #[test]
 fn a_stopped_nestlock_loses_its_command_with_the_lease() {
     let world = world();
-    // a fortieth of it is more than its guards are held up where the machine is busy
+    // on a busy machine, the guards are delayed by less than 1/40 of this lease
     let (running, pid) = begin(&world, &["--lease", "24s"], "setsid sh ./step x; true");
     running.send(Signal::SIGSTOP);
     ends_before_it_is_free(&world, pid);
@@ -243,9 +248,10 @@ fn a_stopped_nestlock_loses_its_command_with_the_lease() {
     assert_eq!(running.code(), Some(76));
 }
 
-/// It goes on when its guards have ended all of it, and the lease is not over yet: what they told comes before their end.
+/// nestlock resumes after its guards have ended everything, and before the lease has ended: it
+/// reads the messages of the guards before it notices that they have ended.
 #[test]
-fn a_nestlock_that_stood_still_knows_why_its_guards_ended() {
+fn a_suspended_nestlock_knows_why_its_guards_ended() {
     let world = world();
     let args = [
         "exec",
@@ -268,13 +274,13 @@ fn a_nestlock_that_stood_still_knows_why_its_guards_ended() {
         running.send(Signal::SIGCONT);
         assert_eq!(running.code(), Some(76), "{round}");
         let said = fs::read_to_string(world.path("said")).unwrap();
-        // or that the lease is over, where this was held up
+        // the second, if this test was delayed until the lease had ended
         let is_why = said.contains("was suspended") || said.contains("the lease ended");
         assert!(is_why && !said.contains("guard"), "{said}");
     }
 }
 
-/// One guard comes up 3 s late: the variable says how many are below it.
+/// Delays the start of one guard by 3 s: the variable says how many guards are below it.
 const LATE: &str = r#"
 #include <stdlib.h>
 #include <string.h>
@@ -284,7 +290,7 @@ __attribute__((constructor)) static void late(int argc, char **argv) {
 }
 "#;
 
-/// The guards know what was renewed before the command begins, too.
+/// The guards also know of renewals before the command starts.
 #[test]
 fn a_guard_that_is_late_begins_what_is_still_locked() {
     let world = world();
@@ -299,7 +305,7 @@ fn a_guard_that_is_late_begins_what_is_still_locked() {
     };
     assert_eq!(begin("1", "exit 4").code(), Some(4));
     assert_eq!(begin("0", "exit 4").code(), Some(4));
-    // and what is not locked any more does not begin
+    // without the lock, the command does not start
     let running = begin("0", "echo > begun");
     eventually("the first guard is there", || {
         child(running.pid()).is_some_and(|first| child(first).is_some())
@@ -311,7 +317,8 @@ fn a_guard_that_is_late_begins_what_is_still_locked() {
     assert!(!world.exists("begun"));
 }
 
-/// A shorter stop costs nothing: what a guard knew before it is no limit for what is renewed later.
+/// A shorter stop has no effect: a deadline that a guard knew before does not limit a later
+/// renewal.
 #[test]
 fn a_nestlock_that_is_stopped_for_less_than_its_lease_goes_on() {
     let world = World::new();
@@ -327,9 +334,9 @@ fn a_nestlock_that_is_stopped_for_less_than_its_lease_goes_on() {
     assert_eq!(running.code(), Some(4));
 }
 
-/// What was killed gets its time to end, though nestlock itself had none to look.
+/// Killed processes get their time to end, although nestlock itself could not check them.
 #[test]
-fn a_nestlock_that_stood_still_does_not_say_it_works_on() {
+fn a_suspended_nestlock_gives_killed_processes_time() {
     let world = World::new();
     let line = format!("trap '' TERM; echo > begun; {}", until("never"));
     let said = || fs::read_to_string(world.path("said")).unwrap();
@@ -341,14 +348,14 @@ fn a_nestlock_that_stood_still_does_not_say_it_works_on() {
         said().contains("ending the command")
     });
     running.send(Signal::SIGSTOP);
-    // longer than the grace, and what the kernel has for it
+    // longer than the grace, and the time that the kernel has to end the processes
     sleep(Duration::from_millis(3_500));
     running.send(Signal::SIGCONT);
     assert_eq!(running.code(), Some(76));
     assert!(!said().contains("cannot be ended"), "{}", said());
 }
 
-/// Signals that have no name, too.
+/// Also for signals without a name.
 #[test]
 #[cfg(target_os = "linux")]
 fn what_a_real_time_signal_ends_is_seen_to_have_ended() {
@@ -357,13 +364,13 @@ fn what_a_real_time_signal_ends_is_seen_to_have_ended() {
         Running::of(world.nestlock(&["exec", "l", "--lease", "3s", "-c", line])).code()
     };
     assert_eq!(code("kill -40 $$"), Some(168));
-    // one that it left behind
+    // a process that the command left behind
     let orphan = format!(
         "(setsid sh -c 'echo > orphan; kill -40 $$' &); {}; sleep 0.2; exit 3",
         until("orphan")
     );
     assert_eq!(code(&orphan), Some(3));
-    // a guard
+    // a guard is killed that way
     let running = world.begin(
         &[
             "exec",
@@ -386,7 +393,8 @@ fn what_a_real_time_signal_ends_is_seen_to_have_ended() {
     assert_eq!((running.code(), world.code(&["who", "l"])), (Some(125), 1));
 }
 
-/// A program in a process namespace of its own: the first one there. `None`: these tests may not make one.
+/// Runs a program as the first process of a new process namespace. Returns `None` if these tests
+/// may not create one.
 #[cfg(target_os = "linux")]
 fn contained(world: &World, flags: &[&str], program: &[&str]) -> Option<Command> {
     let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
@@ -406,7 +414,7 @@ fn contained(world: &World, flags: &[&str], program: &[&str]) -> Option<Command>
     Some(world.program("unshare", &[&flags[..], program].concat()))
 }
 
-/// In a container nestlock may be the first process, whom a signal does not end.
+/// In a container nestlock may be process 1, which a signal does not end.
 #[test]
 #[cfg(target_os = "linux")]
 fn the_first_process_tells_of_an_interrupt_by_its_code() {
@@ -424,7 +432,7 @@ fn the_first_process_tells_of_an_interrupt_by_its_code() {
     assert_eq!(Running::of(command).code(), Some(130));
 }
 
-/// It ends another's process, and begins one in its place.
+/// Ends a process that does not belong to the command, and starts one with the same process ID.
 const SAME_NUMBER: &str = "
 other=$(cat other)
 echo > go
@@ -434,7 +442,8 @@ setsid sleep 1000 & [ $! = $other ] && exit 5
 exit 9
 ";
 
-/// A process that its shell had begun before it became nestlock ends; one that the command begins gets its number.
+/// The shell that became nestlock had started a process. That process ends, and one that the
+/// command starts gets its ID.
 #[test]
 #[cfg(target_os = "linux")]
 fn what_gets_the_number_of_anothers_process_is_ended() {
@@ -446,13 +455,13 @@ fn what_gets_the_number_of_anothers_process_is_ended() {
     );
     fs::write(world.path("begin"), begin).unwrap();
     fs::write(world.path("command"), SAME_NUMBER).unwrap();
-    // it outlives nestlock: all that is there would end with the first process
+    // this shell outlives nestlock, because the end of process 1 would end all others
     fs::write(
         world.path("first"),
         "sh ./begin; echo $? > code; kill -0 $(cat other) && echo > outlived; exit 0",
     )
     .unwrap();
-    // a thread may take the number
+    // repeated, because a thread may take the process ID
     let mut codes = (0..20).map(|_| {
         let _ = fs::remove_file(world.path("go"));
         let Some(command) = contained(&world, &["--mount-proc"], &["sh", "./first"]) else {
@@ -465,7 +474,8 @@ fn what_gets_the_number_of_anothers_process_is_ended() {
     assert!(codes.any(|code| code == "5"));
 }
 
-/// While nestlock stands still its command ends, and another's process gets the number, ends and is left to nestlock.
+/// While nestlock is stopped, the command ends, and another process gets its ID and ends as an
+/// orphan that nestlock adopts.
 const SAME_COMMAND: &str = "
 import os, signal, time
 def wait(is_so):
@@ -490,7 +500,7 @@ wait(lambda: open(f'/proc/{leaves}/stat').read().rsplit(') ')[1][0] == 'Z')
 os.kill(nestlock, signal.SIGCONT)
 ";
 
-/// How the command ended its guards tell, whatever else ends.
+/// The guards report how the command ended, whatever other processes end.
 #[test]
 #[cfg(target_os = "linux")]
 fn the_code_is_the_commands_though_another_gets_its_number() {
@@ -508,7 +518,8 @@ fn the_code_is_the_commands_though_another_gets_its_number() {
     assert!(world.exists("same"));
 }
 
-/// A container's process namespace with the host's `/proc`. What is not to be found there is known to be there.
+/// A process namespace with the `/proc` of its host. nestlock cannot find the processes there, but
+/// knows that some are left.
 #[test]
 #[cfg(target_os = "linux")]
 fn what_proc_does_not_show_keeps_the_lock_or_is_said() {
@@ -545,7 +556,8 @@ fn what_proc_does_not_show_keeps_the_lock_or_is_said() {
     );
 }
 
-/// A shell began them, and became nestlock. What one of them leaves behind comes to nestlock, too.
+/// A shell started these children, and became nestlock. nestlock also adopts what one of them
+/// leaves behind.
 #[test]
 fn children_that_nestlock_had_before_are_none_of_the_commands() {
     let world = world();
@@ -573,7 +585,7 @@ fn children_that_nestlock_had_before_are_none_of_the_commands() {
                 running.send(Signal::SIGTERM);
                 143
             }
-            // the command goes on, and in the last round nestlock has to kill a guard
+            // the command goes on without its step; in the last round nestlock has to kill a guard
             _ => {
                 if round == 3 {
                     let guard = children(running.pid())
@@ -592,7 +604,7 @@ fn children_that_nestlock_had_before_are_none_of_the_commands() {
     }
 }
 
-/// It leaves thousands behind, which end with it.
+/// It starts thousands of processes, which end together with it.
 const MANY: &str = r#"
 #include <stdio.h>
 #include <unistd.h>
@@ -612,13 +624,14 @@ int main() {
 }
 "#;
 
-/// No guard sleeps while there is more to reap.
+/// No guard sleeps while there are more processes to reap.
 #[test]
 fn thousands_that_end_at_once_do_not_hold_up_the_end() {
     let world = World::new();
     fs::write(world.path("many.c"), MANY).unwrap();
     compile(&world, "many.c", &["-o", "many"]);
-    // with half a second for each 256 no run could be faster: one that is slower shows nothing, on a busy machine
+    // with a pause of 500 ms per 256 processes, no run could be this fast; a slower run on a busy
+    // machine proves nothing, so it is repeated
     let is_fast = |_| {
         for file in ["begun", "go"] {
             let _ = fs::remove_file(world.path(file));
@@ -626,7 +639,7 @@ fn thousands_that_end_at_once_do_not_hold_up_the_end() {
         let running = Running::of(world.nestlock(&["exec", "l", "--wait-group", "--", "./many"]));
         eventually("all are there", || world.exists("begun"));
         let last = child(child(running.pid()).unwrap()).unwrap();
-        // it sees them all at once
+        // stopped, so that it finds all of them at once
         kill(Pid::from_raw(last), Signal::SIGSTOP).unwrap();
         world.make("go");
         eventually("all have ended", || {
@@ -641,7 +654,8 @@ fn thousands_that_end_at_once_do_not_hold_up_the_end() {
     assert!((0..5).any(is_fast));
 }
 
-/// While nestlock stands still its guards tell it of each stop of the command: the end comes after those.
+/// While nestlock is stopped, its guards report each stop of the command. The message about the end
+/// comes after those.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_paused_nestlock_hears_of_the_end_after_many_stops() {
@@ -660,10 +674,10 @@ fn a_paused_nestlock_hears_of_the_end_after_many_stops() {
         fs::read_link(format!("/proc/{last}/fd/{fd}"))
             .is_ok_and(|link| link.to_string_lossy().starts_with("pipe:"))
     };
-    // but for its standard output and error
+    // without standard output and standard error
     let told: Vec<i32> = (3..64).filter(is_written).filter(is_pipe).collect();
     assert_eq!(told.len(), 1);
-    // as small as a pipe may be, so that fewer stops would fill it
+    // the smallest capacity of a pipe, so that fewer stops would fill it
     let mut pipe = fs::File::options();
     let pipe = pipe
         .write(true)
@@ -684,10 +698,11 @@ fn a_paused_nestlock_hears_of_the_end_after_many_stops() {
 
 // --- nestlock, or a guard, is killed ---
 
-/// A daemon, a step of a script with a pipe, and what comes after that.
+/// A daemon, a step of a script with a pipe, and the next step.
 const SCRIPT: &str = "setsid sh -c 'sh ./step x &'; sh ./step y | cat; echo > went-on";
 
-/// The processes of such a script, after those of nestlock: itself, and its guards.
+/// Starts this script. Returns the processes of nestlock, which are itself and its guards, and
+/// those of the script.
 fn script(world: &World) -> (Running, [i32; 3], [i32; 2]) {
     let _ = fs::remove_file(world.path("pid-y"));
     let (running, x) = begin(world, &["--lease", "30s"], SCRIPT);
@@ -712,7 +727,7 @@ fn children(pid: i32) -> Vec<i32> {
 
 fn kill_all(pids: impl IntoIterator<Item = i32>) {
     for pid in pids {
-        // the second one may have ended on the first one's account
+        // the end of the first one may already have ended the second one
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }
 }
@@ -748,7 +763,7 @@ fn nothing_outlives_a_nestlock_that_is_killed_with_a_guard() {
     }
 }
 
-/// The lock is given back after that, and it is told.
+/// nestlock then releases the lock, and fails with 125.
 #[test]
 fn guards_that_are_killed_end_all_of_it() {
     let world = world();
@@ -757,7 +772,8 @@ fn guards_that_are_killed_end_all_of_it() {
         match round % 4 {
             0 => kill_all([first]),
             1 => kill_all([second]),
-            // what the second one has may come to nestlock before the first one is seen to have ended
+            // nestlock may adopt the children of the second one before it notices the end of the
+            // first one
             2 => kill_all([first, second]),
             _ => kill_all([second, first]),
         }
@@ -770,7 +786,7 @@ fn guards_that_are_killed_end_all_of_it() {
     }
 }
 
-/// The last guard's word that the command has begun is kept back.
+/// Blocks the message of the last guard that the command has started.
 const SILENT: &str = "
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -792,7 +808,7 @@ fn compile(world: &World, source: &str, args: &[&str]) {
     );
 }
 
-/// Its first thread ends, another one works on: `/proc` shows it as a zombie.
+/// Its first thread ends, and another one runs on: `/proc` shows the process as a zombie.
 const HEADLESS: &str = r#"
 #include <pthread.h>
 #include <signal.h>
@@ -833,7 +849,8 @@ fn what_has_lost_its_first_thread_is_ended() {
     assert_eq!(world.code(&["who", "l"]), 1);
 }
 
-/// The command begins when nestlock knows of it: a guard that is killed before that leaves none behind.
+/// The command starts only when nestlock knows of it: a guard that is killed before leaves no
+/// command behind.
 #[test]
 fn guards_killed_before_the_command_is_known_leave_none() {
     let world = world();
@@ -851,12 +868,13 @@ fn guards_killed_before_the_command_is_known_leave_none() {
             }
             below.len() == 4
         });
-        // a command that does not wait for that would be at work by then
+        // a command that does not wait for nestlock would be running by then
         sleep(Duration::from_millis(200));
         let [_, first, second, _] = below[..] else {
             panic!("{below:?}")
         };
-        // the last guard hangs in its write and sees nothing: in each round it is killed, or the first one ends it
+        // the last guard hangs in its write and notices nothing: in each round it is killed, or
+        // ended by the first guard
         let ends = [
             vec![second],
             vec![second, first],
@@ -876,7 +894,7 @@ fn guards_killed_before_the_command_is_known_leave_none() {
     }
 }
 
-/// Nothing of the guards is the command's: no descriptor, no signal that is blocked or ignored.
+/// The command inherits nothing of the guards: no descriptor, no blocked or ignored signal.
 #[test]
 fn the_command_has_what_it_would_have_without_nestlock() {
     let world = World::new();
@@ -893,7 +911,8 @@ fn the_command_has_what_it_would_have_without_nestlock() {
     assert_eq!(run(world.nestlock(&["exec", "l", "-c", line])), bare);
 }
 
-/// A supervisor may begin it so. It hears of the command's end all the same, and the command has blocked what it would have.
+/// A supervisor may start nestlock with SIGCHLD blocked. nestlock notices the end of the command
+/// all the same, and the command has the signal mask that it would have without nestlock.
 #[test]
 #[cfg(target_os = "linux")]
 fn exec_ends_where_the_end_of_children_is_blocked() {
@@ -908,7 +927,7 @@ fn exec_ends_where_the_end_of_children_is_blocked() {
         ended(&[nestlock, "exec", "l", "-c", "echo; exit 7"]).0,
         Some(7)
     );
-    // some shells unblock all
+    // not by a shell, as some unblock all signals
     let look = ["grep", "^SigBlk", "/proc/self/status"];
     let bare = ended(&look);
     assert!(
@@ -923,16 +942,16 @@ fn exec_ends_where_the_end_of_children_is_blocked() {
 
 // --- what cannot be ended ---
 
-/// Who may not end what the command begins: nestlock is somebody, and the command becomes root.
+/// nestlock runs as an ordinary user, and its command becomes root, so nestlock may not end it.
 struct Users {
     world: World,
-    /// What stands before a line of shell for root.
+    /// The command prefix that runs a line of shell as root.
     become_root: &'static str,
     is_root: bool,
 }
 
 impl Users {
-    /// `None`: these tests are neither root's nor those of somebody who may be.
+    /// Returns `None` if these tests neither run as root nor may become root.
     fn new() -> Option<Self> {
         let world = world();
         let run = |program: &str, args: &[&str]| {
@@ -967,7 +986,7 @@ impl Users {
         })
     }
 
-    /// Nestlock, whose messages are in the file `said`.
+    /// Starts nestlock, with its messages in the file `said`.
     fn exec(&self, line: &str) -> std::process::Child {
         let args = ["exec", "l", "--lease", "3s", "-c", line];
         let mut command = if self.is_root {
@@ -1033,11 +1052,11 @@ fn what_became_another_user_is_said_when_the_lock_is_lost() {
     users.end(pid);
 }
 
-/// The other guard goes on, as it cannot end it all. Nestlock hears at once that one was killed, and relies on no number of the
-/// command's any more: it may be another's by then.
+/// The other guard goes on, as it cannot end all processes. nestlock is notified at once that a
+/// guard was killed, and no longer relies on the command's process ID, which may be reused by then.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_killed_guard_is_told_while_the_other_one_goes_on() {
+fn a_killed_guard_is_reported_while_the_other_one_goes_on() {
     let Some(users) = Users::new() else { return };
     let world = &users.world;
     let mut running = users.exec(&format!(
@@ -1059,7 +1078,7 @@ fn a_killed_guard_is_told_while_the_other_one_goes_on() {
     );
 }
 
-/// Nobody else has the lock while it works.
+/// No other client gets the lock while the process runs.
 #[test]
 fn what_became_another_user_and_was_left_keeps_the_lock() {
     let Some(users) = Users::new() else { return };
@@ -1098,7 +1117,7 @@ fn what_became_another_user_is_said_when_nestlock_is_killed() {
     users.end(pid);
 }
 
-/// Somebody else's, too.
+/// Returns whether a process exists, even one of another user.
 fn exists(pid: i32) -> bool {
     fs::exists(format!("/proc/{pid}/stat")).unwrap()
 }

@@ -12,7 +12,7 @@ use nix::{
 
 use crate::support::{Running, World, eventually, far_away, is_alive, until};
 
-/// Holds a lock until the file `go` is there.
+/// Holds a lock until the file `go` exists.
 fn holder(world: &World, args: &[&str]) -> Running {
     let line = format!("echo held > held; {}", until("go"));
     world.begin(&[&["exec"], args, &["-c", &line]].concat(), "held")
@@ -28,7 +28,7 @@ fn the_exit_code_is_the_commands() {
     assert_eq!(world.code(&["exec", "l", "--", "./no-such-command"]), 127);
     world.make("file");
     assert_eq!(world.code(&["exec", "l", "--", "./file"]), 126);
-    // nothing of all that is left
+    // none of these runs left the lock held
     assert_eq!(world.code(&["who", "l"]), 1);
 }
 
@@ -68,7 +68,8 @@ fn wrong_use_is_64_and_its_own_failure_125() {
     );
 }
 
-/// Its guards are told of the lease by a file: where none may be written, the lock is given back.
+/// nestlock passes the deadline to its guards in a file. If that file cannot be written, the lock
+/// is released.
 #[test]
 #[cfg(target_os = "linux")]
 fn where_no_file_may_be_written_the_lock_is_given_back() {
@@ -145,7 +146,7 @@ fn who_waits_has_it_next() {
     let world = World::new();
     let holder = holder(&world, &["l"]);
     let mut next = Running::of(world.nestlock(&["exec", "l", "-c", "echo next > next"]));
-    // its place is to be seen by those who listen
+    // the waiter is visible as a subscriber
     eventually("it waits", || {
         world
             .server_says(&["PUBSUB", "NUMSUB", "redisson_lock__channel:{l}"])
@@ -157,7 +158,8 @@ fn who_waits_has_it_next() {
     assert_eq!(world.text("next"), "next");
 }
 
-/// Signals are heard while it waits for the lock; no command begins, and no place in the queue stays.
+/// nestlock handles signals while it waits for the lock: the command does not start, and nestlock
+/// leaves the queue.
 #[test]
 fn who_is_stopped_while_it_waits_leaves_nothing() {
     for (signal, code) in [
@@ -197,19 +199,20 @@ fn signals_are_the_commands_to_answer() {
 }
 
 #[test]
-fn whoever_asks_twice_means_it() {
+fn a_second_term_kills() {
     let world = World::new();
     let line = format!("trap 'echo > heard' TERM; echo > ready; {}", until("never"));
     let running = world.begin(&["exec", "l", "-c", &line], "ready");
     running.send(Signal::SIGTERM);
     world.text("heard");
-    // at a person's pace
+    // as fast as a person presses Control-C again
     std::thread::sleep(Duration::from_millis(200));
     running.send(Signal::SIGTERM);
     assert_eq!(running.code(), Some(137));
 }
 
-/// As `timeout` tells its child and then all of its group, and as a terminal that is closed does: the command has its grace.
+/// `timeout` signals its child and then its whole group, and a terminal that is closed does the
+/// same: the command has its grace.
 #[test]
 fn two_signals_that_are_one_request_are_no_kill() {
     for (signals, pause) in [
@@ -230,7 +233,7 @@ fn two_signals_that_are_one_request_are_no_kill() {
     }
 }
 
-/// The shell dies, and so does what it began: nothing runs on without the lock.
+/// The shell ends, and what it started ends with it: nothing runs on without the lock.
 #[test]
 fn what_the_command_leaves_in_its_group_is_ended() {
     let world = World::new();
@@ -239,7 +242,7 @@ fn what_the_command_leaves_in_its_group_is_ended() {
     assert!(!is_alive(world.pid("left")));
 }
 
-/// A script that begins much in its background, for hours.
+/// Like a script that starts many background processes, for hours.
 #[test]
 #[cfg(target_os = "linux")]
 fn orphans_that_ended_are_reaped_while_the_command_runs() {
@@ -250,7 +253,7 @@ fn orphans_that_ended_are_reaped_while_the_command_runs() {
     );
     let running = world.begin(&["exec", "l", "-c", &line], "ready");
     let orphans = ["orphan-1", "orphan-2", "orphan-3", "orphan-4"].map(|file| world.pid(file));
-    // a zombie can be asked for
+    // signal 0 still reaches a zombie
     eventually("all are reaped", || {
         orphans
             .iter()
@@ -260,7 +263,8 @@ fn orphans_that_ended_are_reaped_while_the_command_runs() {
     assert_eq!(running.code(), Some(0));
 }
 
-/// As process 1 it adopts what other processes of the container leave behind, while it waits for the lock, too.
+/// As process 1, nestlock adopts what other processes of the container leave behind, also while it
+/// waits for the lock.
 #[test]
 #[cfg(target_os = "linux")]
 fn as_process_1_it_reaps_what_others_leave_behind() {
@@ -336,7 +340,7 @@ fn a_lock_that_is_taken_away_ends_the_command() {
     );
     let running = world.begin(&["exec", "l", "--lease", "1500ms", "-c", &line], "ready");
     assert_eq!(world.code(&["force", "l"]), 0);
-    // although it ended well
+    // although the command exited with 0
     assert_eq!(running.code(), Some(76));
     assert_eq!(world.text("told"), "told");
     let running = world.begin(
@@ -356,7 +360,7 @@ fn a_lock_that_is_taken_away_ends_the_command() {
     assert_eq!((world.code(&["force", "l"]), running.code()), (0, Some(3)));
 }
 
-/// It is renewed in time, so that the grace never begins.
+/// The lease is renewed in time, so the grace never begins.
 #[test]
 fn a_short_lease_is_kept_for_as_long_as_the_command_runs() {
     let world = World::new();
@@ -366,7 +370,8 @@ fn a_short_lease_is_kept_for_as_long_as_the_command_runs() {
     );
 }
 
-/// The group is gone when another may have the lock, and had its grace before.
+/// The process group is gone before another client may have the lock, and had its grace before
+/// that.
 #[test]
 fn a_server_that_hangs_ends_the_command_within_the_lease() {
     let world = World::new();
@@ -392,7 +397,7 @@ fn a_server_that_hangs_ends_the_command_within_the_lease() {
     assert_eq!(running.code(), Some(76));
 }
 
-/// An `exec` below another one of the same lock goes along with its hold, and never changes its count.
+/// An `exec` inside another one of the same lock shares its hold, and never changes the hold count.
 #[test]
 fn below_another_exec_it_goes_along() {
     let world = World::new();
@@ -418,7 +423,7 @@ fn below_another_exec_it_goes_along() {
         "another lock is none of its business"
     );
     assert_eq!(world.text("kind"), "75");
-    // what is over is no hold to go along with
+    // a hold that has ended cannot be shared
     let line = format!(
         "{nestlock} force l > freed; {nestlock} exec l -n -c 'echo $NESTLOCK_OWNER > anew'"
     );
@@ -427,7 +432,7 @@ fn below_another_exec_it_goes_along() {
     assert_ne!(world.text("anew"), outer);
 }
 
-/// The outer `exec` renews to no more than its own lease.
+/// The outer `exec` renews only for its own lease, which is shorter.
 #[test]
 fn who_goes_along_keeps_the_hold_for_its_own_lease() {
     let world = World::new();
@@ -450,7 +455,7 @@ fn who_goes_along_keeps_the_hold_for_its_own_lease() {
     assert_eq!(outer.code(), Some(0));
 }
 
-/// It asks itself: the outer `exec` tells it nothing here.
+/// The inner `exec` notices the loss by itself: the outer one is stopped.
 #[test]
 fn who_goes_along_hears_of_the_loss() {
     let world = World::new();
@@ -501,7 +506,7 @@ fn the_command_knows_its_lock() {
     assert_eq!(world.text("next"), (token + 1).to_string());
 }
 
-/// What is said on the command line beats what is around.
+/// Options take precedence over environment variables.
 #[test]
 fn a_file_that_is_named_beats_the_variable() {
     let world = World::new();
@@ -539,7 +544,8 @@ fn a_file_that_is_named_beats_the_variable() {
     );
 }
 
-/// A URL on the command line is no variable of the command's, and in no list of processes for longer than nestlock.
+/// A URL on the command line does not reach the command's environment, and is in the process list
+/// only while nestlock runs.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_url_that_was_said_is_not_handed_on() {
@@ -572,9 +578,9 @@ fn a_url_that_was_said_is_not_handed_on() {
     }
 }
 
-/// A message that nobody reads keeps nobody from ending the command.
+/// A warning whose reader is gone does not keep nestlock from ending the command.
 #[test]
-fn a_loss_is_acted_on_though_nobody_reads_of_it() {
+fn a_loss_is_acted_on_without_a_reader_of_the_warning() {
     let world = World::new();
     let line = format!(
         "exec 2> /dev/null; trap 'echo told > told; exit 0' TERM; echo > ready; {}",
@@ -613,7 +619,7 @@ fn who_is_to_be_killed_when_it_is_lost_is_not_asked() {
     assert!(!world.exists("told"));
 }
 
-/// As flock does with a descriptor: the lock is held until all of them have ended.
+/// As with flock and a descriptor: the lock is held until all of them have ended.
 #[test]
 fn the_rest_of_the_group_is_waited_for_if_asked() {
     let world = World::new();
@@ -629,7 +635,7 @@ fn the_rest_of_the_group_is_waited_for_if_asked() {
     assert_eq!((running.code(), &*world.text("done")), (Some(4), "done"));
 }
 
-/// A token is of the lock that it stands beside, however deep.
+/// `NESTLOCK_TOKEN` belongs to the lock of `NESTLOCK_NAME`, at any depth.
 #[test]
 fn a_token_is_never_another_locks() {
     let world = World::new();
@@ -647,7 +653,8 @@ fn a_token_is_never_another_locks() {
     assert_eq!(world.text("again"), world.text("outer"));
 }
 
-/// As `nohup` begins it, or a script in its background: what is ignored stays so, for the command, too.
+/// Started by `nohup`, or in the background of a script: ignored signals stay ignored, also for the
+/// command.
 #[test]
 #[cfg(target_os = "linux")]
 fn what_is_ignored_when_it_begins_is_not_passed_on() {
@@ -661,15 +668,15 @@ fn what_is_ignored_when_it_begins_is_not_passed_on() {
     world.text("ready");
     running.send(Signal::SIGHUP);
     running.send(Signal::SIGINT);
-    // is heard after those
+    // by the time that this returns, nestlock has got both signals
     assert_eq!(world.code(&["who", "l"]), 0);
     world.make("go");
     assert_eq!(running.code(), Some(5));
 }
 
-/// The command has ended, and the server does not answer: nobody has to wait for it.
+/// The command has ended, and the server does not reply: a signal ends the wait for the release.
 #[test]
-fn whoever_stops_it_does_not_wait_for_a_server_that_hangs() {
+fn a_stop_does_not_wait_for_a_server_that_hangs() {
     let world = World::new();
     let running = world.begin(
         &[
@@ -686,7 +693,7 @@ fn whoever_stops_it_does_not_wait_for_a_server_that_hangs() {
     world.server.stop().unwrap();
     running.send(Signal::SIGTERM);
     eventually("the command has ended", || !is_alive(pid));
-    // it was the first to hear: this one is nestlock's
+    // the first TERM was for the command, so this one is for nestlock
     let start = Instant::now();
     running.send(Signal::SIGTERM);
     assert_eq!(running.code(), Some(143));
@@ -698,7 +705,7 @@ fn whoever_stops_it_does_not_wait_for_a_server_that_hangs() {
     world.server.cont().unwrap();
 }
 
-/// It waits for a lock: its place in a queue, and whatever else it has begun there, cannot be given up.
+/// nestlock waits for a lock, and can neither leave the queue nor undo what is in flight.
 #[test]
 fn a_server_that_hangs_does_not_hold_up_a_wait_that_is_stopped() {
     for kind in ["reentrant", "fair", "read", "spin", "string", "signal"] {
@@ -729,7 +736,7 @@ fn a_server_that_hangs_does_not_hold_up_a_wait_that_is_stopped() {
     }
 }
 
-/// A pipe with nobody at its other end.
+/// The URL comes from a pipe without a writer.
 #[test]
 fn a_wait_for_the_url_is_ended_by_a_signal() {
     let world = World::new();
@@ -748,7 +755,7 @@ fn a_wait_for_the_url_is_ended_by_a_signal() {
     });
     running.send(Signal::SIGTERM);
     assert_eq!(running.code(), Some(143));
-    // it is read once
+    // the file is read only once, as a pipe can be
     let line = r#"echo "$NESTLOCK_URL" > url & exec "$0" exec l --url-file url -- true"#;
     assert_eq!(
         Running::of(world.program("sh", &["-c", line, env!("CARGO_BIN_EXE_nestlock")])).code(),
@@ -756,7 +763,7 @@ fn a_wait_for_the_url_is_ended_by_a_signal() {
     );
 }
 
-/// The lease frees the lock: the exit code comes 300 ms after the command's end at the latest.
+/// The lease frees the lock: nestlock exits at most 300 ms after the command has ended.
 #[test]
 fn a_server_that_hangs_is_not_lingered_for() {
     let world = World::new();
@@ -776,7 +783,7 @@ fn a_server_that_hangs_is_not_lingered_for() {
     world.server.cont().unwrap();
 }
 
-/// The command is dead, and nestlock does not know it yet: the signal is nestlock's.
+/// The command is dead, and nestlock does not know it yet: the signal is for nestlock.
 #[test]
 fn a_stop_that_comes_when_the_command_has_ended_is_not_lost() {
     let world = World::new();
@@ -808,8 +815,8 @@ fn a_stop_that_comes_when_the_command_has_ended_is_not_lost() {
     world.server.cont().unwrap();
 }
 
-/// Whoever tells all of a service to stop, as systemd does, tells nestlock when the command has ended: the lock is free all the
-/// same.
+/// A service manager, such as systemd, signals all processes of a service, so nestlock gets TERM
+/// when the command has already ended. The lock is released all the same.
 #[test]
 fn a_stop_after_the_command_has_ended_leaves_no_lock_behind() {
     let world = World::new();
@@ -841,11 +848,13 @@ fn a_stop_after_the_command_has_ended_leaves_no_lock_behind() {
     }
 }
 
-/// No terminal's: something lets the command pause, or nestlock, which passes that on. The lock is its own all the while.
+/// Not by a terminal: a signal stops the command, or nestlock, which forwards it. nestlock keeps
+/// the lock all the while.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_command_that_was_stopped_by_hand_keeps_its_lock() {
-    // a lease longer than a busy machine stalls, and all at once, as each lasts longer than a lease
+    // a lease longer than a busy machine stalls; concurrently, as each run takes longer than a
+    // lease
     std::thread::scope(|scope| {
         for signal in [
             Signal::SIGSTOP,
@@ -861,7 +870,7 @@ fn a_command_that_was_stopped_by_hand_keeps_its_lock() {
 #[cfg(target_os = "linux")]
 fn keeps_its_lock_while_stopped_by(signal: Signal) {
     let world = World::new();
-    // it forks nothing: a shell that waits for what it forks to begin cannot be stopped
+    // it must not fork: a shell that waits for a fork to start cannot be stopped
     let line = "echo $$ > pid; exec sleep 1000";
     let running =
         Running::of(world.nestlock_without_terminal(&["exec", "l", "--lease", "4s", "-c", line]));
@@ -895,7 +904,7 @@ fn keeps_its_lock_while_stopped_by(signal: Signal) {
     assert_eq!(running.code(), Some(143), "{signal}");
 }
 
-/// It waits for hours, and a new version is installed meanwhile.
+/// nestlock waits for hours, and a new version is installed in the meantime.
 #[test]
 fn a_nestlock_that_was_replaced_still_begins_its_command() {
     let world = World::new();

@@ -22,7 +22,7 @@ const KINDS: [&str; 7] = [
     "string",
 ];
 
-/// The line about a lock, by words.
+/// Returns the line about a lock, split into words.
 pub fn line_of<'t>(table: &'t str, name: &str) -> Vec<&'t str> {
     let line = table
         .lines()
@@ -85,7 +85,7 @@ fn locks_of_each_kind_are_listed_and_nothing_else() {
             "{table}"
         );
     }
-    // who waits for a signal lock is on no list of the server's
+    // the server has no list of the waiters of a signal lock
     assert_eq!(line_of(&table, "app:signal")[5], "-", "{table}");
     assert!(
         line_of(&table, "app:fenced")
@@ -96,7 +96,7 @@ fn locks_of_each_kind_are_listed_and_nothing_else() {
             > 0
     );
     assert!(world.said(&["ls", "--strings"]).1.contains("app:string"));
-    // a prefix is left out of names; a pattern is the server's
+    // names are printed without the prefix, and the server evaluates the pattern
     let (_, json, _) = world.said(&["ls", "f*", "--prefix", "app:", "--json"]);
     assert_eq!(json.lines().count(), 2, "{json}");
     assert!(
@@ -106,7 +106,7 @@ fn locks_of_each_kind_are_listed_and_nothing_else() {
     );
 }
 
-/// The tokens of a name outlive its holds: what holds it now may be a plain lock.
+/// The tokens of a name outlive its holds, so the current holder may have a plain lock.
 #[test]
 fn a_kind_that_the_record_does_not_tell_is_maybe() {
     let world = World::new();
@@ -143,7 +143,7 @@ fn a_kind_that_the_record_does_not_tell_is_maybe() {
     assert_eq!(line_of(&world.said(&["ls"]).1, "led")[1], "fenced?");
 }
 
-/// What it writes. It may be waited for in vain.
+/// Returns the lines of standard output as they arrive, so a test can wait for one with a timeout.
 fn lines_of(program: &mut Child) -> Receiver<String> {
     let (written, lines) = channel();
     let output = BufReader::new(program.stdout.take().unwrap());
@@ -165,7 +165,7 @@ fn a_change_is_a_line() {
         .spawn()
         .unwrap();
     let lines = lines_of(&mut watch);
-    // it discovers seldom: what is there when it begins, it knows
+    // `ls` rarely discovers new locks, but sees those that exist when it starts
     let holder = world.hold("l", "reentrant");
     let first = lines.recv_timeout(PATIENCE).unwrap();
     let owner = world.text("held-reentrant");
@@ -181,7 +181,7 @@ fn a_change_is_a_line() {
 }
 
 #[test]
-fn whoever_comes_and_goes_is_told() {
+fn each_change_of_holders_is_a_line() {
     let world = World::new();
     let mut watch = world
         .nestlock(&["who", "l", "--watch"])
@@ -204,7 +204,7 @@ fn whoever_comes_and_goes_is_told() {
 }
 
 #[test]
-fn too_many_keys_are_not_looked_through_unasked() {
+fn too_many_keys_are_not_scanned_unasked() {
     let world = World::new();
     for n in 0..5 {
         world.server_says(&["SET", &format!("k{n}"), "x"]);
@@ -223,9 +223,9 @@ fn too_many_keys_are_not_looked_through_unasked() {
     }
 }
 
-/// What a user may not ask is `-`, and why stands beside.
+/// A value that this user may not read is `-`, and a warning gives the reason.
 #[test]
-fn a_user_who_may_not_ask_is_told_what_is_missing() {
+fn a_missing_permission_is_reported() {
     let world = World::new();
     let _holder = world.hold("l", "reentrant");
     let rules = ["ACL", "SETUSER", "some", "on", ">pw", "~*", "&*", "+@all"];
@@ -327,7 +327,7 @@ fn a_server_is_examined_and_nothing_stays_on_it() {
     );
 }
 
-/// Whatever does not work without it, it is one fault.
+/// A missing command is one problem, whatever does not work without it.
 #[test]
 fn a_command_that_the_server_lacks_is_bad_once() {
     for command in ["EVAL", "EVALSHA", "PEXPIRE", "PUBLISH", "TIME"] {
@@ -343,7 +343,7 @@ fn a_command_that_the_server_lacks_is_bad_once() {
     }
 }
 
-/// Those that ask more than the library does.
+/// The commands that send more requests than the library.
 const LOOKS: [&[&str]; 8] = [
     &["ls"],
     &["who", "l"],
@@ -355,7 +355,8 @@ const LOOKS: [&[&str]; 8] = [
     &["bench", "--pairs", "1000", "--rounds", "1", "--yes"],
 ];
 
-/// What a server does not know it quotes, and there is the password. What stands before one has words of its own.
+/// A server quotes the arguments of a command that it does not know, including a password. nestlock
+/// does not show a reply to a login.
 #[test]
 fn no_command_shows_a_password_that_a_server_quotes() {
     let world = World::with(&["--rename-command", "AUTH", ""]);
@@ -388,12 +389,12 @@ fn no_command_shows_a_password_that_a_server_quotes() {
     }
 }
 
-/// An address that swallows what is sent there costs a moment, and not the time to connect.
+/// An address that never replies costs a moment, and not the whole connect timeout.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_dead_address_of_a_name_is_in_no_ones_way() {
+fn a_dead_address_of_a_name_does_not_delay() {
     let world = World::new();
-    // on one port: the one that the system names first takes nobody any more
+    // both addresses have one port; the first one that the resolver returns accepts no connections
     let hole = TcpListener::bind("127.0.0.1:0").unwrap();
     let dead = hole.local_addr().unwrap();
     let port = dead.port();
@@ -450,7 +451,7 @@ fn a_dead_address_of_a_name_is_in_no_ones_way() {
     }
 }
 
-/// The tool failed, and was not used wrongly.
+/// This is a failure of nestlock, not wrong usage.
 #[test]
 fn without_file_descriptors_the_exit_code_is_125() {
     let world = World::new();
@@ -475,7 +476,7 @@ fn without_file_descriptors_the_exit_code_is_125() {
             )
         };
         let (code, errors) = run(&["who", "l", "--url-file", file]);
-        // nobody holds it, or the program cannot be loaded
+        // the lock is free, or the program cannot be loaded
         assert!(
             matches!(code, Some(1 | 125 | 127)),
             "{limit}: {code:?} {errors}"
@@ -501,7 +502,7 @@ fn without_file_descriptors_the_exit_code_is_125() {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-/// What `acl` prints is enough for what it is for, as a shell takes it.
+/// The rules that `acl` prints are enough for each tool, when a shell parses them.
 #[test]
 fn the_rules_that_are_printed_are_enough() {
     let world = World::new();
@@ -582,7 +583,7 @@ fn the_rules_that_are_printed_are_enough() {
             "{tool}: nothing was denied"
         );
     }
-    // other names are not theirs
+    // the rules do not cover other names
     let (_, json, _) = world.said(&["acl", "--prefix", "app:", "--json", "--kinds", "signal"]);
     assert!(
         json.contains("\"~lock:app:*\"") && !json.contains("zadd"),
@@ -611,7 +612,7 @@ fn a_measurement_says_what_it_sends_and_leaves_nothing() {
     eventually("nothing stays", || {
         world.server_says(&["DBSIZE"]) == ":0\r\n"
     });
-    // somebody else is at it
+    // another client uses the server
     let _holder = world.hold("l", "reentrant");
     let (code, figures, errors) = world.said(&["bench"]);
     assert!(
@@ -649,7 +650,7 @@ fn shells_and_man_know_each_command() {
     );
 }
 
-/// 120 ms there, 120 ms back: slower, and all of it as good.
+/// With 120 ms in each direction, everything is slower, and works as well.
 #[test]
 fn a_server_that_is_far_away_is_used_as_any_other() {
     let world = World::new();
@@ -684,14 +685,14 @@ fn a_server_that_is_far_away_is_used_as_any_other() {
     assert_eq!(far(&["exec", "l", "-n", "--", "true"]).0, Some(75));
     let (_, table, _) = far(&["ls"]);
     assert_eq!(line_of(&table, "l")[2], world.text("held-reentrant"));
-    // without a renewal the grace would begin after four seconds
+    // without a renewal, the grace would begin after 4 s
     assert_eq!(
         far(&["exec", "m", "--lease", "6s", "--", "sleep", "5"]),
         (Some(0), String::new(), String::new())
     );
 }
 
-/// Nobody waits for ever, and what is not told was not asked.
+/// No command hangs, and none reports what it has not read.
 #[test]
 fn a_server_that_hangs_is_given_up() {
     let world = &World::new();
@@ -724,9 +725,9 @@ fn a_server_that_hangs_is_given_up() {
     world.server.cont().unwrap();
 }
 
-/// Each command says what it lacks, and none begins what it may not end.
+/// Each command reports the missing permission, and `exec` does not start the command.
 #[test]
-fn a_user_who_may_do_nothing_is_told_so() {
+fn a_user_without_permissions_gets_the_reason() {
     let world = World::new();
     assert_eq!(
         world.server_says(&[
@@ -773,7 +774,7 @@ fn a_user_who_may_do_nothing_is_told_so() {
     assert!(!world.exists("begun"));
 }
 
-/// `--max-keys` also where the server may not be asked how many there are.
+/// `--max-keys` also works if the user may not send DBSIZE.
 #[test]
 fn ls_counts_keys_while_it_scans_where_dbsize_is_denied() {
     let world = World::new();
@@ -795,10 +796,10 @@ fn ls_counts_keys_while_it_scans_where_dbsize_is_denied() {
     assert_eq!((code("2000"), code("100000")), (Some(64), Some(0)));
 }
 
-/// A disk that is full is no reader that has enough.
+/// A full disk is an error, unlike a reader that has closed the pipe.
 #[test]
 #[cfg(target_os = "linux")]
-fn an_output_that_cannot_be_written_is_told() {
+fn an_output_that_cannot_be_written_is_an_error() {
     let world = World::new();
     let full = std::fs::File::options()
         .write(true)
@@ -812,7 +813,8 @@ fn an_output_that_cannot_be_written_is_told() {
     );
 }
 
-/// The clients of others are known by their records: Redisson's, and python-redis-lock's.
+/// Holders of other libraries are recognized by their records: those of Redisson and
+/// python-redis-lock.
 #[test]
 fn locks_of_other_libraries_are_listed() {
     let world = World::new();

@@ -1,4 +1,4 @@
-//! The program, as its users meet it: processes, signals, exit codes, a real server.
+//! Tests the program as users run it: processes, signals, exit codes, a real server.
 #![allow(clippy::unwrap_used, unreachable_pub)]
 
 mod acl;

@@ -1,4 +1,4 @@
-//! A server, a folder, and the program.
+//! A server, a folder, and the program under test.
 
 use std::{
     fs,
@@ -20,16 +20,16 @@ use nix::{
 };
 use tempfile::TempDir;
 
-/// What must happen happens within this time, on a busy machine too.
+/// The limit for an expected event, also on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A server of one's own, and a folder.
+/// A separate server, and a folder.
 pub struct World {
     pub server: SpawnedServer,
     place: Place,
 }
 
-/// A folder, where the program is run with this URL.
+/// A folder in which the program runs with this URL.
 pub struct Place {
     url: String,
     folder: TempDir,
@@ -40,14 +40,14 @@ impl World {
         Self::with(&[])
     }
 
-    /// The same, the server with these arguments.
+    /// Starts the server with these arguments.
     pub fn with(args: &[&str]) -> Self {
         let server = SpawnedServer::start_with(args).unwrap();
         let place = Place::at(server.url());
         Self { server, place }
     }
 
-    /// What the server answers, as it says it: few bytes, by one reading.
+    /// Returns the raw reply of the server. A single read, so only for short replies.
     pub fn server_says(&self, words: &[&str]) -> String {
         says(self.server.addr(), words)
     }
@@ -61,7 +61,7 @@ impl Deref for World {
     }
 }
 
-/// What a server answers, as it says it: few bytes, by one reading.
+/// Returns the raw reply of a server. A single read, so only for short replies.
 pub fn says(server: SocketAddr, words: &[&str]) -> String {
     let mut connection = TcpStream::connect(server).unwrap();
     let words = words
@@ -92,13 +92,14 @@ impl Place {
         self.folder.path().join(file)
     }
 
-    /// The program with these arguments, in the folder. Its shell is `sh`.
+    /// Returns the program with these arguments, in the folder. Its shell is `sh`.
     pub fn nestlock(&self, args: &[&str]) -> Command {
         self.program(env!("CARGO_BIN_EXE_nestlock"), args)
     }
 
-    /// Copies a program into the folder, by `cp`. A file that this process has open for writing is inherited by what another test
-    /// forks meanwhile, and until that calls exec the copy cannot be executed (ETXTBSY).
+    /// Copies a program into the folder, by `cp`. If this process wrote the file, a child that
+    /// another test forks in the meantime would inherit the open descriptor, and the copy could not
+    /// be executed (ETXTBSY) until that child calls exec.
     pub fn copy(&self, program: &str, name: &str) -> PathBuf {
         let copy = self.path(name);
         assert!(
@@ -112,7 +113,8 @@ impl Place {
         copy
     }
 
-    /// Another program, in the same place. No signal is ignored, though the tests may have been begun so.
+    /// Returns another program, in the same folder. No signal is ignored, even if the tests were
+    /// started that way.
     pub fn program(&self, program: &str, args: &[&str]) -> Command {
         let mut command = if cfg!(target_os = "linux") {
             let mut env = Command::new("env");
@@ -131,7 +133,7 @@ impl Place {
         command
     }
 
-    /// The same, away from any terminal in which the tests run.
+    /// Returns the program in a new session, without the terminal of the tests.
     pub fn nestlock_without_terminal(&self, args: &[&str]) -> Command {
         self.program(
             "setsid",
@@ -152,7 +154,7 @@ impl Place {
             .unwrap_or_else(|| panic!("{args:?} {:?} {errors}", output.status))
     }
 
-    /// Code, output and errors.
+    /// Returns the exit code, the output and the errors.
     pub fn said(&self, args: &[&str]) -> (Option<i32>, String, String) {
         let output = self.output(args);
         let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -163,21 +165,21 @@ impl Place {
         )
     }
 
-    /// Somebody who has a lock until `go`.
+    /// Starts a holder that keeps the lock until the file `go` exists.
     pub fn hold(&self, name: &str, kind: &str) -> Running {
         let file = format!("held-{kind}");
         let line = format!("echo $NESTLOCK_OWNER > {file}; {}", until("go"));
         self.begin(&["exec", name, "--kind", kind, "-c", &line], &file)
     }
 
-    /// Begins it, and waits until it has made this file.
+    /// Starts the program, and waits until it has written this file.
     pub fn begin(&self, args: &[&str], file: &str) -> Running {
         let running = Running::of(self.nestlock(args));
         self.text(file);
         running
     }
 
-    /// What is in a file, as soon as there is a line in it.
+    /// Returns the content of a file, as soon as it has a line.
     pub fn text(&self, file: &str) -> String {
         let path = self.path(file);
         let read = || {
@@ -193,7 +195,7 @@ impl Place {
         self.text(file).parse().unwrap()
     }
 
-    /// Lets those go on who wait for this file: `until go`.
+    /// Creates this file, which ends each `until` that waits for it.
     pub fn make(&self, file: &str) {
         fs::write(self.path(file), "\n").unwrap();
     }
@@ -203,12 +205,12 @@ impl Place {
     }
 }
 
-/// A shell's way to wait for a file.
+/// Returns a line of shell that waits for a file.
 pub fn until(file: &str) -> String {
     format!("while [ ! -e {file} ]; do sleep 0.02; done")
 }
 
-/// A run of the program. It is ended when dropped.
+/// A running program. It is killed when dropped.
 pub struct Running(Child);
 
 impl Running {
@@ -216,7 +218,7 @@ impl Running {
         Self(command.stderr(Stdio::null()).spawn().unwrap())
     }
 
-    /// The same, whose messages go there.
+    /// Starts a program with this standard error.
     pub fn telling(mut command: Command, stderr: impl Into<Stdio>) -> Self {
         Self(command.stderr(stderr).spawn().unwrap())
     }
@@ -229,7 +231,7 @@ impl Running {
         kill(Pid::from_raw(self.pid()), signal).unwrap();
     }
 
-    /// Its exit code; of what a signal ended, what a shell says.
+    /// Returns the exit code, or 128+N if signal N ended the program, as in a shell.
     pub fn code(mut self) -> Option<i32> {
         eventually("it ends", || self.0.try_wait().unwrap().is_some());
         let status = self.0.wait().unwrap();
@@ -248,16 +250,16 @@ impl Drop for Running {
     }
 }
 
-/// What has ended and was not asked about yet is not alive.
+/// Returns whether a process runs. A zombie does not.
 pub fn is_alive(pid: i32) -> bool {
     let is_over =
         || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "));
     kill(Pid::from_raw(pid), None).is_ok() && !is_over()
 }
 
-/// Waits until the lock `l` is free. By then this process must have ended.
+/// Waits until the lock `l` is free. This process must have ended by then.
 ///
-/// It is looked at after the lock: before, it may end while `who` starts.
+/// The process is checked after the lock, because it may end while `who` starts.
 pub fn ends_before_it_is_free(world: &Place, pid: i32) {
     within(2 * PATIENCE, "it is free", || {
         let is_free = world.code(&["who", "l"]) == 1;
@@ -266,7 +268,7 @@ pub fn ends_before_it_is_free(world: &Place, pid: i32) {
     });
 }
 
-/// All processes, with their parents and states.
+/// Returns all processes, with their parents and states.
 fn processes() -> String {
     let ps = Command::new("ps")
         .args(["-eo", "pid,ppid,pgid,stat,args"])
@@ -293,7 +295,7 @@ pub fn within(limit: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A way to the server. What it answers itself goes no further.
+/// Starts a proxy to the server. A request for which `answers` returns a reply is not forwarded.
 pub fn relay(
     at: TcpListener,
     server: SocketAddr,
@@ -328,7 +330,7 @@ pub fn relay(
     address
 }
 
-/// A way to the server on which each direction takes this long.
+/// Starts a proxy to the server that delays each direction by this time.
 pub fn far_away(world: &World, takes: Duration) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, server) = (listener.local_addr().unwrap(), world.server.addr());
@@ -344,7 +346,7 @@ pub fn far_away(world: &World, takes: Duration) -> String {
     format!("redis://{address}")
 }
 
-/// What is under way is not in the way of what comes after it.
+/// Delays bytes without delaying the bytes after them: any number may be in flight.
 fn carry(mut from: TcpStream, mut to: TcpStream, takes: Duration) {
     let (queue, queued) = mpsc::channel::<(Instant, Vec<u8>)>();
     thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! `exec` in a terminal, which `script` makes.
+//! `exec` and `top` in a terminal, which `script` provides.
 
 use std::{
     fs,
@@ -19,19 +19,19 @@ use crate::{
     support::{PATIENCE, Place, World, ends_before_it_is_free, eventually, is_alive, until},
 };
 
-/// A shell in a terminal of its own.
+/// A shell in a separate terminal.
 pub struct Terminal {
     shell: Child,
     keys: ChildStdin,
     seen: Arc<Mutex<String>>,
-    /// Every byte, as a terminal would draw it.
+    /// The screen, as a terminal draws it.
     screen: Arc<Mutex<vt100::Parser>>,
 }
 
 impl Terminal {
     pub fn open(world: &Place) -> Self {
         let mut script = Command::new("script");
-        // whoever runs the tests in the background has SIGINT ignored, and with it all that they begin
+        // if the tests run in the background, SIGINT is ignored, also in all their children
         let shell = "env --default-signal PS1='$ ' bash --norc --noediting -i";
         script
             .args(["-qfec", shell, "/dev/null"])
@@ -71,7 +71,7 @@ impl Terminal {
         self.keys.flush().unwrap();
     }
 
-    /// Waits until this stands on the screen.
+    /// Waits until this text is on the screen.
     pub fn draws(&self, text: &str) {
         let screen = || self.screen.lock().unwrap().screen().contents();
         let start = Instant::now();
@@ -85,7 +85,7 @@ impl Terminal {
         }
     }
 
-    /// Whether this is to be seen; if it is, the screen is wiped.
+    /// Returns whether this text was written; if it was, forgets all earlier output.
     pub fn has_shown(&self, text: &str) -> bool {
         let mut seen = self.seen.lock().unwrap();
         let is_there = seen.contains(text);
@@ -95,7 +95,7 @@ impl Terminal {
         is_there
     }
 
-    /// Waits until this is to be seen, and wipes the screen.
+    /// Waits until this text is written, and forgets all earlier output.
     pub fn shows(&self, text: &str) {
         let start = Instant::now();
         while !self.has_shown(text) {
@@ -144,7 +144,8 @@ fn control_c_is_the_commands_to_answer() {
     terminal.shows("code-9\n");
 }
 
-/// Stopped by Control-Z it is a job like others. In the foreground it goes on, if its lease is not over by then.
+/// Stopped by Control-Z, `exec` is a job like any other. In the foreground it continues, if its
+/// lease has not ended by then.
 #[test]
 fn control_z_stops_it_and_fg_lets_it_go_on() {
     let world = World::new();
@@ -163,7 +164,7 @@ fn control_z_stops_it_and_fg_lets_it_go_on() {
     eventually("it is free", || world.code(&["who", "l"]) == 1);
 }
 
-/// Stopped in the background since it wants to read, it reads in the foreground.
+/// The job is stopped in the background because it wants to read, and reads in the foreground.
 #[test]
 fn a_job_that_is_fetched_from_the_background_has_the_terminal() {
     let world = World::new();
@@ -172,7 +173,7 @@ fn a_job_that_is_fetched_from_the_background_has_the_terminal() {
         "{NESTLOCK} exec l --lease 60s -c 'read x; echo read-$x' &\n"
     ));
     eventually("it is held", || world.code(&["who", "l"]) == 0);
-    // it reads a moment after it is held
+    // the command reads a moment after the lock is held
     eventually("it is stopped", || {
         terminal.types("jobs\n");
         thread::sleep(Duration::from_millis(50));
@@ -184,7 +185,7 @@ fn a_job_that_is_fetched_from_the_background_has_the_terminal() {
     terminal.shows("read-one\n");
 }
 
-/// Nothing renewed while it was stopped: the command does nothing more.
+/// The lock was not renewed during the stop, so the command must not do anything more.
 #[test]
 fn a_job_resumed_after_its_lease_is_killed_before_it_acts() {
     let world = World::new();
@@ -203,7 +204,7 @@ fn a_job_resumed_after_its_lease_is_killed_before_it_acts() {
     assert!(!world.exists("ran"));
 }
 
-/// A pager, say, is of the same job, and needs the terminal for itself.
+/// A pager, for example, belongs to the same job, and needs the terminal for itself.
 #[test]
 fn the_others_of_a_pipeline_have_the_terminal() {
     let world = World::new();
@@ -218,14 +219,14 @@ fn the_others_of_a_pipeline_have_the_terminal() {
     terminal.shows("ready\n");
     terminal.types("one\n");
     terminal.shows("read-one\n");
-    // to all of the job
+    // Control-C, for the whole job
     terminal.types("\x03");
     eventually("it is free", || world.code(&["who", "l"]) == 1);
 }
 
-/// As ssh, sudo or gpg do for a password.
+/// As ssh, sudo and gpg read a password, although standard input is not the terminal.
 #[test]
-fn a_command_may_read_from_the_terminal_beside_its_input() {
+fn a_command_may_read_the_terminal_and_not_stdin() {
     let world = World::new();
     for how in ["{} < /dev/null", "echo x | {}"] {
         let mut terminal = Terminal::open(&world);
@@ -242,7 +243,8 @@ fn a_command_may_read_from_the_terminal_beside_its_input() {
     }
 }
 
-/// The command has the terminal, and the script is of nestlock's process group: what is typed is for all of them.
+/// The command has the terminal, and the script is in nestlock's process group: control keys reach
+/// all of them.
 #[test]
 fn control_z_and_control_c_are_for_a_whole_script() {
     let world = World::new();
@@ -256,7 +258,7 @@ fn control_z_and_control_c_are_for_a_whole_script() {
     terminal.types("fg\n");
     terminal.shows("bash ./script\n");
     terminal.types("\x03");
-    // what is typed before that is lost
+    // input that is typed before the prompt is lost
     terminal.shows("$ ");
     terminal.types("echo code-$?\n");
     terminal.shows("code-130\n");
@@ -264,7 +266,7 @@ fn control_z_and_control_c_are_for_a_whole_script() {
     assert_eq!(world.code(&["who", "l"]), 1);
 }
 
-/// Whatever it is called: the system cuts a name in the midst of a letter.
+/// The kernel truncates the process name in the middle of a character, so it is not valid UTF-8.
 #[test]
 fn a_command_with_a_name_that_is_no_text_stops_as_well() {
     let world = World::new();
@@ -288,7 +290,8 @@ fn a_command_with_a_name_that_is_no_text_stops_as_well() {
     terminal.shows("Stopped");
 }
 
-/// Its script is killed, and the shell has its terminal: the end of the command takes it from nobody.
+/// The script is killed, and the shell has the terminal: nestlock does not take it when the command
+/// ends.
 #[test]
 fn a_terminal_that_was_taken_meanwhile_is_not_taken_back() {
     let world = World::new();
@@ -309,7 +312,8 @@ fn a_terminal_that_was_taken_meanwhile_is_not_taken_back() {
     terminal.shows("alive\n");
 }
 
-/// What was passed on long ago, and ignored, is not what stops it now: all of its job stops.
+/// A stop signal that was forwarded long ago, and ignored, did not cause this stop: the whole job
+/// stops.
 #[test]
 fn a_job_that_ignored_a_stop_stops_as_a_whole_later() {
     let world = World::new();
@@ -327,17 +331,17 @@ fn a_job_that_ignored_a_stop_stops_as_a_whole_later() {
     world.text("begun");
     let nestlock = child(world.pid("pid")).unwrap();
     kill(Pid::from_raw(nestlock), Signal::SIGTSTP).unwrap();
-    // nestlock has passed on the first signal when the second one arrives, however late that is
+    // by the time that the second signal arrives, nestlock has forwarded the first one
     thread::sleep(Duration::from_millis(100));
     kill(Pid::from_raw(nestlock), Signal::SIGUSR1).unwrap();
     world.text("heard");
-    // longer than it may take to stop for that
+    // longer than the time within which a stop is due to a forwarded signal
     thread::sleep(Duration::from_millis(800));
     world.make("go");
     terminal.shows("Stopped");
 }
 
-/// As `ssh -t` begins it: no shell is there that would let a job go on.
+/// As started by `ssh -t`: there is no shell that could resume a job.
 #[test]
 fn control_z_stops_nothing_where_nothing_lets_it_go_on() {
     let world = World::new();
@@ -346,7 +350,7 @@ fn control_z_stops_nothing_where_nothing_lets_it_go_on() {
     fs::write(world.path("line"), exec).unwrap();
     terminal.types("script -qec 'sh ./line' /dev/null\n");
     terminal.shows("ready\n");
-    // the inner terminal's, as the outer one is raw
+    // for the inner terminal, as the outer one is in raw mode
     terminal.types("\x1a");
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(3) {
@@ -361,7 +365,8 @@ fn control_z_stops_nothing_where_nothing_lets_it_go_on() {
     terminal.shows("read-one\n");
 }
 
-/// A session of its own does not stop by Control-Z, and nothing renews the lock meanwhile.
+/// A process in a separate session is not stopped by Control-Z, and the lock is not renewed during
+/// the stop.
 #[test]
 fn what_does_not_stop_with_its_job_ends_with_the_lease() {
     let world = World::new();
@@ -378,7 +383,7 @@ fn what_does_not_stop_with_its_job_ends_with_the_lease() {
     terminal.shows("code-76\n");
 }
 
-/// The terminal shows nothing more until Control-Q.
+/// The terminal shows nothing until Control-Q.
 #[test]
 fn control_s_does_not_hold_up_the_end() {
     let world = World::new();
@@ -397,7 +402,7 @@ fn control_s_does_not_hold_up_the_end() {
 
 // --- top ---
 
-/// Leaves the other screen, and shows the cursor: the terminal is as it was.
+/// Leaves the alternate screen: the terminal is restored.
 const RESTORED: &str = "\x1b[?1049l";
 
 pub fn open_top(world: &Place, args: &str) -> Terminal {
@@ -408,8 +413,7 @@ pub fn open_top(world: &Place, args: &str) -> Terminal {
     terminal
 }
 
-/// `top` shows who holds what, frees a lock only after a yes, and gives the terminal back when it
-/// quits.
+/// `top` shows the holders, frees a lock only after `y`, and restores the terminal when it quits.
 #[test]
 fn top_shows_holders_frees_on_a_yes_and_restores_the_terminal() {
     let world = World::new();
@@ -433,7 +437,7 @@ fn top_shows_holders_frees_on_a_yes_and_restores_the_terminal() {
     terminal.shows(" icanon");
 }
 
-/// A read-only `top` frees nothing, and gives the terminal back when it is terminated.
+/// A read-only `top` frees nothing, and restores the terminal when it is terminated.
 #[test]
 fn a_read_only_top_frees_nothing_and_restores_the_terminal() {
     let world = World::new();
@@ -450,7 +454,7 @@ fn a_read_only_top_frees_nothing_and_restores_the_terminal() {
         .output()
         .unwrap();
     let pids = String::from_utf8(found.stdout).unwrap();
-    // of those, ours: it talks to our server
+    // select the one that uses this test's server
     let address = format!("127.0.0.1:{}", world.server.addr().port());
     let ours = |pid: &&str| {
         let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -467,7 +471,7 @@ fn a_read_only_top_frees_nothing_and_restores_the_terminal() {
     terminal.shows(RESTORED);
 }
 
-/// A program that ignores HUP is not told of the terminal's end.
+/// A program that ignores HUP is not notified of the terminal's end.
 #[test]
 fn top_ends_with_its_terminal() {
     let world = World::new();
@@ -478,7 +482,7 @@ fn top_ends_with_its_terminal() {
     fs::write(world.path("line"), line).unwrap();
     terminal.types("stty rows 30 cols 120; trap '' HUP; sh ./line\n");
     terminal.draws("order:7");
-    // while a question is open `top` draws nothing: a draw would fail, and end it
+    // while a question is open, `top` does not draw: a draw would fail, and end it
     terminal.types("f");
     terminal.draws("Free order:7");
     let pid = world.pid("pid");
@@ -495,11 +499,11 @@ fn top_ends_with_its_terminal() {
     }
     let code = || fs::read_to_string(world.path("code")).unwrap_or_default();
     eventually("its shell has its exit code", || code().ends_with('\n'));
-    // 134: what it had to say to the terminal was a panic
+    // 134 would be an abort, after a panic while writing to the terminal
     assert_eq!(code(), "0\n");
 }
 
-/// A server that does not answer keeps nobody in it.
+/// The user can quit although the server does not reply.
 #[test]
 fn top_is_left_though_the_server_hangs_or_is_gone() {
     let world = World::new();
@@ -522,7 +526,8 @@ fn top_is_left_though_the_server_hangs_or_is_gone() {
     terminal.shows("code-0");
 }
 
-/// What `acl` prints is enough for it, and one lock of two with one name is freed, which is chosen.
+/// The rules that `acl` prints are enough for `top`, and of two locks with one name it frees the
+/// selected one.
 #[test]
 fn top_needs_no_more_than_what_acl_says() {
     let world = World::new();
@@ -566,7 +571,7 @@ fn top_needs_no_more_than_what_acl_says() {
     terminal.types(&format!(
         "stty rows 30 cols 120; NESTLOCK_URL={url} {NESTLOCK} top; echo code-$?\n"
     ));
-    // who holds them is known by the names of connections
+    // `top` knows the programs by the names of their connections
     terminal.draws("sh on ");
     terminal.draws("releases: 0/s");
     assert!(
@@ -603,7 +608,7 @@ fn top_needs_no_more_than_what_acl_says() {
 fn top_fits_into_a_small_terminal_and_colours_nothing_unasked() {
     let world = World::new();
     let line = format!("echo held > held; {}", until("go"));
-    // its TTL is shown in a colour
+    // a short TTL is shown in colour
     let _holder = world.begin(&["exec", "order:7", "--lease", "1s", "-c", &line], "held");
     let mut terminal = open_top(&world, "");
     terminal.draws("order:7");
@@ -614,7 +619,7 @@ fn top_fits_into_a_small_terminal_and_colours_nothing_unasked() {
     terminal.types(&format!(
         "stty rows 5 cols 20; NO_COLOR=1 {NESTLOCK} top; echo code-$?\n"
     ));
-    // what is selected is to be seen all the same
+    // the selection is still visible
     terminal.draws("order:7");
     eventually("it is selected", || {
         terminal.seen.lock().unwrap().contains("\x1b[7morder:7")
@@ -628,7 +633,7 @@ fn top_fits_into_a_small_terminal_and_colours_nothing_unasked() {
     terminal.shows("code-0");
 }
 
-/// All keys are looked through once in ten seconds; a lock that was released is looked at before.
+/// All keys are scanned only every 10 s; a lock that was released is read before that.
 #[test]
 fn top_hears_of_releases_and_says_when_it_does_not() {
     let world = World::new();

@@ -16,7 +16,7 @@ use crate::{
     support::{PATIENCE, Place, Running, eventually, says, until},
 };
 
-/// A name, which belongs to this node of the cluster.
+/// Returns a name in a slot of this node of the cluster.
 fn name_at(cluster: &SpawnedCluster, node: &SpawnedServer, before: &str) -> String {
     let is_there = |name: &String| {
         cluster
@@ -31,14 +31,14 @@ fn name_at(cluster: &SpawnedCluster, node: &SpawnedServer, before: &str) -> Stri
         .unwrap()
 }
 
-/// Somebody who has it until `go`.
+/// Starts a holder that keeps the lock until the file `go` exists.
 fn holder(place: &Place, name: &str) -> Running {
     let file = format!("held-{name}");
     let line = format!("echo $NESTLOCK_OWNER > 'held-{name}'; {}", until("go"));
     place.begin(&["exec", name, "--lease", "60s", "-c", &line], &file)
 }
 
-/// Listens there, until it is dropped.
+/// Subscribes at this node, until the connection is dropped.
 fn listen(at: SocketAddr, command: &str, channel: &str) -> TcpStream {
     let mut connection = TcpStream::connect(at).unwrap();
     connection
@@ -48,7 +48,7 @@ fn listen(at: SocketAddr, command: &str, channel: &str) -> TcpStream {
     connection
 }
 
-/// Its lines, as they come.
+/// A running program, and its lines as they arrive.
 struct Lines {
     program: std::process::Child,
     told: mpsc::Receiver<String>,
@@ -81,7 +81,7 @@ impl Lines {
         Self { program, told }
     }
 
-    /// Waits for a line with this in it; those before it.
+    /// Waits for a line that contains this text. Returns the lines before it.
     fn until(&self, text: &str) -> Vec<String> {
         let (start, mut before) = (Instant::now(), Vec::new());
         loop {
@@ -104,7 +104,7 @@ impl Drop for Lines {
     }
 }
 
-/// What all commands do, that are not about what is special.
+/// Checks what all commands do on any deployment.
 fn all_is_shown_and_done(place: &Place, names: &[String]) {
     let _holders: Vec<Running> = names.iter().map(|name| holder(place, name)).collect();
     let (code, table, errors) = place.said(&["ls"]);
@@ -120,7 +120,7 @@ fn all_is_shown_and_done(place: &Place, names: &[String]) {
             "{table}"
         );
         assert_eq!(line_of(&table, name)[5..7], ["0", "clients"], "{table}");
-        // whose connection it is, wherever that leads
+        // the program of the holder, on whichever server it is connected
         let (code, told, errors) = place.said(&["who", name]);
         assert!(
             code == Some(0) && told.starts_with(&owner) && told.contains(" sh "),
@@ -161,7 +161,7 @@ fn all_is_shown_and_done(place: &Place, names: &[String]) {
     );
 }
 
-/// Of a cluster that all tests here only look at.
+/// One cluster for all tests that only read it.
 #[test]
 fn a_cluster_is_shown_whole() {
     let cluster = SpawnedCluster::start(3, 3).unwrap();
@@ -179,7 +179,7 @@ fn a_cluster_is_shown_whole() {
         "nothing stays"
     );
 
-    // --- who waits: by sharded messages and by others, at whichever node, each once ---
+    // --- waiters: of sharded and of classic messages, on any node, each counted once ---
     let place = Place::at(cluster.url());
     let _holders = [
         place.hold(&names[0], "reentrant"),
@@ -197,7 +197,7 @@ fn a_cluster_is_shown_whole() {
     let _elsewhere = [masters[1].addr(), replica].map(|at| listen(at, "SUBSCRIBE", &channel));
     assert_eq!(waiting(&names[0]), "3 clients -");
     {
-        // a node that is away may have listeners, too, or has none any more
+        // a node that does not reply may still have listeners
         let gone = cluster.replicas_of(masters[2]).unwrap()[0];
         gone.stop().unwrap();
         let (code, table, errors) = place.said(&["ls"]);
@@ -226,7 +226,7 @@ fn a_cluster_is_shown_whole() {
     let (code, _, errors) = place.said(&["exec", "s", "--kind", "signal", "--", "true"]);
     assert!(code == Some(64) && errors.contains('{'), "{errors}");
 
-    // --- keys that are counted, over all masters ---
+    // --- the number of keys, over all masters ---
     let keys = |most: &str| place.code(&["ls", "--max-keys", most]);
     for node in &masters {
         for n in 0..3 {
@@ -238,7 +238,7 @@ fn a_cluster_is_shown_whole() {
     }
     assert_eq!((keys("8"), keys("1000")), (64, 0));
 
-    // --- a slot that is on its way: some keys are there, some here ---
+    // --- a slot that migrates: each node has some of its keys ---
     let slot = SpawnedCluster::slot_of("t");
     let to = masters
         .iter()
@@ -259,7 +259,7 @@ fn a_cluster_is_shown_whole() {
     assert_eq!(place.code(&["who", "{t}fair"]), 0);
     migration.finish().unwrap();
 
-    // --- doctor, and what it says of a node alone ---
+    // --- doctor, for the cluster and for a single node ---
     let (code, rows, errors) = place.said(&["doctor"]);
     assert_eq!(code, Some(1), "{rows}{errors}");
     for row in [
@@ -294,7 +294,7 @@ fn a_cluster_is_shown_whole() {
     the_rules_are_enough_in_a_cluster(&cluster);
 }
 
-/// `ACL SETUSER` as `acl` prints it, without the user's name.
+/// Returns the rules of `ACL SETUSER` as `acl` prints them, without the name of the user.
 fn rules(place: &Place, args: &[&str]) -> Vec<String> {
     let (_, line, _) = place.said(&[&["acl", "--prefix", "app:"], args].concat());
     assert!(!line.contains("+@all"));
@@ -390,10 +390,11 @@ fn the_rules_are_enough_in_a_cluster(cluster: &SpawnedCluster) {
     }
 }
 
-/// A master that hangs, and one that is gone: the others' locks are shown all the while, and what it had is not told free.
+/// One master hangs, and one is gone: the locks of the others are shown all the while, and those of
+/// the lost master are not reported as free.
 #[test]
 fn a_cluster_that_loses_a_master_is_watched_on() {
-    // nobody takes over before it is seen that somebody is away
+    // long enough for this test to see the loss before a replica takes over
     let cluster = SpawnedCluster::start_with(
         3,
         1,
@@ -419,7 +420,7 @@ fn a_cluster_that_loses_a_master_is_watched_on() {
         for name in &names {
             top.draws(name);
         }
-        // sharded messages have no patterns
+        // patterns do not match sharded messages
         top.draws("releases: -/s");
         top
     };
@@ -461,28 +462,29 @@ fn a_cluster_that_loses_a_master_is_watched_on() {
         "{table}{errors}"
     );
 
-    // the new master's locks are seen to come and go
+    // changes of locks on the new master are reported
     assert_eq!(place.code(&["force", &names[0]]), 0);
     before.extend(watch.until(&format!("- {} ", names[0])));
     assert!(
         !before.iter().any(|line| line.starts_with('-')),
         "{before:?}"
     );
-    // by now: a machine that stands still for as long as a node may be silent has others replaced, too
+    // read now: after a stall of the machine for one node timeout, other masters may have been
+    // replaced, too
     let master_of = |name: &String| cluster.master_of(SpawnedCluster::slot_of(name)).unwrap();
     let (well, alone) = (master_of(&names[1]), master_of(&names[2]));
-    // nobody takes over
+    // no replica takes over
     for replica in cluster.replicas_of(alone).unwrap() {
         replica.stop().unwrap();
     }
     drop(alone.kill());
     #[cfg(target_os = "linux")]
     {
-        top.draws("the locks there are shown as they were");
+        top.draws("the locks there may be stale");
         top.draws(&names[2]);
     }
     let mut before = watch.until("the locks there are taken to be unchanged");
-    // all that is there is looked for again
+    // the scan for new locks continues on the other masters
     let new = name_at(&cluster, well, "new");
     let _new = holder(&place, &new);
     before.extend(watch.until(&format!("+ {new} ")));
@@ -500,7 +502,7 @@ fn a_cluster_that_loses_a_master_is_watched_on() {
         code == Some(1) && errors.contains(&alone.addr().to_string()) && lists(&table, &names[1]),
         "{table}{errors}"
     );
-    // a server that is gone has no listeners
+    // a server that is gone has no listeners, so the count is known
     assert_eq!(
         line_of(&table, &names[1])[5..7],
         ["0", "clients"],
@@ -509,7 +511,7 @@ fn a_cluster_that_loses_a_master_is_watched_on() {
     replaced.cont().unwrap();
 }
 
-/// What a failover must not forget is on replicas before the command begins.
+/// With `--replicas`, the command starts only after the replicas have the lock.
 #[test]
 fn exec_waits_for_as_many_replicas_as_are_wanted() {
     let group = SpawnedSentinel::start(1, 1).unwrap();
@@ -552,7 +554,7 @@ fn sentinels_lead_to_the_master_and_to_the_next_one() {
     let _holder = holder(&place, "kept");
     let watch = Lines::of(&place, &["ls", "--watch"]);
     watch.until("= kept ");
-    // a failover may be over before anybody has looked: it begins when that was told
+    // a failover may be over before `ls` polls, so it is delayed until `ls` has reported the loss
     let down_after = |time: &str| {
         for sentinel in group.sentinels() {
             let set = [
@@ -614,7 +616,7 @@ fn sentinels_are_asked_with_the_rules_that_are_printed(group: &SpawnedSentinel) 
         rows.contains("unknown  sentinels") && rows.contains("+sentinel|masters"),
         "{rows}"
     );
-    // the servers': where the master is looked for
+    // the rules for the servers, where the client has to find the master
     assert!(place.said(&["acl"]).1.contains("+role"));
 }
 
@@ -634,7 +636,7 @@ fn several_addresses_lead_to_the_one_that_is_the_master() {
 }
 
 #[test]
-fn a_url_that_leads_nowhere_is_told() {
+fn an_invalid_url_is_reported() {
     for (url, told) in [
         ("redis://127.0.0.1:1,redis://127.0.0.1:2", "several URLs"),
         ("http://127.0.0.1:1", "no such scheme"),
@@ -659,7 +661,7 @@ fn a_url_that_leads_nowhere_is_told() {
     }
 }
 
-/// A server that asks for certificates; its own is for `redis.internal`.
+/// The server requires client certificates; its own certificate is for `redis.internal`.
 #[test]
 fn certificates_are_shown_and_checked_by_each_connection() {
     let (servers, clients, strangers) = (
@@ -724,7 +726,7 @@ fn certificates_are_shown_and_checked_by_each_connection() {
         let (code, _, errors) = place.said(&[&all, args].concat());
         assert_eq!(code, Some(0), "{args:?}: {errors}");
     }
-    // by variables, as a command that is run finds them
+    // by environment variables, as inside a command of `exec`
     let mut doctor = place.nestlock(&["doctor"]);
     for (at, name) in ["CA", "CERT", "KEY", "SERVER_NAME"].iter().enumerate() {
         doctor.env(format!("NESTLOCK_TLS_{name}"), all[2 * at + 1]);
@@ -809,7 +811,7 @@ fn authority(name: &str) -> Authority {
     Authority::self_signed(params, rcgen::KeyPair::generate().unwrap()).unwrap()
 }
 
-/// A certificate, and its key, in PEM.
+/// Returns a certificate and its key, in PEM.
 fn signed(by: &Authority, host: &str) -> [String; 2] {
     let mut params = rcgen::CertificateParams::new(vec![host.to_owned()]).unwrap();
     params
@@ -822,7 +824,7 @@ fn signed(by: &Authority, host: &str) -> [String; 2] {
     ]
 }
 
-/// What is heard by a pattern, where that hears all: before 7.0.
+/// Releases are counted by a pattern only if it receives all of them: before Redis 7.0.
 #[test]
 #[cfg(target_os = "linux")]
 fn messages_are_heard_where_no_server_has_others() {
@@ -832,7 +834,7 @@ fn messages_are_heard_where_no_server_has_others() {
     if is_old {
         top.draws("releases: 0/s");
     } else {
-        // once by us, once by the library, and once by whoever would listen
+        // sent once by this test, once by the library, and once by `top` before it would subscribe
         let asked = || {
             says(cluster.nodes()[0].addr(), &["INFO", "commandstats"])
                 .contains("shardnumsub:calls=3,")
