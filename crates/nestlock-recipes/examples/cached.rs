@@ -1,4 +1,5 @@
-//! A cache that is filled once, however many ask, and whose value is served on while it is filled anew.
+//! A cache that is filled once for many concurrent callers, and serves a stale value while one
+//! caller refills it.
 //!
 //! Run: `cargo run -p nestlock-recipes --features fred --example cached`
 #![allow(clippy::print_stdout)]
@@ -17,7 +18,7 @@ use tokio::{task::JoinSet, time::sleep};
 
 static FILLS: AtomicU32 = AtomicU32::new(0);
 
-/// What is expensive, and must not be done by everybody at once.
+/// An expensive computation that concurrent callers must not repeat.
 async fn report(month: &'static str) -> io::Result<Vec<u8>> {
     let fill = FILLS.fetch_add(1, SeqCst) + 1;
     sleep(Duration::from_millis(50)).await;
@@ -27,7 +28,7 @@ async fn report(month: &'static str) -> io::Result<Vec<u8>> {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let server = EmbeddedServer::start()?;
-    // four processes, each with 25 requests at once
+    // four processes, each with 25 concurrent requests
     let (mut processes, mut requests) = (Vec::new(), JoinSet::new());
     for _ in 0..4 {
         let client = LockClient::connect(server.url()).await?;
@@ -54,7 +55,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("100 requests in 4 processes, {} fill", FILLS.load(SeqCst));
     assert_eq!(FILLS.load(SeqCst), 1);
 
-    // a minute later it is stale: served on, and filled anew in the background
+    // a minute later the value is stale: it is still served, and refilled in the background
     server.advance(Duration::from_secs(61));
     let reports = &processes[0];
     let stale = reports

@@ -1,4 +1,5 @@
-//! Three replicas, one of which leads. It is stopped, and another one is elected: the work of the first has ended by then.
+//! One of three replicas leads. It is stopped, and another one is elected: by then the work of the
+//! first has ended.
 //!
 //! Run: `cargo run -p nestlock-recipes --example leader`
 #![allow(clippy::print_stdout)]
@@ -15,7 +16,7 @@ use nestlock_recipes::leader::{Leader, Term};
 
 static AT_WORK: AtomicU32 = AtomicU32::new(0);
 
-/// Counts who is at work.
+/// Counts the leaders that work now.
 struct AtWork;
 
 impl AtWork {
@@ -46,7 +47,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 async move {
                     let _at_work = AtWork::begin();
                     println!("{identity} leads with token {}", term.token());
-                    // what it writes, it writes with this token
+                    // the leader passes this token with every write
                     println!("{identity} stops: {}", term.lost().await);
                 }
             };
@@ -62,12 +63,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
             continue;
         };
         println!("observed: {}", leading.identity);
-        assert!(last < Some(leading.token), "each has a higher token");
+        assert!(last < Some(leading.token), "each leader has a higher token");
         last = Some(leading.token);
-        // its work is dropped, then its lease is given up
+        // drops its work, then gives up the office
         replicas
             .remove(&leading.identity)
-            .ok_or("it has been stopped")?
+            .ok_or("a stopped replica leads")?
             .abort();
     }
     Ok(())

@@ -1,6 +1,7 @@
-//! A function that runs once at a time for each order, over all processes, without a line about locks in its body.
+//! A function that runs one call at a time for each order, over all processes, without any lock code
+//! in its body.
 //!
-//! Run: `cargo run -p nestlock-recipes --example locked`  (uses `NESTLOCK_URL`, else an embedded server)
+//! Run: `cargo run -p nestlock-recipes --example locked`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 #[path = "../../../examples/support/mod.rs"]
@@ -14,7 +15,7 @@ use std::{
 use nestlock::LockClient;
 use nestlock_recipes::{LockedError, locked};
 
-/// How many pay order 7 at this moment, and how often it was paid.
+/// The number of calls that pay order 7 now, and of payments so far.
 static PAYING: AtomicU32 = AtomicU32::new(0);
 static PAID: AtomicU32 = AtomicU32::new(0);
 
@@ -34,7 +35,11 @@ struct Shop {
 impl Shop {
     #[locked("order:{id}", client = self.locks, wait = "10s")]
     async fn pay(&self, id: u64) -> Result<u32, PayError> {
-        assert_eq!(PAYING.fetch_add(1, SeqCst), 0, "two pay it at once");
+        assert_eq!(
+            PAYING.fetch_add(1, SeqCst),
+            0,
+            "two calls pay at the same time"
+        );
         let paid = PAID.load(SeqCst);
         tokio::time::sleep(Duration::from_millis(20)).await;
         PAYING.fetch_sub(1, SeqCst);
@@ -44,7 +49,7 @@ impl Shop {
         Ok(PAID.fetch_add(1, SeqCst) + 1)
     }
 
-    /// Whoever finds another replica at it has nothing to do.
+    /// Returns `None` if another replica is already cleaning up.
     #[locked("cleanup", client = self.locks, wait = "0s", busy = return Ok(None))]
     async fn clean_up(&self) -> Result<Option<&str>, LockedError> {
         tokio::time::sleep(Duration::from_millis(100)).await;

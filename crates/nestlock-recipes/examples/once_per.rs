@@ -1,4 +1,5 @@
-//! A job that runs once for each tick, on whichever of four replicas comes first. None is missed when one of them goes.
+//! A job that runs once for each tick, on the first of four replicas that finds it due. No tick is
+//! missed when one replica stops.
 //!
 //! Run: `cargo run -p nestlock-recipes --features cron --example once_per`
 #![allow(clippy::print_stdout)]
@@ -21,7 +22,7 @@ use tokio::{
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let server = EmbeddedServer::start()?;
-    // who has run which tick; "30 3 * * *" would be half past three in the morning, UTC
+    // the replicas that ran each tick; "30 3 * * *" would be 03:30 UTC
     let (runs, mut replicas) = (Arc::new(Mutex::new(BTreeMap::new())), JoinSet::new());
     for replica in 0..4 {
         let client = LockClient::connect(server.url()).await?;
@@ -32,13 +33,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 let runs = Arc::clone(&runs);
                 async move {
                     sleep(Duration::from_millis(20)).await;
-                    let mut runs = runs.lock().expect("nobody panics");
+                    let mut runs = runs.lock().expect("no job panics");
                     runs.entry(tick.number() / 1000)
                         .or_insert_with(Vec::new)
                         .push(replica);
                 }
             });
-            // the first one goes after two seconds, whatever it does
+            // the first replica stops after 2 s, even in the middle of a job
             timeout(
                 Duration::from_millis(if replica == 0 { 2_000 } else { 5_000 }),
                 forever,
@@ -51,14 +52,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
             return Err(closed.into());
         }
     }
-    let runs = runs.lock().expect("nobody panics");
+    let runs = runs.lock().expect("no job panics");
     let mut again = 0;
     for (tick, replicas) in &*runs {
         println!("tick {tick}: run by replica {replicas:?}");
         again += replicas.len() - 1;
     }
-    // each of the four may have been stopped between the end of its job and the mark
-    assert!(again <= 4, "once for each tick, but for those");
+    // each of the four replicas may have been stopped between the end of its job and the mark
+    assert!(again <= 4, "all other ticks run once");
     let (first, last) = (
         runs.keys().next().ok_or("no tick")?,
         runs.keys().last().ok_or("no tick")?,
@@ -66,7 +67,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(
         last - first + 1,
         u64::try_from(runs.len())?,
-        "and none is missing"
+        "no tick is missing"
     );
     Ok(())
 }

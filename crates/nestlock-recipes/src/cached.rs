@@ -43,8 +43,8 @@ pub fn cached<S: Store>(client: &LockClient, store: S) -> Cached<S> {
     }
 }
 
-/// A cache in which one caller fills each value, however many wait for it. Created by [`cached()`].
-/// Cheap to clone. Clones share fills; use one cache per process.
+/// A cache in which one caller fills each value, and all others wait for it. Created by
+/// [`cached()`]. Cheap to clone. Clones share fills; use one cache per process.
 #[must_use]
 pub struct Cached<S, C: Codec = Raw> {
     filler: Filler<S, C>,
@@ -128,7 +128,7 @@ impl<S: Store, C: Codec> Cached<S, C> {
     /// # Cancel safety
     ///
     /// Cancel safe: a fill that has begun continues in its own task.
-    #[expect(clippy::missing_panics_doc, reason = "it does not")]
+    #[expect(clippy::missing_panics_doc, reason = "it does not panic")]
     pub async fn try_get_with<E: Into<BoxError>>(
         &self,
         key: &str,
@@ -136,7 +136,7 @@ impl<S: Store, C: Codec> Cached<S, C> {
     ) -> Result<C::Value, CacheError> {
         let fill = async { fill.await.map(Some).map_err(Into::into) };
         let value = self.filler.get_or_fill(key, false, Box::pin(fill)).await?;
-        Ok(value.expect("a fill of a value has one, and others do not count"))
+        Ok(value.expect("with `optional` false, a result without a value is never returned"))
     }
 
     /// As [`try_get_with`](Self::try_get_with), for a fill that may find no value.

@@ -92,7 +92,7 @@ impl Leader {
     /// Cancel safe: if dropped midway, the candidate does not lead, and waits no longer. Its
     /// identity may have been written; [`Leader::leader`] ignores it once the lock is released in
     /// the background.
-    #[expect(clippy::missing_panics_doc, reason = "it does not")]
+    #[expect(clippy::missing_panics_doc, reason = "it does not panic")]
     pub async fn campaign(&self) -> Result<Term> {
         let guard = self
             .lock
@@ -100,7 +100,7 @@ impl Leader {
             .await?;
         let token = guard
             .fencing_token()
-            .expect("a fenced lock's guard has one");
+            .expect("the guard of a fenced lock has a token");
         let record = format!("{} {}", guard.owner(), self.identity);
         self.client.fenced_set(&self.record, record, token).await?;
         if guard.is_lost() {
@@ -137,7 +137,7 @@ impl Leader {
                     let elected = Instant::now();
                     let guard = Arc::clone(&term.guard);
                     if let Err(error) = guard.run_until_lost(async { work(term).await }).await {
-                        tracing::warn!(office = self.lock.name(), %error, "a leader was deposed");
+                        tracing::warn!(office = self.lock.name(), %error, "the leader lost its term");
                     }
                     // otherwise a task that the work spawned has the term and still leads: the next
                     // campaign waits for it
@@ -152,7 +152,7 @@ impl Leader {
                 }
                 Err(error) if is_final(&error) => return error,
                 Err(error) => {
-                    tracing::warn!(office = self.lock.name(), %error, "a campaign failed");
+                    tracing::warn!(office = self.lock.name(), %error, "a campaign failed, and is retried");
                 }
             }
             // candidates must not retry in step
@@ -257,7 +257,7 @@ impl Observer {
 #[non_exhaustive]
 pub enum Deposed {
     /// No renewal succeeded, and the lease ends soon. The term still lasts.
-    #[error("no renewal got through, and the lease ends soon; come to an end")]
+    #[error("no renewal succeeded, and the lease ends soon; finish the work now")]
     NotRenewed,
     /// The term is over.
     #[error(transparent)]
@@ -266,7 +266,7 @@ pub enum Deposed {
 
 /// A term: this replica leads while it lasts. Dropping it gives up the office a moment later.
 #[derive(Debug)]
-#[must_use = "dropped at once, the office is given up at once"]
+#[must_use = "if it is dropped at once, the office is given up at once"]
 #[clippy::has_significant_drop]
 pub struct Term {
     /// [`Leader::lead`] shares it, so that the office is not given up while the work runs.

@@ -8,7 +8,7 @@
 //! | [`locked`](mod@locked) | run a function under a lock, without any lock code in its body |
 #![cfg_attr(
     feature = "tower",
-    doc = "| [`tower`] | how does a service handle one request at a time, for each thing that is asked for? |"
+    doc = "| [`tower`] | handle one request at a time for each resource, in a tower service |"
 )]
 
 pub mod cached;

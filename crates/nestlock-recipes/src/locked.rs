@@ -8,14 +8,14 @@ use nestlock::Error;
 #[non_exhaustive]
 pub enum LockedError {
     /// Another owner held the lock until the wait was over. The body did not run.
-    #[error("lock {lock:?} is held by somebody else; try again later")]
+    #[error("lock {lock:?} is held by another owner; try again later")]
     #[non_exhaustive]
     Busy {
         /// The lock's name, with the client's prefix.
         lock: String,
     },
-    /// The lock was lost while the body ran: others may have touched what it guards. The body was
-    /// dropped, or had just ended.
+    /// The lock was lost while the body ran: another holder may have changed what it protects. The
+    /// body was dropped, or had just ended.
     #[error("the lock was lost while it was needed: {0}")]
     Lost(#[source] Error),
     /// The lock could not be acquired. The body did not run.
@@ -112,6 +112,6 @@ pub mod expansion {
     /// Names a type where an expression is needed. Never called.
     #[must_use]
     pub fn never<T>() -> T {
-        unreachable!("it stands behind `if false`")
+        unreachable!("the expansion calls this only behind `if false`")
     }
 }

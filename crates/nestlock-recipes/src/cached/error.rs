@@ -13,22 +13,22 @@ pub enum CacheError {
     /// later.
     ///
     /// [`Cached::error_ttl`]: super::Cached::error_ttl
-    #[error("a fill failed a moment ago, and is not tried again yet: {0}")]
+    #[error("a fill of this key failed recently, and is not retried yet: {0}")]
     FailedElsewhere(Arc<str>),
-    /// Another caller was filling it for all of [`Cached::wait`].
+    /// Another caller was filling the value for all of [`Cached::wait`].
     ///
     /// [`Cached::wait`]: super::Cached::wait
-    #[error("somebody else has been filling it for {0:?}")]
+    #[error("another caller has been filling this key for {0:?}; try again later")]
     Busy(Duration),
     /// The lock of the fill failed: the key is not valid as a name, the server does not reply, or
     /// the lock was lost and the fill dropped. After a loss, a caller that shared the fill gets
     /// this error only if its own [`Cached::wait`] is over; otherwise it fills the value itself.
     ///
     /// [`Cached::wait`]: super::Cached::wait
-    #[error("the lock of the fill: {0}")]
+    #[error("the lock of the fill failed: {0}")]
     Lock(#[source] Arc<nestlock::Error>),
     /// The store could not be read, or took longer than 3 s.
-    #[error("the cache's store: {0}")]
+    #[error("the store of the cache failed: {0}")]
     Store(#[source] Arc<dyn std::error::Error + Send + Sync>),
     /// The fill panicked, or its runtime has ended.
     #[error("the fill panicked, or its runtime has ended")]
@@ -36,8 +36,8 @@ pub enum CacheError {
 }
 
 impl CacheError {
-    /// Returns whether the error is about one fill only: callers that waited for that fill have
-    /// fills of their own, and run those.
+    /// Returns whether the error is about one fill only: callers that waited for that fill run
+    /// their own instead.
     pub(super) fn is_of_its_fill(&self) -> bool {
         match self {
             Self::Busy(_) => true,

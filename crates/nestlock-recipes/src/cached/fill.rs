@@ -172,7 +172,7 @@ impl<S: Store, C: Codec> Filler<S, C> {
         }
         let fill = fill
             .take()
-            .expect("taken by the fill that was waited for, which was the last turn");
+            .expect("a call that has started its own fill returns its result and starts no other");
         let landing = scopeguard::guard((self.clone(), key.to_owned()), |(this, key)| {
             drop(this.fills.remove(&key));
         });
@@ -251,7 +251,7 @@ impl<S: Store, C: Codec> Filler<S, C> {
                 Ok(true) => return,
                 Ok(false) => PAUSE,
                 Err(error) => {
-                    tracing::warn!(key, %error, "a value was not refreshed");
+                    tracing::warn!(key, %error, "the refresh of a value failed");
                     this.options.error_ttl
                 }
             };
@@ -289,7 +289,7 @@ impl<S: Store, C: Codec> Filler<S, C> {
             Ok(None) => self.fill_under(&guard, key, fill).await,
             Err(error) => Err(error),
         };
-        // a lost lock is no error here: the value is written or not
+        // a lost lock is not an error of the caller: it has its value, stored or not
         let _ = guard.unlock().await;
         filled
     }
@@ -356,9 +356,12 @@ impl<S: Store, C: Codec> Filler<S, C> {
         match in_time(self.store.set(key, bytes, ttl, guard)).await {
             Ok(true) => {}
             Ok(false) => {
-                tracing::warn!(key, "not cached: the lock of its fill is not held any more");
+                tracing::warn!(
+                    key,
+                    "a value was not cached: the lock of its fill is no longer held"
+                );
             }
-            Err(error) => tracing::warn!(key, %error, "not cached"),
+            Err(error) => tracing::warn!(key, %error, "a value was not cached: the store failed"),
         }
     }
 
@@ -422,7 +425,7 @@ impl<S: Store, C: Codec> Filler<S, C> {
 async fn in_time<T>(call: impl Future<Output = Result<T, BoxError>>) -> Result<T, CacheError> {
     let answer = timeout(STORE_PATIENCE, call).await;
     let answer =
-        answer.unwrap_or_else(|_| Err(format!("no answer within {STORE_PATIENCE:?}").into()));
+        answer.unwrap_or_else(|_| Err(format!("no reply within {STORE_PATIENCE:?}").into()));
     answer.map_err(|error| CacheError::Store(error.into()))
 }
 

@@ -1,4 +1,4 @@
-//! What a hostile reader broke.
+//! Defects that a hostile review found.
 
 use std::{
     collections::HashMap,
@@ -79,7 +79,7 @@ fn a_runtime_that_shuts_down_while_a_task_misses_ends() {
         (mpsc::channel(), mpsc::channel::<()>(), mpsc::channel());
     runtime.spawn(async move {
         begun.send(()).unwrap();
-        // one poll, in which the shutdown begins
+        // a single poll, during which the runtime begins to shut down
         may_go.recv().unwrap();
         let _ =
             pin!(cache.try_get_with("k", value("v"))).poll(&mut Context::from_waker(Waker::noop()));
@@ -87,7 +87,7 @@ fn a_runtime_that_shuts_down_while_a_task_misses_ends() {
     });
     has_begun.recv().unwrap();
     let ending = std::thread::spawn(move || runtime.shutdown_timeout(SECOND * 60));
-    // it is closing soon after; until then this shows nothing
+    // the shutdown begins within this time; an earlier poll would prove nothing
     std::thread::sleep(ms(100));
     go.send(()).unwrap();
     is_done
@@ -130,7 +130,7 @@ async fn a_long_stale_for_makes_no_value_fresh_and_a_long_ttl_is_kept() {
     server.advance(SECOND * 3_600);
     assert_eq!(cache.try_get_with("k", value("new")).await.unwrap(), b"old");
     let is_new = async || cache.get("k").await.unwrap().as_deref() == Some(b"new");
-    crate::support::eventually("it was stale, and is filled anew", is_new).await;
+    crate::support::eventually("the stale value is refilled", is_new).await;
 
     let server = SpawnedServer::start().unwrap();
     let cache = a_cache(server.url())
@@ -190,7 +190,7 @@ async fn a_codec_that_panics_is_a_fill_that_fails() {
     assert_eq!(fills.load(SeqCst), 1, "one try a second");
 }
 
-/// Panics at what another codec has written.
+/// Panics at a value that another codec has written.
 struct Shies;
 
 impl Codec for Shies {
@@ -207,11 +207,11 @@ impl Codec for Shies {
 }
 
 #[tokio::test]
-async fn a_value_at_which_the_codec_panics_is_missing_and_filled_anew() {
+async fn a_value_at_which_the_codec_panics_is_missing_and_refilled() {
     let server = EmbeddedServer::start().unwrap();
     let cache = a_cache(server.url()).await.stale_for(ms(60_000));
     let shies = cache.clone().codec(Shies);
-    // in the caller's task, and in that of the fill, under the lock
+    // in the caller's task, and in the task of the fill, under the lock
     for (key, ttl) in [("fresh", ms(60_000)), ("stale", ms(1))] {
         cache
             .clone()
@@ -229,7 +229,7 @@ async fn a_value_at_which_the_codec_panics_is_missing_and_filled_anew() {
         };
         let (one, two) = tokio::time::timeout(ms(10_000), reads())
             .await
-            .expect("somebody hangs");
+            .expect("a caller hangs");
         let filled = one.unwrap();
         assert_eq!(two.unwrap(), filled, "{key}: filled once");
         assert_eq!(
@@ -275,7 +275,7 @@ async fn a_store_that_hangs_keeps_no_lock() {
     let locks = client(server.url()).await;
     let is_filling = async || locks.mutex("fill:k").unwrap().is_locked().await.unwrap();
     crate::support::eventually("the other one has the lock", is_filling).await;
-    // it is at it for 3 s, and has 27 more
+    // the other process gives up its write after 3 s, and this one may wait for 27 s more
     assert_eq!(healthy.try_get_with("k", value("v")).await.unwrap(), b"v");
     filling.await.unwrap().unwrap();
     wire.mend();

@@ -1,4 +1,5 @@
-//! A cache that is filled once: by many who ask at once, after a death, a failure, an end.
+//! Each value of a cache is filled once: for many concurrent callers, and after a death, a failure
+//! or the end of a value.
 
 use std::{
     io,
@@ -19,7 +20,8 @@ use crate::support::{
     poll_times_and_keep, run_child, say,
 };
 
-/// A store that counts who looks for a failure; its first reader read a while ago.
+/// A store that counts reads of failure markers. Its first reader gets a TTL that is shorter by
+/// `ago`, as if the value was refreshed after that read.
 struct Watched {
     store: RedisStore,
     looks: Arc<AtomicU32>,
@@ -58,12 +60,12 @@ async fn a_watched_cache(url: &str, ago: Duration) -> (Cached<Watched>, Arc<Atom
     (cached(&client(url).await, watched).beta(0.0), looks)
 }
 
-/// A key is still there in the millisecond in which its TTL ends.
+/// Advances the clock beyond a TTL: the key still exists in the millisecond in which its TTL ends.
 fn outlast(server: &EmbeddedServer, ttl: Duration) {
     server.advance(ttl + ms(1));
 }
 
-/// A fill that counts itself.
+/// Creates fills, and counts how many run.
 #[derive(Default, Clone)]
 struct Fills(Arc<AtomicU32>);
 
@@ -92,7 +94,8 @@ impl Fills {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What the processes of these tests do: `many` of them ask at once, or one fills and is killed, or fails again and again.
+/// The main function of the child processes: `many` concurrent callers, or one fill during which
+/// the process is killed, or a fill that fails again and again.
 #[test]
 fn a_filling_process() {
     let Some(words) = child() else { return };
@@ -137,7 +140,7 @@ fn a_filling_process() {
                     say(counted());
                     let now = ask(addr, &["TIME"]);
                     let words: Vec<&str> = now.split("\r\n").collect();
-                    // seconds and microseconds of the server
+                    // the server's seconds and microseconds
                     ask(
                         addr,
                         &["RPUSH", "tries", &format!("{}{:0>6}", words[2], words[4])],
@@ -173,7 +176,7 @@ fn a_thousand_waiters_in_four_processes_fill_once() {
     assert_eq!(fills, "$1\r\n1\r\n");
 }
 
-/// The bound: 3 s and the poll cap after a filler was killed, the next one fills.
+/// The bound: the next process fills at most 3 s and the poll cap after a filler was killed.
 #[tokio::test]
 async fn the_next_filler_fills_within_the_lease_of_a_killed_one() {
     let server = SpawnedServer::start().unwrap();
@@ -201,16 +204,16 @@ async fn the_next_filler_fills_within_the_lease_of_a_killed_one() {
     println!(
         "the filler's lease had {left} ms left; the next fill was done {took:?} after the kill"
     );
-    // by the server's clock, whatever the machine is busy with
+    // by the server's clock, which a busy machine does not delay
     assert!(left <= 3_000, "{left}");
-    // the poll cap is 1 s; the rest is what a loaded machine may add
+    // the poll cap is 1 s, and a loaded machine may add the rest
     assert!(
         took < ms(3_000 + 1_000) + Duration::from_secs(3),
         "{took:?}"
     );
 }
 
-/// The bound: a fill that fails is tried once a second at most, over all processes.
+/// The bound: over all processes, a fill that fails is tried at most once a second.
 #[test]
 fn a_fill_that_fails_in_many_processes_is_tried_once_a_second() {
     let server = SpawnedServer::start().unwrap();
@@ -241,7 +244,7 @@ fn a_fill_that_fails_in_many_processes_is_tried_once_a_second() {
     );
 }
 
-/// The same, to the millisecond, on a clock that the test moves.
+/// The same bound, to the millisecond, on a clock that the test moves.
 #[tokio::test]
 async fn a_failure_reaches_all_waiters_and_is_retried_after_a_second() {
     let server = EmbeddedServer::start().unwrap();
@@ -304,11 +307,12 @@ async fn a_value_is_filled_once_and_again_after_its_end() {
         assert_eq!(fills.count(), round);
         outlast(&server, 60 * SECOND);
     }
-    // nothing but what expires
+    // all keys have expired
     assert_eq!(ask(server.addr(), &["KEYS", "*"]), "*0\r\n");
 }
 
-/// What a filler makes whose lock somebody else has had since is not written: its request, not its clock, is refused.
+/// A filler does not write if another one has had the lock since: the server rejects its request,
+/// even if its own clock has not noticed.
 #[tokio::test]
 async fn a_late_filler_does_not_write() {
     let server = EmbeddedServer::start().unwrap();
@@ -342,7 +346,7 @@ async fn a_late_filler_does_not_write() {
             b"next"
         );
         go_on.notify_one();
-        // what it made is what it says, unless it was told of its loss before
+        // the caller gets the value of its fill, or an error if it noticed the loss before
         let _ = filler.await.unwrap();
         assert_eq!(next.get("key").await.unwrap().unwrap(), b"next");
         assert!(!exists(server.addr(), "key:failed"));
@@ -351,7 +355,7 @@ async fn a_late_filler_does_not_write() {
 }
 
 #[tokio::test]
-async fn a_filler_that_is_told_of_its_loss_drops_its_fill() {
+async fn a_filler_that_notices_its_loss_drops_its_fill() {
     let server = EmbeddedServer::start().unwrap();
     let cache = a_cache(&server.url()).await.lease(ms(300));
     let url = server.addr();
@@ -373,7 +377,7 @@ async fn a_filler_that_is_told_of_its_loss_drops_its_fill() {
     );
 }
 
-/// Its filler is told, and nobody else: the others have fills of their own.
+/// Only the caller that started the lost fill gets an error. The others run their own fills.
 #[tokio::test]
 async fn who_shares_a_fill_that_lost_its_lock_fills_for_itself() {
     let server = EmbeddedServer::start().unwrap();
@@ -415,7 +419,7 @@ async fn who_shares_a_fill_that_lost_its_lock_fills_for_itself() {
         for one in sharing {
             let own = tokio::time::timeout(10 * SECOND, one)
                 .await
-                .expect("somebody hangs");
+                .expect("a caller hangs");
             assert_eq!(own.unwrap(), b"own", "{how}");
         }
         let error = first.await.unwrap().unwrap_err();
@@ -428,9 +432,10 @@ async fn who_shares_a_fill_that_lost_its_lock_fills_for_itself() {
     }
 }
 
-/// Each fill loses its lock: each tries its own, and then is told; and nobody who has waited for its time tries at all.
+/// Each fill loses its lock. Each caller tries its own fill once and then gets the error; a caller
+/// whose wait is over tries none.
 #[tokio::test]
-async fn who_loses_again_and_again_is_told_within_its_own_time() {
+async fn repeated_losses_end_within_the_callers_own_time() {
     let server = EmbeddedServer::start().unwrap();
     let addr = server.addr();
     let loses = |tries: &Arc<AtomicU32>| {
@@ -457,7 +462,8 @@ async fn who_loses_again_and_again_is_told_within_its_own_time() {
     }
 }
 
-/// Dropped at each poll: a fill that has begun goes on, one that has not leaves nothing.
+/// The caller is dropped at each poll: a fill that has started continues, and one that has not
+/// leaves nothing behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_caller_dropped_at_any_poll_stops_no_fill() {
     let server = EmbeddedServer::start().unwrap();
@@ -472,7 +478,7 @@ async fn a_caller_dropped_at_any_poll_stops_no_fill() {
                 .await
                 .is_some(),
         );
-        // joins the fill that goes on, or begins
+        // joins the fill that continues, or starts one
         assert_eq!(
             cache
                 .try_get_with(&key, fills.value("value"))
@@ -526,7 +532,7 @@ async fn a_fill_goes_on_without_the_one_who_began_it() {
 }
 
 #[tokio::test]
-async fn a_panic_is_told_to_all_and_counts_as_a_failure() {
+async fn a_panic_reaches_all_waiters_and_counts_as_a_failure() {
     let server = EmbeddedServer::start().unwrap();
     let (here, there, fills) = (
         a_cache(&server.url()).await,
@@ -572,7 +578,7 @@ async fn a_panic_is_told_to_all_and_counts_as_a_failure() {
 }
 
 #[tokio::test]
-async fn a_stale_value_is_served_while_one_fills_it_anew() {
+async fn a_stale_value_is_served_while_one_refills_it() {
     let server = EmbeddedServer::start().unwrap();
     let (url, fills) = (server.url(), Fills::default());
     let (here, (there, looks)) = (
@@ -588,7 +594,7 @@ async fn a_stale_value_is_served_while_one_fills_it_anew() {
     );
     assert_eq!(fills.count(), 1, "fresh for a second more");
     server.advance(2 * SECOND);
-    // a refresh that fails takes nothing away, and is tried again after a second
+    // a refresh that fails removes nothing, and is retried after a second
     for _ in 0..20 {
         assert_eq!(
             here.try_get_with("key", fills.error()).await.unwrap(),
@@ -637,7 +643,8 @@ async fn a_stale_value_is_served_while_one_fills_it_anew() {
     assert_eq!(here.get("key").await.unwrap(), None, "gone after both");
 }
 
-/// Who reads, and draws the lot, shortly before somebody else has filled it anew, finds that under the lock.
+/// A reader decides to refresh, shortly before another process has refreshed the value. It notices
+/// that under the lock.
 #[tokio::test]
 async fn a_value_refreshed_since_its_read_is_not_refreshed_again() {
     let server = EmbeddedServer::start().unwrap();
@@ -662,7 +669,7 @@ async fn a_value_refreshed_since_its_read_is_not_refreshed_again() {
     assert_eq!(fills.count(), 1);
 }
 
-/// The lot, at its two ends.
+/// The random choice at its two extremes: always, and never.
 #[tokio::test]
 async fn a_value_is_refreshed_before_its_end_by_one_who_reads_it() {
     let server = EmbeddedServer::start().unwrap();
@@ -675,7 +682,7 @@ async fn a_value_is_refreshed_before_its_end_by_one_who_reads_it() {
         }
     };
     cache.try_get_with("key", slow).await.unwrap();
-    // a beta of 1e9: at each read
+    // with a beta of 1e9, each read refreshes
     let eager = a_cache(&server.url()).await.beta(1e9);
     assert_eq!(
         eager.try_get_with("key", fills.value("new")).await.unwrap(),
@@ -687,7 +694,7 @@ async fn a_value_is_refreshed_before_its_end_by_one_who_reads_it() {
     })
     .await;
     assert_eq!(fills.count(), 2);
-    // beta 0: never before the end
+    // with a beta of 0, no read refreshes before the end
     server.advance(ms(59_000));
     for _ in 0..100 {
         cache
@@ -731,7 +738,7 @@ async fn that_there_is_none_is_cached_by_choice() {
         None
     );
     assert_eq!(finds.load(SeqCst), 4);
-    // for those who want a value, none is none
+    // a caller that requires a value does not accept a cached "no value"
     let fills = Fills::default();
     assert_eq!(
         caches
@@ -774,7 +781,7 @@ async fn values_have_a_codec_and_what_it_cannot_read_is_missing() {
         br#"{"title":"one"}"#
     );
     assert_eq!(pages.get("key").await.unwrap(), Some(page.clone()));
-    // another format, and no envelope at all
+    // a value of another format, and bytes without a header
     for other in [
         "\x11\0\0\0\0\0\0\0\0nonsense",
         "something else, of somebody else's",
@@ -786,7 +793,7 @@ async fn values_have_a_codec_and_what_it_cannot_read_is_missing() {
 }
 
 #[tokio::test]
-async fn who_waits_too_long_and_whose_key_is_too_long_is_told() {
+async fn a_long_wait_and_a_long_key_are_errors() {
     let server = EmbeddedServer::start().unwrap();
     let cache = a_cache(&server.url()).await.wait(ms(50));
     let locks = client(server.url()).await;
@@ -807,7 +814,7 @@ async fn who_waits_too_long_and_whose_key_is_too_long_is_told() {
     );
 }
 
-/// They share the fill, and not the time that is left.
+/// Callers share a fill, but each waits for its own full time.
 #[tokio::test]
 async fn who_comes_later_waits_for_as_long() {
     let server = EmbeddedServer::start().unwrap();
@@ -836,7 +843,7 @@ async fn who_comes_later_waits_for_as_long() {
     assert_eq!(second.await.unwrap().unwrap(), b"value");
 }
 
-/// The lock of a fill is free: nobody else is at it.
+/// Even with a `wait` of zero a caller fills, since the lock is free.
 #[tokio::test]
 async fn who_does_not_wait_fills_all_the_same() {
     let server = EmbeddedServer::start().unwrap();
@@ -853,7 +860,8 @@ async fn who_does_not_wait_fills_all_the_same() {
     assert_eq!(fills.count(), 1);
 }
 
-/// Nor longer: a fill that somebody begins later, and that they join, waits for longer than they do.
+/// A caller that joins a fill of a later caller does not wait longer than its own time, though that
+/// fill does.
 #[tokio::test]
 async fn who_shares_a_fill_waits_for_its_own_time() {
     let server = EmbeddedServer::start().unwrap();
@@ -878,7 +886,7 @@ async fn who_shares_a_fill_waits_for_its_own_time() {
             )
         })
     };
-    // when the first gives up, one of the last begins the next fill, which the others join
+    // when the first caller gives up, one of the last starts the next fill, which the others join
     let callers: Vec<_> = [0]
         .into_iter()
         .chain([100; 10])

@@ -1,4 +1,4 @@
-//! The tower layer, as its module describes it.
+//! Tests what the documentation of the tower layer promises.
 
 use std::{
     convert::Infallible,
@@ -30,7 +30,7 @@ use crate::stage::Stage;
 type Text = Full<Bytes>;
 
 impl Stage {
-    /// Locks the path; `/` passes.
+    /// Returns a layer that locks the path, except for `/`.
     fn layer(&self) -> LockLayer {
         LockLayer::new(self.locks.clone(), |request| {
             Some(request.uri.path().to_owned()).filter(|path| path != "/")
@@ -46,7 +46,7 @@ fn answer() -> Response<Text> {
     Response::new("handled".into())
 }
 
-/// A handler that begins, waits until it may end, and tells how often it began and ended.
+/// A handler that waits until it may end, and counts how often it started and ended.
 #[derive(Clone, Default)]
 struct Handler {
     begins: Arc<AtomicU32>,
@@ -122,7 +122,7 @@ async fn requests_that_one_task_polls_exclude_each_other() {
     );
     assert!(busy.unwrap().into_body().is_end_stream());
     assert_eq!(handler.counts(), (1, 1));
-    // another path meanwhile
+    // another path at the same time
     let (a, b) = tokio::join!(service.clone().oneshot(to("/a")), async {
         handler.begun.notified().await;
         let other = tokio::join!(service.clone().oneshot(to("/b")), async {
@@ -150,7 +150,7 @@ async fn with_a_wait_requests_queue_up_and_are_handled_one_at_a_time() {
     assert_eq!((status(&a), status(&b), status(&c)), (OK, OK, OK));
 }
 
-/// The request's owner is the handler's: what it locks itself is a re-entry.
+/// The handler has the same owner as the request, so its own acquire is re-entrant.
 #[tokio::test]
 async fn the_handler_may_take_its_lock_again_and_knows_it() {
     let stage = Stage::new().await;
@@ -209,7 +209,7 @@ async fn any_kind_of_lock_will_do_and_a_fenced_one_has_a_token() {
     }
 }
 
-/// Panics unless it was asked for readiness, and a clone must be asked anew.
+/// Panics unless `poll_ready` was called before. A clone has to be polled again.
 #[derive(Default)]
 struct Readied(bool);
 
@@ -249,7 +249,7 @@ async fn the_service_that_is_called_is_the_one_that_was_ready() {
     }
 }
 
-// --- what the client hears ---
+// --- responses ---
 
 /// A request without a lock name is handled, and without a server no other request is.
 #[tokio::test]
@@ -277,7 +277,7 @@ async fn a_request_without_a_name_passes_and_others_need_a_server() {
 }
 
 #[tokio::test]
-async fn a_loss_drops_the_handler_and_is_told() {
+async fn a_loss_drops_the_handler_and_is_reported() {
     let (stage, handler) = (Stage::new().await, Handler::default());
     for layer in [stage.layer(), stage.layer().finish()] {
         let service = handler.behind(&layer);
@@ -289,7 +289,7 @@ async fn a_loss_drops_the_handler_and_is_told() {
         assert_eq!(status(&lost), AWAY);
     }
     assert_eq!(handler.counts(), (2, 0));
-    // before the client has looked: the release finds out
+    // before the next renewal: the release finds out
     let free = async {
         handler.begun.notified().await;
         stage.free("/a").await;
@@ -356,7 +356,7 @@ async fn it_is_free_at_the_response_unless_a_task_keeps_it() {
 
 type Frames = mpsc::UnboundedSender<Result<Frame<Bytes>, std::io::Error>>;
 
-/// A service whose answer is what is sent.
+/// Returns a service whose response body is what the test sends.
 fn streaming(
     layer: &LockLayer,
 ) -> (
@@ -398,7 +398,8 @@ async fn until_the_end_of_the_body_it_is_held() {
     assert!(body.frame().await.is_none());
 }
 
-/// Whoever has read the last byte does not wait for the end: the lock is free before.
+/// A client that has read the last byte need not read to the end: the lock is free before that byte
+/// arrives.
 #[tokio::test]
 async fn the_last_frame_comes_when_it_is_free() {
     let stage = Stage::new().await;
@@ -416,7 +417,7 @@ async fn the_last_frame_comes_when_it_is_free() {
         "handled"
     );
     assert!(!stage.is_locked("/a").await && body.is_end_stream());
-    // no body at all: at the response
+    // without a body, the lock is released at the response
     let service = stage
         .layer()
         .until_body_end()
@@ -458,7 +459,7 @@ async fn a_loss_ends_the_body_with_an_error() {
     stage.free("/a").await;
     lost(body.frame().await.unwrap().unwrap_err());
     assert!(body.frame().await.is_none() && frames.is_closed());
-    // before the client has looked: the release finds out
+    // before the next renewal: the release finds out
     let (frames, service) = streaming(&stage.layer().until_body_end());
     let mut body = service.oneshot(to("/a")).await.unwrap().into_body();
     stage.free("/a").await;
@@ -467,9 +468,9 @@ async fn a_loss_ends_the_body_with_an_error() {
     assert!(body.frame().await.is_none());
 }
 
-// --- who goes away ---
+// --- clients that go away ---
 
-/// Polls until the handler has begun, then drops.
+/// Polls until the handler has started, then drops the call.
 async fn go_away<F: Future>(call: F, begun: &Notify) {
     tokio::select! {
         biased;
@@ -479,7 +480,7 @@ async fn go_away<F: Future>(call: F, begun: &Notify) {
 }
 
 #[tokio::test]
-async fn whoever_goes_away_stops_the_handler_unless_it_is_to_finish() {
+async fn a_gone_client_stops_the_handler_unless_it_has_to_finish() {
     let (stage, handler) = (Stage::new().await, Handler::default());
     go_away(
         handler.behind(&stage.layer()).oneshot(to("/a")),
@@ -508,7 +509,7 @@ async fn whoever_goes_away_stops_the_handler_unless_it_is_to_finish() {
 }
 
 #[tokio::test]
-async fn whoever_goes_away_while_it_waits_is_not_handled() {
+async fn a_client_that_goes_away_while_waiting_is_not_handled() {
     let (stage, handler) = (Stage::new().await, Handler::default());
     let guard = stage.other.mutex("/a").unwrap().lock().await.unwrap();
     let service = handler.behind(&stage.layer().finish().wait(Duration::from_secs(3600)));
@@ -586,7 +587,7 @@ async fn dropped_at_any_poll_nothing_stays_held() {
     }
 }
 
-/// Dropped at any time, a request that is to finish is handled to its end, or not at all.
+/// With `finish`, a request that is dropped at any time is handled to its end, or not at all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_at_any_time_what_has_begun_finishes() {
     let stage = Stage::new().await;
@@ -608,7 +609,7 @@ async fn dropped_at_any_time_what_has_begun_finishes() {
     };
     let (lock, mut answers, mut drops, mut turns) = (stage.other.mutex("/a").unwrap(), 0, 0, 0);
     while answers < 4 {
-        // each time later: how long it takes is the machine's to say
+        // later each time, because the duration depends on the machine
         turns += 1 + turns / 8;
         let later = async {
             for _ in 0..turns {
@@ -617,11 +618,11 @@ async fn dropped_at_any_time_what_has_begun_finishes() {
         };
         tokio::select! {
             biased;
-            // busy, while what was dropped a moment ago is still being undone
+            // it may be busy while the previous drop is still being undone
             answered = service.clone().oneshot(to("/a")) => answers += u32::from(status(&answered) == OK),
             () = later => drops += 1,
         }
-        // whoever has it next comes behind all that has begun
+        // the next holder comes after all handlers that have started
         let next = lock.lock().await.unwrap();
         assert_eq!(
             begins.load(SeqCst),

@@ -1,4 +1,4 @@
-//! Elections: one leader at a time, whose work has ended before the next one begins.
+//! Elections: there is one leader at a time, and its work has ended before the next one starts.
 
 use std::{
     future::{Future, poll_fn},
@@ -44,7 +44,7 @@ async fn one_leads_at_a_time_and_all_know_who() {
         (&*leading.identity, leading.token),
         ("a:1 x", first.token())
     );
-    // neither the other one, nor the same one in the same task, leads meanwhile
+    // meanwhile neither the other candidate nor the same one, in the same task, leads
     for other in [&a, &b] {
         assert!(poll_times(other.campaign(), 5).await.is_none());
     }
@@ -59,10 +59,13 @@ async fn one_leads_at_a_time_and_all_know_who() {
     assert!(second.token() > token);
     assert_eq!(leader_of(&a).await.unwrap(), "b:2");
     drop(second);
-    eventually("nobody leads", || async { leader_of(&a).await.is_none() }).await;
+    eventually("no candidate leads", || async {
+        leader_of(&a).await.is_none()
+    })
+    .await;
 }
 
-/// A leader that is elected and has not yet announced itself is not mixed up with the previous
+/// A leader that is elected and has not written its identity yet is not taken for the previous
 /// leader.
 #[tokio::test]
 async fn an_unannounced_leader_is_not_taken_for_the_one_before() {
@@ -75,13 +78,13 @@ async fn an_unannounced_leader_is_not_taken_for_the_one_before() {
         .resign()
         .await
         .unwrap();
-    // holds the office, and says nothing
+    // holds the office without writing an identity
     let guard = b.fenced_lock("office").unwrap().lock().await.unwrap();
     assert_eq!(leader_of(&candidate(&a, "")).await, None);
     guard.unlock().await.unwrap();
 }
 
-/// Held up between its election and its word until somebody else leads.
+/// A candidate is delayed between its election and its write until another one leads.
 #[tokio::test]
 async fn a_past_leader_does_not_overwrite_who_leads() {
     let server = EmbeddedServer::start().unwrap();
@@ -92,7 +95,7 @@ async fn a_past_leader_does_not_overwrite_who_leads() {
     );
     for _ in 0..50 {
         let mut campaign = Box::pin(past.campaign());
-        // until its request is there, and its answer is not
+        // poll until the server has the request, and the client has no reply yet
         let elected = poll_fn(|cx| {
             if let Poll::Ready(term) = campaign.as_mut().poll(cx) {
                 return Poll::Ready(Some(term));
@@ -123,9 +126,10 @@ async fn a_past_leader_does_not_overwrite_who_leads() {
     panic!("it was never late");
 }
 
-/// The server hangs: the work is told a third of the lease before its end, and dropped at the end.
+/// The server hangs: `lost` resolves a third of the lease before its end, and the work is dropped
+/// at the end.
 #[tokio::test]
-async fn work_is_told_before_its_lease_ends_and_dropped_when_it_does() {
+async fn work_is_warned_before_its_lease_ends_and_then_dropped() {
     let server = EmbeddedServer::start().unwrap();
     let leader = candidate(&client(server.url()).await, "a").lease(ms(4_500));
     let term = leader.campaign().await.unwrap();
@@ -156,11 +160,12 @@ async fn what_is_asked_for_above_a_third_of_the_lease_counts_as_that() {
         .lease(ms(600))
         .step_down_before(Duration::MAX);
     let term = leader.campaign().await.unwrap();
-    // renewed meanwhile
+    // the lease was renewed in the meantime
     assert!(tokio::time::timeout(ms(1_500), term.lost()).await.is_err());
 }
 
-/// Work outlives its term in no way: dropped by `lead`, with `lead`, or at a loss, it goes while the record is there.
+/// Work never outlives its term: dropped by `lead`, with `lead`, or at a loss, it ends while the
+/// record still exists.
 #[tokio::test]
 async fn work_ends_before_the_office_is_given_up() {
     let server = EmbeddedServer::start().unwrap();
@@ -174,7 +179,7 @@ async fn work_ends_before_the_office_is_given_up() {
             dropped.fetch_add(1, SeqCst);
         })
     };
-    // the work ends
+    // the work ends by itself
     let lead = leader.lead(async |_| {
         let _held = held();
         tokio::task::yield_now().await;
@@ -185,7 +190,7 @@ async fn work_ends_before_the_office_is_given_up() {
     }
     client.idle().await;
     assert!(!exists(addr, "office"));
-    // the whole is dropped
+    // `lead` is dropped with its work
     let seen = dropped.load(SeqCst);
     let lead = leader.lead(async |_| {
         let _held = held();
@@ -242,7 +247,7 @@ async fn it_leads_again_after_each_loss_and_after_an_outage() {
 }
 
 #[tokio::test]
-async fn an_observer_is_told_of_changes_and_of_nothing_else() {
+async fn an_observer_reports_changes_and_nothing_else() {
     let server = EmbeddedServer::start().unwrap();
     let client = client(server.url()).await;
     let mut observer = candidate(&client, "").observe();
@@ -259,9 +264,9 @@ async fn an_observer_is_told_of_changes_and_of_nothing_else() {
     }
     term.resign().await.unwrap();
     let term = b.campaign().await.unwrap();
-    // dropped again and again, it looks all the same
+    // dropped again and again, `next` still reports the change
     let observer = Arc::new(tokio::sync::Mutex::new(observer));
-    eventually("the next one is told", || async {
+    eventually("the next leader is reported", || async {
         let mut observer = observer.lock().await;
         let told = tokio::time::timeout(ms(30), observer.next()).await;
         told.is_ok_and(|told| told.unwrap().is_some_and(|leading| leading.identity == "b"))
@@ -270,7 +275,7 @@ async fn an_observer_is_told_of_changes_and_of_nothing_else() {
     drop(term);
 }
 
-/// Each future, dropped at each poll: nobody leads, and another one may.
+/// Each future is dropped at each poll: then no candidate leads, and another one can.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_future_may_be_dropped_at_any_poll() {
     let server = EmbeddedServer::start().unwrap();
@@ -348,7 +353,7 @@ fn a_candidate_that_forks() {
     run_child(async move {
         let leader = candidate(&client(url).await, "forks");
         let out = std::io::stdout().lock();
-        // the test has loaded what makes a fork of it
+        // the preloaded library of the test makes this a fork
         if std::os::unix::process::parent_id() == 0 {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_time()
@@ -364,13 +369,13 @@ fn a_candidate_that_forks() {
     });
 }
 
-/// It would ask for ever: the client is its parent's.
+/// Without this error the candidate would retry forever, since the client belongs to the parent.
 #[test]
 #[cfg(target_os = "linux")]
-fn who_would_lead_in_a_fork_is_told() {
+fn a_candidate_in_a_fork_gets_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let (source, library) = (folder.path().join("fork.c"), folder.path().join("fork.so"));
-    // forks where its parent's number is asked for, which nothing else here asks for
+    // forks in `getppid`, which nothing else here calls
     std::fs::write(
         &source,
         "#include <unistd.h>\npid_t getppid(void) { return fork(); }\n",
@@ -396,7 +401,7 @@ fn who_would_lead_in_a_fork_is_told() {
     assert!(told.contains("Forked"), "{told}");
 }
 
-/// The leader is killed: the next one leads once the lease is over, with a higher token.
+/// The leader is killed: the next one leads once the lease has ended, with a higher token.
 #[tokio::test]
 async fn when_the_leader_is_killed_another_process_leads() {
     let server = SpawnedServer::start().unwrap();

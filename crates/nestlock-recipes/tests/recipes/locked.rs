@@ -1,4 +1,4 @@
-//! `#[locked]`, as its module describes it.
+//! Tests what the documentation of `#[locked]` promises.
 
 use std::{
     fmt::Debug,
@@ -22,7 +22,7 @@ use crate::stage::Stage;
 enum Failure {
     #[error(transparent)]
     Lock(#[from] LockedError),
-    #[error("somebody else is at it")]
+    #[error("another call holds the lock")]
     Busy,
     #[error("refused")]
     Refused,
@@ -42,7 +42,7 @@ impl Stage {
         Ok(self.is_locked("order:7").await)
     }
 
-    /// The body moves what the name is made of.
+    /// The body moves a value from which the name is made.
     #[locked("order:{}:{:03}:{{", order.shop, order.id, client = self.locks)]
     async fn positional(&self, order: Order) -> Result<(bool, Order), LockedError> {
         let moved = order;
@@ -75,7 +75,7 @@ async fn the_name_is_made_of_the_arguments() {
     for name in ["order:7", "recipes::locked::by_its_path", "constant"] {
         assert!(!stage.is_locked(name).await, "{name}");
     }
-    // an unpaired brace is no name for a lock
+    // a lock name must not contain an unpaired brace
     let failed = stage
         .positional(Order {
             shop: "a".into(),
@@ -87,9 +87,10 @@ async fn the_name_is_made_of_the_arguments() {
     );
 }
 
-/// It is the module's path, whatever else the function stands in: two such functions share a lock.
+/// The name has the path of the module, without the surrounding function, so these two functions
+/// share a lock.
 #[tokio::test]
-async fn a_nested_function_is_named_as_if_it_stood_in_the_module() {
+async fn a_nested_function_is_named_as_if_it_was_in_the_module() {
     let stage = Stage::new().await;
     let (one, two) = {
         #[locked(client = stage.locks)]
@@ -220,7 +221,7 @@ async fn without_a_wait_it_waits_its_turn() {
     }
 }
 
-// --- how it ends ---
+// --- how the body ends ---
 
 #[derive(Clone, Copy)]
 enum End {
@@ -263,7 +264,7 @@ async fn it_is_free_when_the_call_returns() {
 }
 
 #[tokio::test]
-async fn a_loss_ends_the_body_and_what_is_worse_than_ok_is_told() {
+async fn a_loss_ends_the_body_and_an_error_takes_precedence() {
     let stage = Stage::new().await;
     let lost = |outcome: &Result<u8, Failure>| {
         matches!(
@@ -271,17 +272,17 @@ async fn a_loss_ends_the_body_and_what_is_worse_than_ok_is_told() {
             Err(Failure::Lock(LockedError::Lost(Error::Lost { .. })))
         )
     };
-    // the body is told by the next renewal, and dropped
+    // the next renewal notices the loss, and the body is dropped
     let outcome = job(&stage, End::Lost, true).await;
     assert!(lost(&outcome), "{outcome:?}");
-    // ended before the renewal: the release finds out
+    // the body ended before the renewal: the release finds out
     let outcome = job(&stage, End::Ok, true).await;
     assert!(lost(&outcome), "{outcome:?}");
     let outcome = job(&stage, End::Err, true).await;
     assert!(matches!(outcome, Err(Failure::Refused)), "{outcome:?}");
 }
 
-/// What was done under the lock counts even when its release is not confirmed.
+/// The result of a job counts even if its release is not confirmed.
 #[tokio::test]
 async fn a_jobs_result_counts_though_its_release_is_unconfirmed() {
     let stage = Stage::new().await;
@@ -556,13 +557,13 @@ async fn a_red_lock_is_held_on_several_servers_and_its_tries_end() {
             .all(|busy| matches!(busy, Err(LockedError::Busy { lock, .. }) if lock == "shop:7")),
         "{busy:?}"
     );
-    // a minority may be away
+    // a minority of the servers may be down
     drop(servers.pop());
     renamed.notify_one();
     shops.rename("7", &renaming, &renamed).await.unwrap();
 }
 
-// --- what the attribute leaves as it is ---
+// --- what the attribute does not change ---
 
 #[async_trait::async_trait]
 trait Warehouse {
@@ -614,7 +615,7 @@ async fn the_future_is_send_if_the_body_is() {
     assert_eq!(not_send(&stage.locks).await.unwrap(), 1);
 }
 
-/// Whether the lock is made inside of the span.
+/// Notes whether the lock is created inside the span.
 fn noted<'a>(locks: &'a LockClient, in_span: &mut bool) -> &'a LockClient {
     *in_span = tracing::Span::current()
         .metadata()

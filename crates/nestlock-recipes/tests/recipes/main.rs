@@ -1,4 +1,5 @@
-//! The recipes on servers: embedded ones, whose clock the test moves, and real ones with processes that are killed.
+//! Tests the recipes on embedded servers, whose clock the test moves, and on real servers with
+//! processes that are killed.
 #![allow(missing_docs, unreachable_pub)]
 #![allow(clippy::missing_panics_doc, clippy::print_stdout, clippy::unwrap_used)]
 

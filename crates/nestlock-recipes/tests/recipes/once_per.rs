@@ -1,4 +1,5 @@
-//! A job once per tick: on clocks that differ, with processes that die, futures that are dropped.
+//! A job runs once per tick: with clocks that differ, processes that die and futures that are
+//! dropped.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +22,7 @@ use crate::support::{
 
 const SOME_DAY: u64 = 1_800_000_000_000;
 
-/// Time that the test moves.
+/// A clock that the test moves.
 #[derive(Clone)]
 struct Clock(Arc<AtomicU64>);
 
@@ -34,7 +35,7 @@ impl Clock {
         self.0.fetch_add(by.as_millis().try_into().unwrap(), SeqCst);
     }
 
-    /// This clock, so many milliseconds fast.
+    /// Returns this clock, ahead by this many milliseconds.
     fn ahead(&self, by: i64) -> impl Fn() -> SystemTime + Send + Sync + 'static {
         let now = Arc::clone(&self.0);
         move || UNIX_EPOCH + ms(now.load(SeqCst).checked_add_signed(by).unwrap())
@@ -49,7 +50,7 @@ fn every_10_s(client: &LockClient, clock: &Clock) -> OncePer {
         .clock(clock.ahead(0))
 }
 
-/// What became of each tick, and who is at work.
+/// The runs of each tick, and how many jobs run now.
 #[derive(Default)]
 struct Books {
     ticks: Mutex<BTreeMap<u64, Work>>,
@@ -74,8 +75,9 @@ struct Figures {
     killed_at_work: u32,
 }
 
-/// Ten thousand ticks in virtual time: five replicas whose clocks are 3 s apart look at random, two at the same time now and
-/// then, and one look in fifty or so dies with its process. Jobs take time, too.
+/// Runs 10,000 ticks in virtual time: five replicas whose clocks are 3 s apart check at
+/// random, sometimes two at the same time, and about one check in 50 dies with its process. Jobs
+/// take time, too.
 async fn ten_thousand_ticks(marks_before: bool) -> (BTreeMap<u64, Work>, Figures) {
     let (server, clock) = (EmbeddedServer::start().unwrap(), Clock::new());
     let mut replicas = Vec::new();
@@ -142,7 +144,7 @@ async fn ten_thousand_ticks(marks_before: bool) -> (BTreeMap<u64, Work>, Figures
                 });
                 let dead = poll_times_and_keep(&mut looks, polls).await.is_none();
                 if dead {
-                    // nobody polls or drops it ever again: its lock stays for the lease
+                    // never polled or dropped again, so its lock stays for the lease
                     std::mem::forget(looks);
                     books.inside.fetch_sub(at_work.load(SeqCst), SeqCst);
                 }
@@ -159,7 +161,7 @@ async fn ten_thousand_ticks(marks_before: bool) -> (BTreeMap<u64, Work>, Figures
             figures.killed_outside += u32::from(dead) * (1 - at_work);
         }
     }
-    // what the dead have left
+    // the ticks that dead replicas left
     for _ in 0..3 {
         pass(20 * SECOND);
         let look = |tick| {
@@ -179,7 +181,7 @@ async fn ten_thousand_ticks(marks_before: bool) -> (BTreeMap<u64, Work>, Figures
     (ticks, figures)
 }
 
-/// All ticks from the first to the last.
+/// Returns all ticks from the first to the last.
 fn grid(ticks: &BTreeMap<u64, Work>) -> Vec<Work> {
     let (first, last) = (*ticks.keys().next().unwrap(), *ticks.keys().last().unwrap());
     let grid = (first..=last)
@@ -190,8 +192,8 @@ fn grid(ticks: &BTreeMap<u64, Work>) -> Vec<Work> {
     grid
 }
 
-/// When ten thousand ticks are marked after their runs, each one runs at least once and never twice
-/// at a time.
+/// When 10,000 ticks are marked after their runs, each one runs at least once and never twice at a
+/// time.
 #[tokio::test]
 async fn ten_thousand_ticks_marked_after_all_run_and_never_overlap() {
     let (
@@ -216,7 +218,7 @@ async fn ten_thousand_ticks_marked_after_all_run_and_never_overlap() {
         killed_outside + killed_at_work,
     );
     assert_eq!((never, cut_off), (0, killed_at_work));
-    // between the end and the mark
+    // those that died between the end of a job and its mark
     assert!(again <= killed_outside, "{again} of {killed_outside}");
     assert!(killed_at_work > 10 && killed_outside > 10);
 }
@@ -243,7 +245,7 @@ async fn marked_before_each_of_ten_thousand_ticks_runs_at_most_once() {
         killed_outside + killed_at_work,
     );
     assert_eq!((again, cut_off), (0, killed_at_work));
-    // between the mark and the beginning
+    // those that died between the mark and the start of the job
     assert!(
         u32::try_from(never).unwrap() <= killed_outside,
         "{never} of {killed_outside}"
@@ -251,7 +253,7 @@ async fn marked_before_each_of_ten_thousand_ticks_runs_at_most_once() {
     assert!(killed_at_work > 10 && killed_outside > 10);
 }
 
-/// What a replica process writes, one line for each: `begin` or `end`, process, tick, nanoseconds.
+/// A line that a replica process writes: `begin` or `end`, process, tick, nanoseconds.
 #[derive(Debug, Clone)]
 struct Line {
     begins: bool,
@@ -301,8 +303,8 @@ fn a_replica_process() {
     });
 }
 
-/// Five processes with clocks 3 s apart, one of which is killed now and then. Returns what they wrote, killed jobs without an end,
-/// and when each was killed.
+/// Runs five processes whose clocks are 3 s apart, and kills one now and then. Returns the
+/// lines that they wrote, in which killed jobs have no end, and when each was killed.
 fn replicas_that_are_killed(mark: &str) -> (Vec<Line>, BTreeMap<String, u64>) {
     let (server, folder) = (
         SpawnedServer::start().unwrap(),
@@ -340,7 +342,7 @@ fn replicas_that_are_killed(mark: &str) -> (Vec<Line>, BTreeMap<String, u64>) {
     let (mut replicas, mut killed): (Vec<Child>, _) =
         ((0..5).map(start).collect(), BTreeMap::new());
     for round in 0..6 {
-        // in the middle of a job, as far as can be: whoever has begun last
+        // kill the process that started a job last, in the middle of that job if possible
         let (seen, patience) = (lines().len(), Instant::now());
         let at_work = loop {
             let now = lines();
@@ -368,7 +370,7 @@ fn replicas_that_are_killed(mark: &str) -> (Vec<Line>, BTreeMap<String, u64>) {
     while lines().len() < seen + 6 {
         assert!(
             patience.elapsed() < Duration::from_secs(60),
-            "nobody goes on"
+            "no replica goes on"
         );
         std::thread::sleep(ms(5));
     }
@@ -385,7 +387,7 @@ fn killed_processes_run_ticks_at_least_once_and_never_overlap() {
     let mut cut_off = 0;
     for line in &lines {
         if line.begins {
-            // whoever was at work before was killed
+            // a job without an end belongs to a process that was killed
             if let Some(before) = at_work.replace(line.clone()) {
                 let end = killed
                     .get(&before.process)
@@ -432,7 +434,7 @@ fn killed_processes_run_each_tick_marked_before_at_most_once() {
     assert!(begun.values().all(|times| *times == 1), "{begun:?}");
 }
 
-/// A job whose run may be dropped at any poll: before it is marked, another replica runs the tick at once.
+/// A run is dropped at any poll: if its tick is not marked yet, another replica runs it at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dropped_run_leaves_the_lock_free_and_the_tick_run_or_not() {
     let (server, clock) = (EmbeddedServer::start().unwrap(), Clock::new());
@@ -452,7 +454,7 @@ async fn a_dropped_run_leaves_the_lock_free_and_the_tick_run_or_not() {
             clock.advance(10 * SECOND);
             let (begun, done) = (AtomicU32::new(0), AtomicU32::new(0));
             let work = |_| async {
-                // dropped before the lock is given up
+                // the job is dropped before the lock is released
                 let _held = OnDrop(|| assert!(exists(server.addr(), "job")));
                 begun.fetch_add(1, SeqCst);
                 tokio::task::yield_now().await;
@@ -469,7 +471,7 @@ async fn a_dropped_run_leaves_the_lock_free_and_the_tick_run_or_not() {
             let second = other.run(work).await.unwrap();
             let both = (begun.load(SeqCst), done.load(SeqCst));
             match second {
-                // not marked
+                // the tick was not marked
                 Outcome::Ran(()) if marks_before => {
                     assert_eq!((first, both), ((0, 0), (1, 1)), "{k} polls");
                 }
@@ -484,7 +486,8 @@ async fn a_dropped_run_leaves_the_lock_free_and_the_tick_run_or_not() {
     }
 }
 
-/// Cut off before it could mark, found out of its lease when it can: it does not begin.
+/// A replica is cut off before it can write its mark, and its lease has ended when it can: the job
+/// does not start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_mark_begins_no_job() {
     let (server, clock) = (EmbeddedServer::start().unwrap(), Clock::new());
@@ -492,7 +495,7 @@ async fn a_late_mark_begins_no_job() {
     let (a, b) = (client(wire.url()).await, client(server.url()).await);
     let [job, other] = [&a, &b].map(|client| every_10_s(client, &clock).before().lease(ms(200)));
     let (mut ends, mut late, mut k) = (0, 0, 0);
-    // how many polls come before the mark is up to the machine: all numbers of them, until one was right
+    // the number of polls before the mark depends on the machine, so try all until one was right
     for _ in 0..400 {
         k += 1;
         clock.advance(10 * SECOND);
@@ -510,21 +513,21 @@ async fn a_late_mark_begins_no_job() {
             continue;
         }
         wire.cut();
-        // its record is there no more, if it ever was
+        // the lock's record has expired, if there was one
         eventually("the other one's turn", || async {
             other.run(work).await.unwrap() != Outcome::Elsewhere
         })
         .await;
         wire.mend();
         late += u32::from(run.await.is_err_and(|error| error.is_lost()));
-        // none, if the mark came in time and its answer did not
+        // none, if the mark was written in time and its reply was lost
         assert!(begun.load(SeqCst) <= 1, "{k} polls");
         a.idle().await;
     }
     assert!(ends >= 3 && late > 0, "{ends} {late}");
 }
 
-/// What one look after another runs, by this replica.
+/// Returns the ticks that this replica runs until none is due.
 async fn runs(job: &OncePer) -> Vec<u64> {
     let mut ticks = Vec::new();
     loop {
@@ -541,7 +544,7 @@ async fn runs(job: &OncePer) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn missed_ticks_are_left_alone_or_run_as_told() {
+async fn missed_ticks_are_skipped_or_run_as_configured() {
     let server = EmbeddedServer::start().unwrap();
     let client = client(server.url()).await;
     for (name, missed, first, later) in [
@@ -560,13 +563,13 @@ async fn missed_ticks_are_left_alone_or_run_as_told() {
                 .missed(missed)
         };
         assert_eq!(runs(&replica()).await, first, "{missed:?}, a new job");
-        // nobody is there for a while
+        // no replica runs for a while
         clock.advance(50 * SECOND);
         let late = replica();
         assert_eq!(runs(&late).await, later, "{missed:?}, down for five ticks");
         clock.advance(10 * SECOND);
         assert_eq!(runs(&late).await, [6], "{missed:?}, the next one");
-        // a clock that is behind
+        // a replica whose clock is behind
         let behind = replica().clock(clock.ahead(-30_000));
         assert_eq!(runs(&behind).await, [0; 0], "{missed:?}");
     }
@@ -606,7 +609,7 @@ async fn a_job_whose_lock_is_lost_is_dropped_and_run_by_another() {
             if marks_before { job.before() } else { job }
         });
         let lost = job.run(|_| async {
-            // told with the next renewal
+            // the next renewal notices the loss
             server.advance(SECOND);
             std::future::pending::<()>().await;
         });
@@ -625,21 +628,20 @@ async fn a_job_whose_lock_is_lost_is_dropped_and_run_by_another() {
 }
 
 #[tokio::test]
-async fn who_finds_another_one_at_work_does_not_wait() {
+async fn a_busy_job_is_not_waited_for() {
     let (server, clock) = (EmbeddedServer::start().unwrap(), Clock::new());
     let (a, b) = (client(server.url()).await, client(server.url()).await);
     let (job, other) = (every_10_s(&a, &clock), every_10_s(&b, &clock));
     let outcome = job.run(|_| async {
         assert_eq!(other.run(|_| async {}).await.unwrap(), Outcome::Elsewhere);
-        // nor does it re-enter
+        // the same replica does not re-enter, either
         assert_eq!(job.run(|_| async {}).await.unwrap(), Outcome::Elsewhere);
     });
     assert_eq!(outcome.await.unwrap(), Outcome::Ran(()));
     assert_eq!(other.run(|_| async {}).await.unwrap(), Outcome::AlreadyDone);
 }
 
-/// A job that runs for ever outlasts an outage of the server, and ends when the client is shut
-/// down.
+/// `run_forever` survives an outage of the server, and ends when the client is shut down.
 #[tokio::test]
 async fn a_run_forever_outlasts_the_server_and_ends_with_the_client() {
     let server = EmbeddedServer::start().unwrap();

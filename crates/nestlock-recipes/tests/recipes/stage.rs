@@ -10,7 +10,7 @@ use crate::support::poll_times;
 pub struct Stage {
     pub server: EmbeddedServer,
     pub locks: LockClient,
-    /// As if on another machine.
+    /// A client that could be on another machine.
     pub other: LockClient,
 }
 
@@ -45,8 +45,9 @@ impl Stage {
         );
     }
 
-    /// Drops `call` after one poll, after two, and so on until it comes to its end before; each time `lock` must be free for
-    /// another client as soon as `locks` has settled what was dropped. If `contended`, somebody else has it first, for a moment.
+    /// Drops `call` after one poll, after two, and so on, until it ends before. Each time another
+    /// client must be able to acquire `lock` as soon as `locks` has settled the drop. If
+    /// `contended`, another client holds the lock first, for a moment.
     pub async fn at_every_poll<F: Future>(
         &self,
         lock: &str,
@@ -55,7 +56,7 @@ impl Stage {
     ) {
         let lock = self.other.mutex(lock).unwrap();
         let (mut polls, mut ends, mut drops) = (1, 0, 0);
-        // how often it is polled differs from run to run
+        // the number of polls differs from run to run
         while ends < 4 {
             assert!(polls < 300, "it never ends");
             let holder = if contended {

@@ -1,4 +1,4 @@
-//! The connection of a store of its own ends with the store, and no later.
+//! The separate connection of a store ends with the store, and no later.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -7,7 +7,7 @@ use nestlock_recipes::cached::{CacheError, RedisStore, cached};
 
 use crate::support::{ask, client, eventually, ms, poll_times};
 
-/// How many connections the server has beside the one that asks.
+/// Returns the number of connections to the server, without the one that sends this request.
 fn connections(addr: SocketAddr) -> usize {
     ask(addr, &["CLIENT", "LIST"]).matches(" addr=").count() - 1
 }
@@ -37,7 +37,7 @@ async fn its_connection_ends_with_the_last_of_it() {
     only(addr, others).await;
 }
 
-/// A client of the user's own is the user's to end.
+/// A client that the user created is left for the user to end.
 #[tokio::test]
 async fn a_client_that_was_given_is_not_ended() {
     use fred::prelude::{Builder, ClientLike, Config};
@@ -70,7 +70,7 @@ async fn connecting_dropped_at_any_poll_leaves_no_connection() {
     only(server.addr(), 0).await;
 }
 
-/// With its client it is of no use, whoever still has a cache.
+/// A store is useless without its lock client, even if a cache remains.
 #[tokio::test]
 async fn it_is_shut_down_with_its_client() {
     let server = EmbeddedServer::start().unwrap();
@@ -88,7 +88,7 @@ async fn it_is_shut_down_with_its_client() {
     only(addr, 0).await;
 }
 
-/// What is not refreshed for an hour, as it failed, keeps no connection for as long.
+/// A refresh that failed and pauses for an hour keeps no connection open.
 #[tokio::test]
 async fn a_refresh_that_pauses_keeps_no_connection() {
     let server = EmbeddedServer::start().unwrap();

@@ -1,4 +1,4 @@
-//! Futures that are dropped midway, requests by hand, child processes, a wire that can be cut.
+//! Helpers: futures that are dropped midway, raw requests, child processes, a link that can be cut.
 
 use std::{
     future::{Future, poll_fn},
@@ -27,18 +27,20 @@ pub async fn client(url: impl AsRef<str>) -> LockClient {
     LockClient::connect(url).await.unwrap()
 }
 
-/// A cache as another process would have it. No refresh before the end, unless a test asks for it.
+/// Creates a cache like that of another process. It refreshes no value early unless a test sets
+/// `beta`.
 pub async fn a_cache(url: impl AsRef<str>) -> Cached<RedisStore> {
     let url = url.as_ref();
     cached(&client(url).await, RedisStore::connect(url).await.unwrap()).beta(0.0)
 }
 
-/// Polls a future whenever it is woken, `k` times; then drops it. `Some`: it was ready by then.
+/// Polls a future whenever it is woken, up to `k` times, then drops it. Returns its output if it
+/// was ready by then.
 pub async fn poll_times<F: Future>(future: F, k: u32) -> Option<F::Output> {
     poll_times_and_keep(&mut Box::pin(future), k).await
 }
 
-/// As [`poll_times`], and the future stays as it is.
+/// As [`poll_times`], but does not drop the future.
 pub async fn poll_times_and_keep<F: Future + Unpin>(future: &mut F, k: u32) -> Option<F::Output> {
     let mut polls = 0;
     poll_fn(|cx| {
@@ -61,7 +63,7 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, mut state: impl Fn
     }
 }
 
-/// A future that says when it is dropped.
+/// Calls a function when it is dropped, for example with a future.
 pub struct OnDrop<F: FnMut()>(pub F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {
@@ -70,7 +72,7 @@ impl<F: FnMut()> Drop for OnDrop<F> {
     }
 }
 
-/// Sends one command, and blocks for the first 4 KiB of the answer, as they are on the wire.
+/// Sends one command, and blocks for the first 4 KiB of the raw reply.
 pub fn ask(addr: SocketAddr, command: &[&str]) -> String {
     let words: Vec<String> = command
         .iter()
@@ -88,7 +90,7 @@ pub fn exists(addr: SocketAddr, key: &str) -> bool {
     ask(addr, &["EXISTS", key]) == ":1\r\n"
 }
 
-/// The number that a command answers.
+/// Returns the number that a command replies.
 pub fn number(addr: SocketAddr, command: &[&str]) -> i64 {
     let answer = ask(addr, command);
     answer
@@ -101,19 +103,19 @@ pub fn number(addr: SocketAddr, command: &[&str]) -> i64 {
 const CHILD: &str = "NESTLOCK_RECIPES_CHILD";
 const MARK: &str = "@child ";
 
-/// A process that is this test binary again, in which one test is its `main`; killed when dropped.
+/// A child process that runs this test binary with one test as its `main`. Killed when dropped.
 pub struct Child {
     process: Process,
     lines: Receiver<String>,
 }
 
 impl Child {
-    /// `words` is what [`child`] is given there.
+    /// Starts the child. [`child`] returns `words` there.
     pub fn start(test: &str, words: &[&str]) -> Self {
         Self::start_in(test, words, &[])
     }
 
-    /// With these variables.
+    /// Starts the child with these environment variables.
     pub fn start_in(test: &str, words: &[&str], variables: &[(&str, &Path)]) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
@@ -128,7 +130,7 @@ impl Child {
         let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
-                // libtest may have begun the line
+                // libtest may have written the beginning of the line
                 if let Some((_, said)) = line.split_once(MARK) {
                     let _ = sender.send(said.to_owned());
                 }
@@ -141,14 +143,14 @@ impl Child {
         self.process.id()
     }
 
-    /// The next line that it says.
+    /// Returns the next line that the child wrote with `say`.
     pub fn line(&self) -> String {
         self.lines
             .recv_timeout(Duration::from_secs(60))
             .expect("a line of the child")
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -161,7 +163,7 @@ impl Drop for Child {
     }
 }
 
-/// What the child was told, if this process is one.
+/// Returns the words from [`Child::start`], if this process is a child.
 pub fn child() -> Option<Vec<String>> {
     Some(
         std::env::var(CHILD)
@@ -176,7 +178,7 @@ pub fn say(what: impl std::fmt::Display) {
     println!("{MARK}{what}");
 }
 
-/// Runs the main of a child to its end.
+/// Runs the main function of a child to its end.
 pub fn run_child(main: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -186,13 +188,13 @@ pub fn run_child(main: impl Future<Output = ()>) {
         .block_on(main);
 }
 
-/// Nanoseconds of a clock that all processes share.
+/// Returns nanoseconds of a clock that all processes share.
 pub fn monotonic_ns() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
     Duration::from(now).as_nanos().try_into().unwrap()
 }
 
-/// A wire to a server that carries nothing while it is cut.
+/// A link to a server that carries nothing while it is cut.
 pub struct Wire {
     url: String,
     open: watch::Sender<bool>,
@@ -219,7 +221,7 @@ impl Wire {
         &self.url
     }
 
-    /// What is sent from here on waits for [`mend`](Self::mend).
+    /// Cuts the link: bytes that are sent from now on wait for [`mend`](Self::mend).
     pub fn cut(&self) {
         self.open.send_replace(false);
     }
