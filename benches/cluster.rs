@@ -1,5 +1,5 @@
-//! A cluster of three masters beside one server, in alternating rounds; and how soon a lock is to be had after a master was
-//! lost. `cargo bench --bench cluster`.
+//! A cluster of three masters compared with one server, in alternating rounds; and the time until a
+//! lock can be acquired after the loss of a master. `cargo bench --bench cluster`.
 #![allow(
     missing_docs,
     clippy::print_stdout,
@@ -26,7 +26,7 @@ const ROUND: Duration = Duration::from_millis(500);
 const TASKS: usize = 64;
 const FAILOVERS: usize = 5;
 
-/// One line of what a server answers to an inline command.
+/// Returns one line of a server's reply to an inline command.
 fn ask(at: SocketAddr, command: &str) -> std::io::Result<String> {
     let stream = TcpStream::connect(at)?;
     stream.set_read_timeout(Some(Duration::from_millis(50)))?;
@@ -36,7 +36,7 @@ fn ask(at: SocketAddr, command: &str) -> std::io::Result<String> {
     Ok(line)
 }
 
-/// Processor seconds that a server has had.
+/// Returns the processor seconds that a server has used.
 fn cpu(server: &SpawnedServer) -> f64 {
     let stat =
         std::fs::read_to_string(format!("/proc/{}/stat", server.pid())).expect("its statistics");
@@ -81,16 +81,17 @@ async fn beside_one_server() {
             "",
         );
         report(
-            "  the one server's processor time for a pair",
+            "  processor time of the one server per pair",
             median(&mut costs.0),
             "us",
         );
-        report("  the three nodes', together", median(&mut costs.1), "us");
+        report("  of the three nodes, together", median(&mut costs.1), "us");
     }
 }
 
-/// From when a replica serves in its master's place to the first pair through it, in milliseconds; or, of another master, from when
-/// that serves again, which refuses all while the cluster has no master for each slot.
+/// Returns the milliseconds from the moment at which a replica serves in place of its master until
+/// the first pair through it. With `elsewhere`, measures from the moment at which another master
+/// serves again, which refuses all requests while some slots have no master.
 async fn after_a_loss(lose: Loss, elsewhere: bool) -> f64 {
     let cluster = Arc::new(SpawnedCluster::start(3, 3).expect("a cluster"));
     let client = LockClient::builder()
@@ -128,7 +129,7 @@ async fn after_a_loss(lose: Loss, elsewhere: bool) -> f64 {
         .filter(|addr| *addr != master)
         .collect();
     let serves = thread::spawn(move || {
-        // whoever is no master of the slot says MOVED, or that the cluster is down
+        // a node that is not the master of the slot replies MOVED, or that the cluster is down
         let probe = format!("SET {{{name}}}probe 1");
         let serves = || {
             others
@@ -153,10 +154,10 @@ async fn after_a_loss(lose: Loss, elsewhere: bool) -> f64 {
             lose(&cluster, node);
         })
     };
-    // until one ends that began when the new one served already
+    // until a pair ends that began when the new master was already serving
     let (mut ended, serves) = (
         Vec::new(),
-        tokio::task::spawn_blocking(move || serves.join().expect("somebody serves")),
+        tokio::task::spawn_blocking(move || serves.join().expect("a node serves")),
     );
     let until = loop {
         lock.lock()
@@ -167,7 +168,7 @@ async fn after_a_loss(lose: Loss, elsewhere: bool) -> f64 {
             .expect("the unlock");
         ended.push(Instant::now());
         if serves.is_finished() {
-            break serves.await.expect("somebody serves");
+            break serves.await.expect("a node serves");
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     };
@@ -186,7 +187,7 @@ async fn after_a_loss(lose: Loss, elsewhere: bool) -> f64 {
     (first - until).as_secs_f64() * 1e3
 }
 
-/// How a master is lost.
+/// The way in which a master is lost.
 type Loss = fn(&SpawnedCluster, &SpawnedServer);
 
 #[tokio::main]
@@ -199,7 +200,7 @@ async fn main() {
             false,
         ),
         (
-            "killed: the first pair of another after that serves again",
+            "killed: the first pair of another master after it serves again",
             |_, master| master.kill().expect("a kill"),
             true,
         ),

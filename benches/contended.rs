@@ -1,6 +1,8 @@
-//! Handing a lock over: from `unlock` called in one client to `lock` returned in another that waits.
+//! Handing a lock over: from the call of `unlock` in one client until `lock` returns in another
+//! that waits.
 //!
-//! Figures are PING round trips of the same run, or times where the bound is one. `cargo bench --bench contended`.
+//! Figures are PING round trips of the same run, or times where the bound is a time. `cargo bench
+//! --bench contended`.
 #![allow(
     missing_docs,
     clippy::print_stdout,
@@ -26,8 +28,9 @@ use support::{Link, bare, median, quantile, report, server};
 
 type Door = fn(&LockClient, &str) -> Lock;
 
-/// Hands the lock over `rounds` times, each time after a pause in which the waiter falls asleep: idle, so that cores
-/// sleep too, or filled with PINGs. Returns the seconds of the hand-overs, and of PINGs after the same kind of pause.
+/// Hands the lock over `rounds` times, each time after a pause in which the waiter falls asleep.
+/// The pause is idle, so that cores sleep too, or filled with PINGs. Returns the seconds of the
+/// hand-overs, and of PINGs after the same kind of pause.
 async fn hand_over(
     door: Door,
     from: &LockClient,
@@ -48,7 +51,7 @@ async fn hand_over(
             guard.unlock().await.expect("the unlock");
             returned
         });
-        // the waiter needs four round trips to subscribe and to look again
+        // the waiter needs four round trips to subscribe and to try again
         if idle {
             tokio::time::sleep(pause).await;
         } else {
@@ -74,7 +77,7 @@ async fn ping(bare: &Client) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// By an element of a list, which BLPOP pops, instead of a message.
+/// Hands over by an element of a list, which BLPOP pops, instead of a message.
 async fn with_signals(url: &str) {
     let bare = bare(url).await;
     let signal: Door = |client, name| client.signal_lock(name).expect("a name");
@@ -127,7 +130,7 @@ async fn with_messages(url: &str) {
     }
 }
 
-/// The waiter's user may not subscribe: not one message reaches it.
+/// The user of the waiter may not subscribe, so no message reaches it.
 async fn without_messages(url: &str) {
     let bare = bare(url).await;
     let command = CustomCommand::new_static("ACL", ClusterHash::FirstKey, false);
@@ -151,7 +154,8 @@ async fn without_messages(url: &str) {
         .connect(deaf)
         .await
         .expect("b");
-    // its own unlock may not publish either, so the waiter here only takes the lock; the lease ends it
+    // this user may not publish, either, so the waiter only acquires the lock, and its lease frees
+    // it
     let mut worst = 0_f64;
     for round in 0..10 {
         let name = format!("deaf-{round}");
@@ -211,7 +215,7 @@ async fn many_tasks(link: &Link) {
     );
 }
 
-/// R70: from the writer's unlock to the last of fifty readers that it woke.
+/// R70: from the writer's unlock until the last of the 50 readers that it woke has the lock.
 async fn many_readers(link: &Link) {
     let bare = bare(&link.url).await;
     let (a, b) = (
@@ -238,7 +242,7 @@ async fn many_readers(link: &Link) {
                 })
             })
             .collect();
-        // until all are asleep
+        // until all waiters are asleep
         link.pause(Duration::from_millis(30)).await;
         pings.push(ping(&bare).await);
         let start = Instant::now();
@@ -256,14 +260,14 @@ async fn many_readers(link: &Link) {
     }
     let (last, ping) = (median(&mut last), median(&mut pings));
     link.report(
-        "50 readers woken by a writer's unlock, the last one in, in ms, median",
+        "50 readers woken by a writer's unlock, until the last one has it, in ms, median",
         last * 1e3,
         "",
     );
     link.report("the same in PING round trips", last / ping, "<= 20");
 }
 
-/// When the port opens.
+/// Returns the time at which the port opens.
 fn opens(addr: SocketAddr) -> Instant {
     while TcpStream::connect(addr).is_err() {
         std::thread::sleep(Duration::from_micros(200));
@@ -294,7 +298,7 @@ async fn recovery() {
         worst = worst.max(returned.saturating_duration_since(open).as_secs_f64());
     }
     report(
-        "first acquire after a killed server's port opens again, worst of 10, in ms",
+        "first acquire after the port of a killed server opens again, worst of 10, in ms",
         worst * 1e3,
         "<= 250",
     );

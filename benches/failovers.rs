@@ -1,5 +1,5 @@
-//! What a failover costs: how many locks that were granted are not there afterwards, with and without replicas that have them.
-//! `cargo bench --bench failovers`; `-- each=20`.
+//! What a failover costs: how many granted locks have no record afterwards, with and without
+//! replicas that have them. `cargo bench --bench failovers`; `-- each=20`.
 #![allow(missing_docs, clippy::print_stdout)]
 
 use std::{
@@ -15,12 +15,12 @@ use nestlock_embedded::{SpawnedCluster, SpawnedSentinel, SpawnedServer};
 use tokio::time::sleep;
 
 const LONG: Duration = Duration::from_secs(60);
-/// So many go on at once: they wait for most of the time.
+/// Concurrent failovers: they wait most of the time.
 const AT_ONCE: usize = 4;
 /// Replicas of each master behind sentinels; a master of the cluster has one.
 const REPLICAS: usize = 2;
 
-/// What came of a failover.
+/// The outcome of a failover: locks that were granted, and those that were lost.
 #[derive(Debug, Clone, Copy, Default)]
 struct Outcome {
     granted: usize,
@@ -51,15 +51,15 @@ impl Fault {
     fn name(self) -> &'static str {
         match self {
             Self::KilledUpToDate => "master killed, replicas up to date",
-            Self::KilledUnheard => "master killed, no replica had heard of it",
-            Self::KilledWithWhoHeard => "master killed, and one of two replicas with it",
+            Self::KilledUnheard => "master killed, no replica had the lock",
+            Self::KilledWithWhoHeard => "master killed, and one of its two replicas",
             Self::PausedAndResumed => "master paused, another promoted, resumed: late requests",
             Self::SentinelFailover => "`SENTINEL FAILOVER` while locks are taken",
             Self::ClusterFailover => "`CLUSTER FAILOVER` while locks are taken",
         }
     }
 
-    /// One failover.
+    /// Runs one failover.
     async fn happen(self, replicas: u32) -> Outcome {
         if self == Self::ClusterFailover {
             return gracefully_in_a_cluster(replicas.min(1)).await;
@@ -72,7 +72,7 @@ impl Fault {
         let client = builder().connect(group.url()).await.expect("a client");
         let is_away = |replica: &SpawnedServer| {
             replica.stop().expect("a signal");
-            // what it has not read yet lies in its socket, and would reach it
+            // unread bytes would stay in its socket, and reach it when it resumes
             ask(master.addr(), "CLIENT KILL TYPE replica");
         };
         let guards = match self {
@@ -124,7 +124,7 @@ impl Fault {
                 .wait_for_another_master(master)
                 .map(SpawnedServer::addr)
         });
-        // what it had not heard of before it became the master is not there
+        // a lock that it did not have before it became the master is not there
         count(&guards, |_| new)
     }
 }
@@ -135,7 +135,7 @@ fn builder(replicas: u32) -> LockClientBuilder {
         .replicas(replicas, Duration::from_millis(300))
 }
 
-/// Takes locks one after the other; what is refused is not taken.
+/// Acquires locks one after the other. Leaves out those that are refused.
 async fn take(client: &LockClient, locks: usize) -> Vec<LockGuard> {
     let mut guards = Vec::new();
     for n in 0..locks {
@@ -153,7 +153,7 @@ async fn take(client: &LockClient, locks: usize) -> Vec<LockGuard> {
     guards
 }
 
-/// Takes one lock after the other for so long, and keeps them.
+/// Acquires one lock after the other for this time, and keeps them.
 async fn take_on(client: LockClient, time: Duration) -> Vec<LockGuard> {
     let (mut guards, from) = (Vec::new(), Instant::now());
     for n in 0.. {
@@ -173,8 +173,8 @@ async fn take_on(client: LockClient, time: Duration) -> Vec<LockGuard> {
     guards
 }
 
-/// What was in a master's sockets when it was paused, and is answered when another one has its place. By clients that do not
-/// ask the sentinels.
+/// Requests that were in a master's sockets when it was paused, and get a reply when another master
+/// has taken over. The clients do not ask the sentinels.
 async fn late_requests(group: &SpawnedSentinel, replicas: u32) -> Outcome {
     let master = &group.servers()[0];
     let client = builder(replicas)
@@ -182,7 +182,7 @@ async fn late_requests(group: &SpawnedSentinel, replicas: u32) -> Outcome {
         .connect(master.url())
         .await
         .expect("a client");
-    // its scripts are known
+    // the server knows the scripts now
     drop(take(&client, 1).await);
     client.idle().await;
     master.stop().expect("a signal");
@@ -196,7 +196,7 @@ async fn late_requests(group: &SpawnedSentinel, replicas: u32) -> Outcome {
     master.cont().expect("a signal");
     let mut outcome = Outcome::default();
     for asked in asked {
-        // the new master knows of none
+        // the new master has none of these locks
         let is_granted = matches!(asked.await.expect("no panic"), Ok(Some(_)));
         outcome.granted += usize::from(is_granted);
     }
@@ -222,7 +222,7 @@ async fn gracefully_in_a_cluster(replicas: u32) -> Outcome {
     })
 }
 
-/// Those whose record is not where it should be.
+/// Counts the locks whose record is not on its master.
 fn count(guards: &[LockGuard], at: impl Fn(&str) -> SocketAddr) -> Outcome {
     let is_lost =
         |guard: &&LockGuard| ask(at(guard.name()), &format!("EXISTS {}", guard.name())) != ":1";
@@ -239,7 +239,7 @@ fn settled<T>(wait: impl FnOnce() -> Result<T, nestlock_embedded::SpawnError>) -
 async fn until(is_so: impl Fn() -> bool) {
     let from = Instant::now();
     while !is_so() {
-        assert!(from.elapsed() < LONG, "it is not so");
+        assert!(from.elapsed() < LONG, "the state was not reached");
         sleep(Duration::from_millis(5)).await;
     }
 }
@@ -248,7 +248,7 @@ fn keys(server: SocketAddr) -> String {
     ask(server, "DBSIZE")
 }
 
-/// The first line of a server's answer.
+/// Returns the first line of a server's reply.
 fn ask(server: SocketAddr, request: &str) -> String {
     let mut line = String::new();
     let asked = TcpStream::connect(server).and_then(|mut stream| {
@@ -295,7 +295,7 @@ fn main() {
     });
     let done = done.into_inner().expect("no panic");
     println!(
-        "{each} failovers a cell: locks that were granted and are lost, of all that were granted"
+        "{each} failovers per cell: locks that were granted and lost, of all that were granted"
     );
     println!("| what happens | `replicas(0)` | 1 | all |\n|---|---|---|---|");
     for fault in Fault::ALL {

@@ -1,4 +1,5 @@
-//! What order costs: the fair lock's hand-over beside the plain one's, and one hold where few or many wait.
+//! What order costs: the hand-over of a fair lock compared with that of a plain one, and one hold
+//! among few or many waiters.
 //!
 //! Figures are ratios within one run, and times. `cargo bench --bench fair`.
 #![allow(
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use nestlock::{Lock, LockClient, Tuning};
 use support::{Link, median, quantile, report, server};
 
-/// So long that nobody looks by itself: only messages wake.
+/// Long enough that no waiter polls: only messages wake it.
 const NEVER: Duration = Duration::from_secs(3600);
 
 async fn client(url: &str, grants: bool) -> LockClient {
@@ -33,7 +34,7 @@ async fn client(url: &str, grants: bool) -> LockClient {
         .expect("a client")
 }
 
-/// From `unlock` called in one client to `lock` returned in another that waits.
+/// Measures from the call of `unlock` in one client until `lock` returns in another that waits.
 async fn hand_over(from: Lock, to: Lock) -> f64 {
     let guard = from.lock().await.expect("the lock");
     let waiter = tokio::spawn(async move {
@@ -42,7 +43,7 @@ async fn hand_over(from: Lock, to: Lock) -> f64 {
         guard.unlock().await.expect("the unlock");
         returned
     });
-    // the waiter needs four round trips to subscribe and to look again
+    // the waiter needs four round trips to subscribe and to try again
     tokio::time::sleep(Duration::from_millis(5)).await;
     let start = Instant::now();
     guard.unlock().await.expect("the unlock");
@@ -56,7 +57,7 @@ async fn hand_over(from: Lock, to: Lock) -> f64 {
 async fn hand_overs(url: &str) {
     let (a, b) = (client(url, true).await, client(url, true).await);
     let asking = (client(url, false).await, client(url, false).await);
-    // as it was before nestlock had a link of its own
+    // as before nestlock had its own link
     let by_fred = format!("{url}?wire=fred");
     let by_fred = (client(&by_fred, false).await, client(&by_fred, false).await);
     let [mut fair, mut asked, mut before, mut plain] = [const { Vec::new() }; 4];
@@ -97,7 +98,8 @@ async fn hand_overs(url: &str) {
     );
 }
 
-/// The mean time of one hold while this many queue, in seconds. Each that was served waits again, at the end.
+/// Returns the mean time of one hold in seconds while this many waiters queue. A waiter that was
+/// served queues again, at the end.
 async fn hold_among(link: &Link, waiters: usize, round: usize, grants: bool) -> f64 {
     let measured = if link.is_far() { 100 } else { 1000 };
     link.speed_up();

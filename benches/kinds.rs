@@ -1,4 +1,5 @@
-//! Each kind without contention, beside the reentrant lock in the same run; and a multi-lock beside single ones.
+//! Each kind without contention, compared with the reentrant lock in the same run; and a multi-lock
+//! compared with single ones.
 //!
 //! Run: `cargo bench --bench kinds`
 #![allow(
@@ -37,7 +38,9 @@ async fn main() {
         ),
         ("signal", client.signal_lock("signal").expect("a name")),
     ];
-    println!("lock + unlock, against the reentrant lock's, medians of {ROUNDS} alternating rounds");
+    println!(
+        "lock + unlock, compared with the reentrant lock, medians of {ROUNDS} alternating rounds"
+    );
     for (name, lock) in &kinds {
         report(name, ratio(lock, &reentrant).await, "");
     }
@@ -77,11 +80,11 @@ async fn ratio(lock: &Lock, baseline: &Lock) -> f64 {
     for _ in 0..=ROUNDS {
         ratios.push(time(lock, PAIRS).await / time(baseline, PAIRS).await);
     }
-    // the first one loads the scripts
+    // the first pair loads the scripts
     median(&mut ratios[1..])
 }
 
-/// Seconds for so many pairs of lock and unlock.
+/// Returns the seconds for this many pairs of lock and unlock.
 async fn time(lock: &Lock, pairs: u32) -> f64 {
     let start = Instant::now();
     for _ in 0..pairs {

@@ -1,7 +1,8 @@
-//! What measuring costs: pairs of lock and unlock with a recorder of Prometheus', and without one.
+//! What metrics cost: pairs of lock and unlock with a Prometheus recorder, and without one.
 //!
-//! `cargo bench --bench metrics --features metrics`. There is one recorder for each process, so each round is one, and rounds alternate.
-//! With `OFF=program`, this bench as it was built without the feature, that is held against them, too.
+//! `cargo bench --bench metrics --features metrics`. A process has only one recorder, so each round
+//! runs in its own process, and rounds alternate. With `OFF=program`, this bench built without the
+//! feature, the figures are also compared with those of that program.
 #![allow(
     missing_docs,
     clippy::print_stdout,
@@ -47,7 +48,8 @@ async fn pairs(client: &LockClient, each: usize) -> f64 {
     (TASKS * each) as f64 / start.elapsed().as_secs_f64()
 }
 
-/// One round, in a process of its own: prints pairs a second, and allocations a pair of one task.
+/// Runs one round, in its own process: prints pairs per second, and allocations per pair of one
+/// task.
 #[tokio::main(worker_threads = 2)]
 async fn round(recorder: bool, url: &str) {
     if recorder {
@@ -73,7 +75,7 @@ async fn round(recorder: bool, url: &str) {
     println!("{rate} {allocations}");
 }
 
-/// What one round told.
+/// Returns the figures that one round printed.
 fn measured(program: &PathBuf, recorder: bool, url: &str) -> [f64; 2] {
     let output = Command::new(program)
         .args(["round", if recorder { "with" } else { "without" }, url])
@@ -107,7 +109,7 @@ fn main() {
             allocations[at].push(pair);
         }
     }
-    // of neighbours in time: the machine has moods
+    // ratios of neighbouring rounds, as the speed of the machine drifts
     let against = |at: usize, base: usize| {
         let mut ratios: Vec<f64> = rates[at]
             .iter()
@@ -119,12 +121,12 @@ fn main() {
     let mut of = |at: usize| median(&mut allocations[at]);
     let (without, with) = (of(0), of(1));
     report(
-        "pairs/s, 64 tasks: with a recorder of Prometheus' / without one",
+        "pairs/s, 64 tasks: with a Prometheus recorder / without one",
         against(1, 0),
         "at least 0.97",
     );
     report(
-        "allocations a pair, 1 task: more with the recorder",
+        "allocations per pair, 1 task: additional ones with the recorder",
         with - without,
         "at most 1",
     );
@@ -139,6 +141,6 @@ fn main() {
             against(1, 2),
             "at least 0.97",
         );
-        report("allocations a pair, 1 task: feature off", of(2), "");
+        report("allocations per pair, 1 task: feature off", of(2), "");
     }
 }

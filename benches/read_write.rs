@@ -1,6 +1,8 @@
-//! Readers and writers of one lock, mixed: what each side gets, where all are near, where readers are far, and where all are.
+//! Mixed readers and writers of one lock: the throughput of each side if all are near, if readers
+//! are far, and if all are far.
 //!
-//! Figures are holds a second, and the longest wait of a reader. `cargo bench --bench read_write`.
+//! Figures are holds per second, and the longest wait of a reader. `cargo bench --bench
+//! read_write`.
 #![allow(
     missing_docs,
     clippy::print_stdout,
@@ -18,10 +20,10 @@ use support::{quantile, server};
 const TIME: Duration = Duration::from_secs(10);
 const READERS: usize = 8;
 const WRITERS: usize = 2;
-/// How long each holds it.
+/// How long each of them holds the lock.
 const HOLD: Duration = Duration::from_millis(2);
 
-/// Acquires and releases until the time is over: how long each wait was, in seconds.
+/// Acquires and releases until the time is over. Returns each wait in seconds.
 async fn at_it(lock: Lock, until: Instant) -> Vec<f64> {
     let mut waits = Vec::new();
     while Instant::now() < until {
@@ -82,7 +84,7 @@ async fn main() {
     let [near, far] = server.links();
     far.slow_down();
     println!(
-        "{READERS} readers and {WRITERS} writers, each holds it for {HOLD:?}, far is 50 ms a round trip"
+        "{READERS} readers and {WRITERS} writers, each holds it for {HOLD:?}; far means a round trip of 50 ms"
     );
     mixed("all near", "near", &near.url, &near.url).await;
     mixed("readers far", "readers", &far.url, &near.url).await;

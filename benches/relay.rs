@@ -1,4 +1,5 @@
-//! Many tasks of one client on one lock: handed on among them, against each asking the server.
+//! Many tasks of one client on one lock: handed on among them, compared with a request to the
+//! server for each.
 //!
 //! Both in one run, in alternating rounds. `cargo bench --bench relay`.
 #![allow(
@@ -25,7 +26,7 @@ use support::{bare, median, quantile, report, server};
 const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(500);
 
-/// What a round came to.
+/// The result of a round.
 struct Round {
     holds: f64,
     scripts: f64,
@@ -43,7 +44,8 @@ async fn scripts(bare: &Client) -> f64 {
     counted.filter_map(calls).sum()
 }
 
-/// So many tasks take and give the same lock back, until told to end; the waits of each, in seconds.
+/// Starts this many tasks, which acquire and release the same lock until told to end. Returns the
+/// waits of each in seconds.
 fn crowd(
     client: &LockClient,
     tasks: usize,
@@ -73,7 +75,8 @@ async fn all(tasks: Vec<tokio::task::JoinHandle<Vec<f64>>>) -> Vec<f64> {
     waits
 }
 
-/// 64 tasks of one client, and perhaps 8 of another beside them: of both, what they did.
+/// Runs 64 tasks of one client, and optionally 8 of another client at the same time. Returns the
+/// results of both.
 async fn round(bare: &Client, client: &LockClient, beside: Option<&LockClient>) -> (Round, f64) {
     let over = Arc::new(AtomicBool::new(false));
     let (before, from) = (scripts(bare).await, Instant::now());
@@ -117,23 +120,23 @@ fn main() {
         let ratio = |what: fn(&Round) -> f64| {
             median(&mut rows.iter().map(|[without, with]| what(with) / what(without)).collect::<Vec<_>>())
         };
-        for (at, how) in [(0, "each asks"), (1, "handed on")] {
+        for (at, how) in [(0, "each sends a request"), (1, "handed on")] {
             let (holds, scripts, p99) =
                 (of(at, |round| round.holds), of(at, |round| round.scripts), of(at, |round| round.p99));
-            println!("    {how}: {holds:.0} holds/s, {scripts:.3} scripts a hold, p99 of lock() {:.2} ms", p99 * 1e3);
+            println!("    {how}: {holds:.0} holds/s, {scripts:.3} scripts per hold, p99 of lock() {:.2} ms", p99 * 1e3);
         }
-        report("64 tasks of one client, one lock: holds/s, handed on / each asks", ratio(|round| round.holds), ">= 20");
-        report("scripts a hold, handed on", of(1, |round| round.scripts), "<= 0.2");
+        report("64 tasks of one client, one lock: holds/s, handed on / a request each", ratio(|round| round.holds), ">= 20");
+        report("scripts per hold, handed on", of(1, |round| round.scripts), "<= 0.2");
         report("p99 of lock(), handed on, ms", of(1, |round| round.p99) * 1e3, "<= 5");
         let theirs = |at: usize| median(&mut beside.iter().map(|row| row[at]).collect::<Vec<_>>());
         println!(
-            "    beside 8 tasks of another client: theirs {:.0} and {:.0} holds/s, ours {:.0} and {:.0}",
+            "    with 8 tasks of another client: theirs {:.0} and {:.0} holds/s, ours {:.0} and {:.0}",
             theirs(0),
             theirs(1),
             theirs(2),
             theirs(3)
         );
         let kept = median(&mut beside.iter().map(|row| row[1] / row[0]).collect::<Vec<_>>());
-        report("holds/s of 8 tasks of another client beside them, handed on / each asks", kept, ">= 0.9");
+        report("holds/s of 8 concurrent tasks of another client, handed on / a request each", kept, ">= 0.9");
     });
 }

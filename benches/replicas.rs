@@ -1,4 +1,5 @@
-//! Locks that a replica must have beside those that none needs, in alternating rounds. `cargo bench --bench replicas`.
+//! Locks that a replica must have compared with those that need none, in alternating rounds. `cargo
+//! bench --bench replicas`.
 #![allow(
     missing_docs,
     clippy::print_stdout,
@@ -18,7 +19,7 @@ const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(500);
 const FAR: Duration = Duration::from_millis(50);
 
-/// How long it takes to lock, in milliseconds.
+/// Returns how long an acquire takes, in milliseconds.
 async fn to_lock(client: &LockClient) -> f64 {
     let lock = client.reentrant_lock("lock").expect("a name");
     let from = Instant::now();

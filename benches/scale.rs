@@ -1,5 +1,5 @@
-//! What stays the same however much there is, near the server and 50 ms away: many holds beside one with a short TTL; pairs
-//! beside many holds; many readers; many lists that are waited for.
+//! What stays the same at scale, near the server and 50 ms away: a hold with a short TTL and pairs
+//! while there are many other holds; many readers; many lists that are waited for.
 //!
 //! `cargo bench --bench scale`
 #![allow(
@@ -31,7 +31,7 @@ async fn hold_many(client: &LockClient, count: usize) -> Vec<LockGuard> {
         .await
 }
 
-/// Many holds: none may be lost, and one with a short TTL is renewed beside them.
+/// Many holds: none may be lost, and a hold with a short TTL is renewed in time among them.
 async fn many_holds(link: &Link) {
     let client = LockClient::builder()
         .watchdog_timeout(WATCHDOG)
@@ -52,7 +52,7 @@ async fn many_holds(link: &Link) {
     let lost = guards.iter().filter(|guard| guard.is_lost()).count();
     link.report("100,000 locks, TTL 6 s, 20 s: locks lost", lost as f64, "0");
     link.report(
-        "a lock with a TTL of 1 s beside them: lost",
+        "a lock with a TTL of 1 s among them: lost",
         f64::from(u8::from(short.is_lost())),
         "0",
     );
@@ -66,13 +66,13 @@ async fn many_holds(link: &Link) {
         least.as_secs_f64() / WATCHDOG.as_secs_f64(),
         "",
     );
-    // that many releases at once would take longer than a shutdown may
+    // this many concurrent releases would take longer than a shutdown may
     link.speed_up();
     drop((guards, short));
     client.idle().await;
 }
 
-/// Pairs a second of an acquire with a TTL of its own beside many holds, against none.
+/// Measures pairs per second of an acquire with its own TTL, with many other holds and with none.
 async fn beside_many(link: &Link) {
     let (busy, quiet) = (
         LockClient::connect(&link.url).await.expect("a client"),
@@ -104,7 +104,7 @@ async fn beside_many(link: &Link) {
         ratios.push(rates[1] / rates[0]);
     }
     link.report(
-        "pairs/s, each with a TTL of 8 s, beside 200,000 holds / beside none",
+        "pairs/s, each with a TTL of 8 s, with 200,000 other holds / with none",
         median(&mut ratios),
         ">= 0.90",
     );
@@ -135,9 +135,9 @@ async fn script_us(client: &Client) -> (f64, f64) {
     (field("calls"), field("usec"))
 }
 
-/// Server time of a reader's acquire and release, by how many read.
+/// Measures the server time of a reader's acquire and release, by the number of readers.
 async fn readers(link: &Link) {
-    // renewals of so many would be counted, too
+    // renewals of this many holds would be counted, too
     let builder = LockClient::builder().watchdog_timeout(Duration::from_secs(3_600));
     let (client, bare) = (
         builder.connect(&link.url).await.expect("a client"),
@@ -172,14 +172,15 @@ async fn readers(link: &Link) {
             pair,
             "",
         );
-        link.report("    against 10 readers", pair / first, "<= 2");
+        link.report("    compared with 10 readers", pair / first, "<= 2");
     }
     link.speed_up();
     drop(guards);
     client.idle().await;
 }
 
-/// A signal lock's hand-over, by how many other lists the client waits for.
+/// Measures the hand-over of a signal lock, by the number of other lists for which the client
+/// waits.
 async fn lists(link: &Link) {
     let (a, b) = (
         LockClient::connect(&link.url).await.expect("a client"),
@@ -223,11 +224,13 @@ async fn lists(link: &Link) {
         let time = median(&mut times);
         let first = *first.get_or_insert(time);
         link.report(
-            &format!("a signal lock's hand-over beside {count} lists waited for, in us, median"),
+            &format!(
+                "a signal lock's hand-over with {count} other lists waited for, in us, median"
+            ),
             time,
             "",
         );
-        link.report("    against none", time / first, "");
+        link.report("    compared with none", time / first, "");
     }
     link.speed_up();
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
@@ -240,7 +243,7 @@ fn main() {
         .build()
         .expect("a runtime");
     runtime.block_on(async {
-        // a server for each part: what one leaves behind must not slow down the next
+        // a new server for each part: what one part leaves behind must not slow down the next
         for part in 0..4 {
             let server = server();
             for link in server.links() {

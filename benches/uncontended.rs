@@ -1,4 +1,4 @@
-//! One lock + unlock when nobody else wants it, against the same two EVALSHA issued bare through fred.
+//! One lock + unlock without contention, compared with the same two EVALSHA sent bare by fred.
 //!
 //! Rounds of both alternate in one run; figures are ratios of the medians. `make bench`, or
 //! `cargo bench --bench uncontended`.

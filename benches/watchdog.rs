@@ -65,7 +65,7 @@ async fn held(client: &LockClient, bare: &Client) {
     let before = resident();
     let start = Instant::now();
     let guards = take_all(client).await;
-    println!("    {LOCKS} locks taken in {:?}", start.elapsed());
+    println!("    {LOCKS} locks acquired in {:?}", start.elapsed());
     report(
         "client memory per held lock, in bytes",
         (resident() - before) / LOCKS as f64,
@@ -111,7 +111,7 @@ async fn waiting(client: &LockClient, url: &str) {
         .lock()
         .await
         .expect("the lock");
-    // the tasks and their locks are the caller's: they are there before
+    // the tasks and their locks belong to the caller, and exist before
     let start = Arc::new(Semaphore::new(0));
     let waiters: Vec<_> = (0..WAITERS)
         .map(|_| {
@@ -129,7 +129,7 @@ async fn waiting(client: &LockClient, url: &str) {
     let before = resident();
     for _ in 0..WAITERS / 200 {
         start.add_permits(200);
-        // let them fall asleep: what is measured is a waiter, not a burst of requests
+        // let them fall asleep: this measures a waiter, and not a burst of requests
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -145,7 +145,8 @@ async fn waiting(client: &LockClient, url: &str) {
     guard.unlock().await.expect("the unlock");
 }
 
-/// Each part in a process of its own: memory that one part has freed must not hide what the next one needs.
+/// Runs each part in its own process: memory that one part has freed must not hide what the next
+/// one needs.
 #[tokio::main]
 async fn main() {
     let server = server();

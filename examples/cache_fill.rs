@@ -1,6 +1,6 @@
-//! A cache that is filled once, however many ask at the same time: look, lock, look again, fill.
+//! A cache that is filled once for many concurrent requests: read, lock, read again, fill.
 //!
-//! Run: `cargo run --example cache_fill`  (uses `NESTLOCK_URL`, else an embedded server)
+//! Run: `cargo run --example cache_fill`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;
@@ -26,17 +26,21 @@ struct Cache {
 
 impl Cache {
     fn get(&self, key: &str) -> Option<String> {
-        self.values.lock().expect("nobody panics").get(key).cloned()
+        self.values
+            .lock()
+            .expect("no fill panics")
+            .get(key)
+            .cloned()
     }
 
-    /// What is expensive, and must not be done by everybody at once.
+    /// An expensive computation that concurrent requests must not repeat.
     async fn fill(&self, key: &str) -> String {
         self.fills.fetch_add(1, SeqCst);
         sleep(Duration::from_millis(50)).await;
         let value = format!("the report of {key}");
         self.values
             .lock()
-            .expect("nobody panics")
+            .expect("no fill panics")
             .insert(key.to_owned(), value.clone());
         value
     }
@@ -46,7 +50,7 @@ impl Cache {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = support::server()?;
     let (cache, mut requests) = (Arc::new(Cache::default()), JoinSet::new());
-    // four processes, each with 25 requests at once
+    // four processes, each with 25 concurrent requests
     for _ in 0..4 {
         let client = LockClient::connect(server.url()).await?;
         for _ in 0..25 {
@@ -67,7 +71,7 @@ async fn cached(client: LockClient, cache: Arc<Cache>, key: &str) -> nestlock::R
         return Ok(value);
     }
     let guard = client.mutex(format!("fill:{key}"))?.lock().await?;
-    // whoever had the lock before may have filled it
+    // the previous holder of the lock may have filled it
     let value = match cache.get(key) {
         Some(value) => value,
         None => guard.run_until_lost(cache.fill(key)).await?,

@@ -1,6 +1,7 @@
-//! Locks in a cluster: where they are, a slot that moves, and a master that dies, while they are held.
+//! Locks in a cluster: their slots, a slot that moves, and a master that dies while they are held.
 //!
-//! Run: `cargo run --example cluster`  (starts a cluster of its own: it needs `redis-server` or `valkey-server`)
+//! Run: `cargo run --example cluster`  (starts its own cluster, with `redis-server` or
+//! `valkey-server`)
 #![allow(clippy::print_stdout)]
 
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ const LONG: Duration = Duration::from_secs(60);
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cluster = SpawnedCluster::start(3, 3)?;
     let builder = || LockClient::builder().outage_patience(LONG);
-    // an acquire counts when a replica has it, too
+    // an acquire succeeds only when a replica has it, too
     let client = builder()
         .replicas(1, Duration::from_millis(500))
         .connect(cluster.url())
@@ -35,7 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         guards.push(guard);
     }
 
-    // a lock goes where its slot goes
+    // a lock moves with its slot
     let slot = SpawnedCluster::slot_of(names[0]);
     let from = cluster.master_of(slot)?;
     let to = cluster
@@ -47,13 +48,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert!(other.fair_lock(names[0])?.try_lock().await?.is_none());
     guards[0].extend(Duration::from_secs(30)).await?;
     println!(
-        "slot {slot} has moved from {} to {}, and {} is ours still",
+        "slot {slot} has moved from {} to {}, and {} is still ours",
         from.addr(),
         to.addr(),
         names[0]
     );
 
-    // a name that the same master has
+    // the new master of that slot dies while another client waits for the lock
     let waits = other.fair_lock(names[0])?;
     let waiter = tokio::spawn(async move { waits.lock().await?.unlock().await });
     let killed = Instant::now();
@@ -85,6 +86,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         guard.unlock().await?;
     }
     timeout(LONG, waiter).await???;
-    println!("all were released, and whoever waited had its turn");
+    println!("all locks were released, and the waiter has had its turn");
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! Who holds a lock, when the calling task is not the answer: named owners, hand-over, and branches of a `join!`.
+//! Owners other than the calling task: named owners, hand-over, and branches of a `join!`.
 //!
-//! Run: `cargo run --example explicit_owner`  (uses `NESTLOCK_URL`, else an embedded server)
+//! Run: `cargo run --example explicit_owner`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;
@@ -36,7 +36,7 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     second.unlock().await?;
     first.unlock().await?;
 
-    // leave the hold to its lease, send its owner as text, release it elsewhere
+    // leave the hold to its lease, send its owner as text, and release it elsewhere
     let guard = lock
         .lock_with(options.lease(Duration::from_secs(60)))
         .await?;
@@ -50,7 +50,8 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     );
     assert!(!there.is_locked().await?);
 
-    // branches of a join! are one task, hence one owner: both get in. A scope makes a branch an owner of its own
+    // branches of a join! are one task, and therefore one owner: both acquire. A scope makes a
+    // branch a separate owner
     let lock = client.reentrant_lock("branches")?;
     let (inside, most) = (AtomicU32::new(0), AtomicU32::new(0));
     let (a, b) = tokio::join!(branch(&lock, &inside, &most), branch(&lock, &inside, &most));
@@ -64,7 +65,7 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     a?;
     b?;
     let scoped = most.load(Ordering::SeqCst);
-    println!("branches inside at once: {together} without a scope, {scoped} with one");
+    println!("concurrent branches: {together} without a scope, {scoped} with one");
     assert_eq!((together, scoped), (2, 1));
 
     client.shutdown().await?;
@@ -72,7 +73,7 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Takes the lock, and counts how many branches are inside with it.
+/// Acquires the lock, and counts how many branches hold it at the same time.
 async fn branch(lock: &Lock, inside: &AtomicU32, most: &AtomicU32) -> Result<()> {
     let guard = lock.lock().await?;
     most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);

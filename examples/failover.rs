@@ -1,6 +1,8 @@
-//! A master dies before your eyes: who holds what when, what a replica did not know, and what `replicas(1)` does about that.
+//! A master dies: which client holds which lock at what time, what a replica did not know, and what
+//! `replicas(1)` changes.
 //!
-//! Run: `cargo run --example failover`  (starts a Sentinel group of its own: it needs `redis-server` or `valkey-server`)
+//! Run: `cargo run --example failover`  (starts its own Sentinel group, with `redis-server` or
+//! `valkey-server`)
 #![allow(clippy::print_stdout)]
 
 use std::{
@@ -37,13 +39,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         replica.addr()
     ));
 
-    // one lock that the replica has heard of, and one that it has not: its link is cut while it hangs
+    // the replica gets the record of one lock, but not of the other: it hangs, and its link is cut
     let copied = client.mutex("copied")?.lock().await?;
     while ask(replica.addr(), "EXISTS copied")? != ":1" {
         sleep(Duration::from_millis(2)).await;
     }
     replica.stop()?;
-    // what it has not read yet lies in its socket, and would reach it
+    // unread bytes would stay in its socket, and reach it when it resumes
     ask(master.addr(), "CLIENT KILL TYPE replica")?;
     let forgotten = client.mutex("forgotten")?.lock().await?;
     say("A holds `copied` and `forgotten`; B waits for both");
@@ -52,10 +54,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .try_lock_with(AcquireOptions::new().replicas(1))
         .await;
     let Err(refused @ Error::NotReplicated { .. }) = careful else {
-        return Err("no replica can have it".into());
+        return Err("an acquire succeeded without a replica".into());
     };
     say(&format!(
-        "C, which asks for replicas(1), is told: {refused}"
+        "C requires replicas(1), and its acquire fails: {refused}"
     ));
     let waits = |name: &'static str| {
         let lock = other.mutex(name);
@@ -68,7 +70,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     say("the master is killed");
 
     let loss = timeout(LONG, forgotten.lost()).await?;
-    say(&format!("A is told: {loss}"));
+    say(&format!("A is notified: {loss}"));
     assert!(
         matches!(
             loss,
@@ -81,24 +83,24 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     let now_bs = timeout(LONG, waits_for_forgotten).await???;
     say(
-        "B holds `forgotten`: between the two, there may have been two holders. Fencing tokens are for that",
+        "B holds `forgotten`: before A was notified, there may have been two holders. Fencing tokens protect against that",
     );
 
     assert!(!copied.is_lost() && !waits_for_copied.is_finished());
-    say("A holds `copied` still");
+    say("A still holds `copied`");
     copied.unlock().await?;
     let guard = timeout(LONG, waits_for_copied).await???;
     say("A has released it, and B holds it");
     now_bs.unlock().await?;
     guard.unlock().await?;
     say(&format!(
-        "the client knows: {}",
+        "the topology that the client knows: {}",
         client.topology().to_string().replace('\n', "; ")
     ));
     Ok(())
 }
 
-/// The first line of a server's answer.
+/// Returns the first line of a server's reply.
 fn ask(server: SocketAddr, request: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(server)?;
     write!(stream, "{request}\r\n")?;

@@ -1,6 +1,7 @@
-//! First come, first order: workers of two clients queue for one lock, and get it in the order in which they asked.
+//! First come, first served: workers of two clients queue for one lock, and get it in the order of
+//! their requests.
 //!
-//! Run: `cargo run --example fair`  (uses `NESTLOCK_URL`, else an embedded server)
+//! Run: `cargo run --example fair`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;
@@ -29,25 +30,25 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let desk = if number % 2 == 0 { &here } else { &there }.fair_lock("desk")?;
         let order = Arc::clone(&order);
         customers.push(tokio::spawn(async move {
-            // the fourth one is in a hurry, and leaves the queue
+            // the fourth customer is in a hurry, and leaves the queue
             let wait = Duration::from_millis(if number == 3 { 200 } else { 60_000 });
             let Some(guard) = desk.try_lock_for(wait).await? else {
                 return Ok(());
             };
-            order.lock().expect("nobody panics").push(number);
+            order.lock().expect("no customer panics").push(number);
             guard.unlock().await
         }));
-        // far apart, so that the order of the requests is beyond doubt
+        // far enough apart for a certain order of the requests
         sleep(Duration::from_millis(100)).await;
     }
 
-    // a try without a wait takes no place
+    // a try without a wait does not enter the queue
     assert!(there.fair_lock("desk")?.try_lock().await?.is_none());
     opening.unlock().await?;
     for customer in customers {
         customer.await??;
     }
-    let order = std::mem::take(&mut *order.lock().expect("nobody panics"));
+    let order = std::mem::take(&mut *order.lock().expect("no customer panics"));
     println!("served in the order {order:?}");
     assert_eq!(order, [0, 1, 2, 4, 5]);
     here.shutdown().await?;

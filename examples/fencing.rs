@@ -1,6 +1,7 @@
-//! A holder is paused past its lease, wakes up and writes: the lock alone does not stop it, the fencing token does.
+//! A holder is paused past its lease, wakes up and writes: the lock alone does not stop it, but the
+//! fencing token does.
 //!
-//! Run: `cargo run --example fencing`  (uses `NESTLOCK_URL`, else an embedded server)
+//! Run: `cargo run --example fencing`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;
@@ -17,7 +18,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let server = support::server()?;
     let redis = Builder::from_config(Config::from_url(server.url())?).build()?;
     redis.init().await?;
-    // two processes, as far as the lock can tell
+    // two clients stand for two processes
     let (paused, next) = (
         LockClient::connect(server.url()).await?,
         LockClient::connect(server.url()).await?,
@@ -25,14 +26,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let name = format!("nestlock-example:{}", process::id());
     let (guarded, plain) = (format!("{name}:guarded"), format!("{name}:plain"));
 
-    // the first holder looks at its lock, and is paused
+    // the first holder checks its lock, and is paused
     let short = AcquireOptions::new().lease(Duration::from_millis(200));
     let late = paused.fenced_lock(&name)?.lock_with(short).await?;
     let late_token = late.fencing_token().ok_or("a fenced lock has tokens")?;
     assert!(!late.is_lost());
     println!("the first holder has token {late_token}, and is paused");
 
-    // its lease ends; the next holder reads, which turns lower tokens away, and writes
+    // its lease ends; the next holder reads, which makes lower tokens invalid, and writes
     let guard = next.fenced_lock(&name)?.lock().await?;
     let token = guard.fencing_token().ok_or("a fenced lock has tokens")?;
     assert!(token > late_token);
@@ -44,13 +45,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .await?;
     println!("the next holder has token {token}, and writes");
 
-    // the first one wakes, and goes on where it was
+    // the first holder wakes up, and continues where it was
     redis
         .set::<(), _, _>(&plain, "late", None, None, false)
         .await?;
     let refused = paused.fenced_set(&guarded, "late", late_token).await;
     println!(
-        "the first one wakes, and writes: {}",
+        "the first holder wakes up, and writes: {}",
         refused.as_ref().err().ok_or("it was not refused")?
     );
     assert!(matches!(refused, Err(nestlock::Error::StaleToken { seen, .. }) if seen == token));

@@ -1,6 +1,7 @@
-//! A request takes the lock and answers at once; a worker process goes on under the same lock. Nobody gets in between.
+//! A request acquires the lock and replies at once; a worker process continues under the same lock.
+//! No other client gets the lock in between.
 //!
-//! Run: `cargo run --example hand_over`  (uses `NESTLOCK_URL`, else an embedded server)
+//! Run: `cargo run --example hand_over`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;
@@ -25,19 +26,20 @@ async fn main() -> Outcome<()> {
     let server = support::server()?;
     let client = LockClient::connect(server.url()).await?;
 
-    // the first request: what is quick is done here, the rest by a worker
+    // the first request does the quick part here, and leaves the rest to a worker
     let guard = client.mutex("order:7")?.lock().await?;
-    println!("request 1: order 7 is taken, the answer is 202 Accepted");
+    println!("request 1: order 7 is locked, the response is 202 Accepted");
     let job = guard.hand_over(Duration::from_secs(30)).await?.to_text();
 
-    // the same customer, impatient
+    // the same customer tries again
     assert!(
         client.mutex("order:7")?.try_lock().await?.is_none(),
-        "two at a time"
+        "two requests hold the lock"
     );
-    println!("request 2: order 7 is being worked on, the answer is 409 Conflict");
+    println!("request 2: order 7 is being processed, the response is 409 Conflict");
 
-    // the text goes where the job goes; not into logs, since it is as good as the lock
+    // send the text along with the job, but keep it out of logs: with it, any process can adopt the
+    // lock
     let mut worker = Command::new(env::current_exe()?)
         .arg(server.url())
         .stdin(Stdio::piped())
@@ -49,7 +51,7 @@ async fn main() -> Outcome<()> {
     guard.unlock().await?;
     assert!(worker.wait()?.success());
 
-    // it can be adopted once
+    // a hand-over can be adopted only once
     let again = client
         .mutex("order:7")?
         .adopt(&HandOver::from_text(&job)?)

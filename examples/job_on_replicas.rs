@@ -1,7 +1,7 @@
-//! A job that every replica of a service wants to run, once in an interval: whoever comes first runs it, and leaves the
-//! lock to its lease.
+//! A job that every replica of a service wants to run, once per interval: the first replica runs
+//! it, and leaves the lock to its lease.
 //!
-//! Run: `cargo run --example job_on_replicas`  (uses `NESTLOCK_URL`, else an embedded server)
+//! Run: `cargo run --example job_on_replicas`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;
@@ -31,10 +31,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         replica??;
     }
     let (runs, took) = (runs.load(SeqCst), start.elapsed());
-    println!("four replicas asked for {took:?}: {runs} runs");
+    println!("four replicas tried for {took:?}: {runs} runs");
     assert!(
         runs > 0 && INTERVAL * (runs - 1) <= took,
-        "once in {INTERVAL:?} at most"
+        "at most once per {INTERVAL:?}"
     );
     Ok(())
 }
@@ -48,8 +48,8 @@ async fn replica(number: u32, client: LockClient, runs: Arc<AtomicU32>) -> nestl
             .await?
         {
             let run = runs.fetch_add(1, SeqCst) + 1;
-            println!("replica {number} makes run {run}");
-            // not unlocked: until the lease is over, nobody runs it again
+            println!("replica {number}: run {run}");
+            // not unlocked: until the lease ends, no replica runs it again
             guard.leave_to_lease();
         }
         sleep(Duration::from_millis(20)).await;

@@ -1,6 +1,6 @@
-//! The lease ends before the work is done: how the holder learns of it, and stops.
+//! The lease ends before the work is done: how the holder is notified, and stops.
 //!
-//! Run: `cargo run --example lost_lease`  (uses `NESTLOCK_URL`, else an embedded server)
+//! Run: `cargo run --example lost_lease`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;
@@ -19,10 +19,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .connect(server.url())
         .await?;
     let lock = client.reentrant_lock("import")?;
-    // a lease of one's own: the watchdog does not renew it
+    // a fixed lease: the watchdog does not renew it
     let short = AcquireOptions::new().lease(Duration::from_millis(300));
 
-    // the signal, for a select! loop
+    // as a future, for a select! loop
     let guard = lock.lock_with(short.clone()).await?;
     let start = Instant::now();
     let mut steps = 0;
@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("stopped after {steps} steps, {:?}: {loss}", start.elapsed());
     assert!(start.elapsed() < Duration::from_secs(5) && guard.is_lost());
 
-    // a release that comes too late says so
+    // a release that comes too late is an error
     let late = guard.unlock().await;
     assert!(
         matches!(
@@ -56,7 +56,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert!(matches!(outcome, Err(Error::Lost { .. })));
     drop(guard);
 
-    // without a lease of one's own the watchdog renews, however long the work takes
+    // without a fixed lease the watchdog renews, however long the work takes
     let lock = client.reentrant_lock("backup")?;
     let guard = lock.lock().await?;
     let done = guard

@@ -1,7 +1,8 @@
-//! What a lock costs a program, and whether any is lost: metrics, for Prometheus.
+//! Metrics for Prometheus: what locks cost a program, and whether any is lost.
 //!
-//! Run: `cargo run --features metrics --example metrics`  (uses `NESTLOCK_URL`, else an embedded server). It works for a few
-//! seconds, and prints what was counted. With `METRICS_ADDR=127.0.0.1:9187` it works on, and Prometheus may scrape it there.
+//! Run: `cargo run --features metrics --example metrics`  (uses `NESTLOCK_URL`, or an embedded
+//! server). It runs for a few seconds, and prints the metrics. With `METRICS_ADDR=127.0.0.1:9187`
+//! it continues, and Prometheus can scrape it there.
 #![allow(clippy::print_stdout)]
 
 use std::{env, error::Error, net::SocketAddr, time::Duration};
@@ -11,15 +12,15 @@ use nestlock::{AcquireOptions, LockClient};
 use nestlock_embedded::EmbeddedServer;
 use tokio::time::{Instant, sleep, timeout};
 
-/// What fits both a quick acquire and a long hold, in seconds.
+/// Buckets in seconds, for quick acquires as well as for long holds.
 const BUCKETS: [f64; 17] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     60.0, 300.0,
 ];
 
-/// Before there is a client: what was counted earlier is lost.
+/// Installs the recorder. Call it before a client is created: what was counted earlier is lost.
 fn install(address: Option<SocketAddr>) -> Result<Option<PrometheusHandle>, Box<dyn Error>> {
-    // names with units; and histograms, for without buckets there are summaries
+    // with units in the names, and with histograms, since there are only summaries without buckets
     let builder = PrometheusBuilder::new()
         .with_recommended_naming(true)
         .set_buckets(&BUCKETS)?;
@@ -33,7 +34,7 @@ fn install(address: Option<SocketAddr>) -> Result<Option<PrometheusHandle>, Box<
     }
 }
 
-/// Which locks are counted together. Never the name itself.
+/// Returns the class under which a lock is counted. Never use the name itself.
 fn class(lock: &str) -> &'static str {
     if lock.starts_with("order:") {
         "orders"
@@ -42,7 +43,7 @@ fn class(lock: &str) -> &'static str {
     }
 }
 
-/// A bit of everything that happens to locks.
+/// Does a bit of everything that can happen to locks.
 async fn work(client: &LockClient, turn: u64) -> Result<(), Box<dyn Error>> {
     let (order, report) = (client.mutex("order:7")?, client.reentrant_lock("report")?);
     let held = order.lock().await?;
@@ -58,14 +59,14 @@ async fn work(client: &LockClient, turn: u64) -> Result<(), Box<dyn Error>> {
     let _ = timeout(Duration::from_millis(5), order.lock()).await;
     sleep(Duration::from_millis(10 + turn % 7 * 5)).await;
     held.unlock().await?;
-    // dropped, so that the background releases it
+    // dropped, so that it is released in the background
     drop(waiter.await??);
 
     let outer = report.lock().await?;
     let inner = report.lock().await?;
     sleep(Duration::from_millis(250)).await;
     if turn.is_multiple_of(4) {
-        // an operator, or a failover
+        // as an operator or a failover may do
         report.force_unlock().await?;
         println!("{}", outer.lost().await);
         let _ = (inner.unlock().await, outer.unlock().await);
@@ -84,7 +85,8 @@ async fn work(client: &LockClient, turn: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A server that hangs: what is asked of it meanwhile stays in doubt, and is undone when it is back.
+/// Simulates a server that hangs: the outcome of requests in that time is unknown, and they are
+/// undone when it is back.
 async fn outage(client: &LockClient, server: &EmbeddedServer) -> Result<(), Box<dyn Error>> {
     server.pause();
     let in_vain = client
@@ -92,7 +94,7 @@ async fn outage(client: &LockClient, server: &EmbeddedServer) -> Result<(), Box<
         .try_lock_for(Duration::from_millis(50))
         .await;
     println!("{in_vain:?}");
-    // long enough for the client to give the connection up
+    // long enough for the client to give up the connection
     sleep(Duration::from_secs(4)).await;
     server.resume();
     client.idle().await;

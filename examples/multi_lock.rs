@@ -1,7 +1,7 @@
-//! How do I lock several things at once, without a deadlock? Two tellers move money between the same two accounts, each
-//! in their own direction: both locks or none.
+//! How do I lock several things at once without a deadlock? Two tellers move money between the same
+//! two accounts in opposite directions, and each acquires both locks or none.
 //!
-//! Run: `cargo run --example multi_lock`  (uses `NESTLOCK_URL`, else an embedded server)
+//! Run: `cargo run --example multi_lock`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;
@@ -23,7 +23,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut tellers = Vec::new();
     for (from, to) in [(0, 1), (1, 0)] {
-        // a client for each, as on two machines
+        // a client for each teller, as on two machines
         let (client, accounts) = (
             LockClient::connect(server.url()).await?,
             Arc::clone(&accounts),
@@ -51,11 +51,11 @@ async fn transfer(
     to: &Account,
     amount: i64,
 ) -> nestlock::Result<()> {
-    // the order in which they are named does not matter
+    // the order of the names does not matter
     let both = client.multi_lock([client.mutex(from.0)?, client.mutex(to.0)?])?;
     let guard = both.lock().await?;
     let (rest, sum) = (from.1.load(Relaxed) - amount, to.1.load(Relaxed) + amount);
-    tokio::task::yield_now().await; // without the lock, the other teller would come in between
+    tokio::task::yield_now().await; // without the lock, the other teller would interfere here
     from.1.store(rest, Relaxed);
     to.1.store(sum, Relaxed);
     guard.unlock().await

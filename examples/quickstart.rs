@@ -1,6 +1,7 @@
-//! A nested critical section: two functions that each take the same lock, one calls the other.
+//! A nested critical section: a function that holds the lock calls another one that acquires the
+//! same lock.
 //!
-//! Run: `cargo run --example quickstart`  (uses `NESTLOCK_URL`, else an embedded server)
+//! Run: `cargo run --example quickstart`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;
@@ -22,7 +23,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Takes the lock, and calls a function that takes it as well: the same task, so that it does not wait for itself.
+/// Acquires the lock, and calls a function that acquires it as well. The owner is the same task, so
+/// it does not wait for itself.
 async fn checkout(client: &LockClient) -> nestlock::Result<()> {
     let stock = client.reentrant_lock("stock")?;
     let guard = stock.lock().await?;

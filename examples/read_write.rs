@@ -1,6 +1,6 @@
-//! Many read an account while it is booked: does anybody see a booking that is half done?
+//! Many readers read an account while a writer updates it: does any of them see half an update?
 //!
-//! Run: `cargo run --example read_write`  (uses `NESTLOCK_URL`, else an embedded server)
+//! Run: `cargo run --example read_write`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;
@@ -31,7 +31,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let lock = client.read_write_lock(&account)?;
     let (reading, together) = (AtomicUsize::new(0), AtomicUsize::new(0));
 
-    // one writes: for a moment, the two sides differ
+    // one writer: for a moment, the two sides differ
     let write = nestlock::OwnerId::scope(async {
         for _ in 0..ROUNDS {
             let guard = lock.write_lock().lock().await?;
@@ -42,7 +42,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
         Ok::<_, Box<dyn Error>>(())
     });
-    // three read: each is an owner of its own, and sees both sides the same
+    // three readers: each is a separate owner, and sees equal sides
     let read = || {
         nestlock::OwnerId::scope(async {
             for _ in 0..ROUNDS {
@@ -54,7 +54,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 let one: Option<i64> = redis.get(&debit).await?;
                 sleep(Duration::from_millis(2)).await;
                 let other: Option<i64> = redis.get(&credit).await?;
-                assert_eq!(one, other, "half a booking");
+                assert_eq!(one, other, "half an update");
                 reading.fetch_sub(1, Ordering::Relaxed);
                 guard.unlock().await?;
             }
@@ -65,7 +65,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let booked: i64 = redis.del(vec![debit, credit]).await?;
     println!(
-        "no, in {ROUNDS} bookings; up to {} read at once",
+        "no, in {ROUNDS} updates; up to {} concurrent readers",
         together.load(Ordering::Relaxed)
     );
     assert_eq!(booked, 2, "both sides were there");

@@ -1,7 +1,8 @@
-//! How do I lock over several independent servers, one of which may fail? Three servers, one of them ends while the lock
-//! is held; then two are gone, and it says so.
+//! How do I lock over several independent servers, one of which may fail? One of three servers ends
+//! while the lock is held. Then a second one ends, and the acquire fails with an error.
 //!
-//! Run: `cargo run --example red_lock`  (three embedded servers: a RedLock over one server would show nothing)
+//! Run: `cargo run --example red_lock`  (three embedded servers, as a RedLock over one server would
+//! prove nothing)
 #![allow(clippy::print_stdout)]
 
 use std::time::Duration;
@@ -20,7 +21,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("three embedded servers: locks are shared only within this process");
 
-    // the record of redsync, node-redlock and RedLock-Hyperf: all exclude each other
+    // the same record as redsync, node-redlock and RedLock-Hyperf: all of them exclude each other
     let report = LockClient::red_lock(&clients, "report", RedLockOptions::new().tries(3))?;
     let guard = report.lock().await?;
     println!(

@@ -1,7 +1,8 @@
-//! How do I release what is held before the process ends? A worker gets SIGTERM, or ctrl-c, in the middle of its work:
-//! both of its locks are free at once, not when their leases end.
+//! How do I release all locks before the process ends? A worker gets SIGTERM, or ctrl-c, in the
+//! middle of its work: both of its locks are free at once, and not only when their leases end.
 //!
-//! Run: `cargo run --example shutdown`  (uses `NESTLOCK_URL`, else an embedded server; sends itself SIGTERM)
+//! Run: `cargo run --example shutdown`  (uses `NESTLOCK_URL`, or an embedded server; sends itself
+//! SIGTERM)
 #![allow(clippy::print_stdout)]
 
 mod support;
@@ -13,7 +14,7 @@ use nestlock::{Error, Lock, LockClient, LockGuard, RedLockOptions};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = support::server()?;
-    // a RedLock's servers; here they are one, to keep the example short
+    // the clients of a RedLock; both use one server here, to keep the example short
     let clients = [
         LockClient::connect(server.url()).await?,
         LockClient::connect(server.url()).await?,
@@ -24,7 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     ];
     let quorum = clients[0].red_lock_over(members, RedLockOptions::new())?;
 
-    // listen for the signal before there is anything to lose
+    // listen for the signal before any lock is held
     let stop = stop_signal()?;
     let held = [
         clients[0].reentrant_lock("plain")?.lock().await?,
@@ -41,7 +42,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     tokio::select! {
         () = work(&held) => println!("the work is done"),
         () = stop => {
-            // turns waiters away, releases what is held, also what other tasks hold, and waits for the server's answer
+            // rejects waiters, releases all holds, also those of other tasks, and waits for the
+            // server's reply
             for client in &clients {
                 client.shutdown().await?;
             }
@@ -51,13 +53,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     assert!(
         matches!(held[0].lost().await, Error::Lost { .. }) && held[1].is_lost(),
-        "guards know it"
+        "each guard reports the loss"
     );
     let observer = LockClient::connect(server.url()).await?;
     for name in ["plain", "a", "b"] {
         assert!(
             !observer.reentrant_lock(name)?.is_locked().await?,
-            "{name} is free"
+            "{name} is still held"
         );
     }
     Ok(())
@@ -67,7 +69,7 @@ async fn work(_held: &[LockGuard]) {
     tokio::time::sleep(Duration::from_secs(60)).await;
 }
 
-/// Resolves at SIGTERM, which is what init systems and orchestrators send, or at ctrl-c.
+/// Resolves at SIGTERM, which init systems and orchestrators send, or at ctrl-c.
 fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut terminate, mut interrupt) = (

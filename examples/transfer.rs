@@ -1,6 +1,7 @@
-//! Four processes move coins by reading, computing and writing back: without the lock coins vanish, with it none does.
+//! Four processes move coins by reading, computing and writing back: without the lock coins
+//! disappear, with it none do.
 //!
-//! Run: `cargo run --example transfer`  (uses `NESTLOCK_URL`, else an embedded server)
+//! Run: `cargo run --example transfer`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;
@@ -39,7 +40,8 @@ async fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Starts the workers, each with an account of its own and one that they share, and counts the coins afterwards.
+/// Starts the workers, each with a separate account and one that they share. Returns the coins in
+/// all accounts afterwards.
 async fn run(url: &str, mode: &str) -> Outcome<i64> {
     let redis = connect(url).await?;
     let bank = format!("nestlock-example:{}:{mode}", process::id());
@@ -76,13 +78,13 @@ async fn run(url: &str, mode: &str) -> Outcome<i64> {
     Ok(total)
 }
 
-/// One process: moves its coins to the shared account, one by one.
+/// Runs one worker process, which moves its coins to the shared account, one by one.
 async fn work(url: &str, bank: &str, worker: &str, locked: bool) -> Outcome<()> {
     let redis = connect(url).await?;
     let client = LockClient::connect(url).await?;
     let lock = client.reentrant_lock(format!("{bank}:lock"))?;
 
-    // all begin together
+    // all workers start together
     let ready = format!("{bank}:ready");
     redis.incr::<i64, _>(&ready).await?;
     while redis.get::<i64, _>(&ready).await? < WORKERS {

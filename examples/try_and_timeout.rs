@@ -1,6 +1,7 @@
-//! Not waiting, waiting for a while, and giving up midway: `try_lock`, `try_lock_for`, and a dropped `lock`.
+//! Without waiting, waiting with a limit, and giving up midway: `try_lock`, `try_lock_for`, and a
+//! dropped `lock`.
 //!
-//! Run: `cargo run --example try_and_timeout`  (uses `NESTLOCK_URL`, else an embedded server)
+//! Run: `cargo run --example try_and_timeout`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;

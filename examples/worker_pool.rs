@@ -1,7 +1,7 @@
-//! A pool of workers over job ids: each job is done by one worker at a time, of whatever process, and the dispatcher hands
-//! each guard to the task that works.
+//! A pool of workers over job ids: one worker at a time, in any process, runs each job, and the
+//! dispatcher passes each guard to the task that does the work.
 //!
-//! Run: `cargo run --example worker_pool`  (uses `NESTLOCK_URL`, else an embedded server)
+//! Run: `cargo run --example worker_pool`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;
@@ -19,7 +19,7 @@ use tokio::{task::JoinSet, time::sleep};
 
 const JOBS: usize = 5;
 
-/// How many work at each job.
+/// The number of workers at each job now.
 type AtWork = Arc<[AtomicUsize; JOBS]>;
 
 #[tokio::main]
@@ -37,7 +37,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     while let Some(pool) = pools.join_next().await {
         done += pool??;
     }
-    println!("{done} pieces of work, and never two workers at one job");
+    println!("{done} runs, and never two workers at one job");
     assert!(done >= JOBS);
     Ok(())
 }
@@ -45,7 +45,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 async fn pool(client: LockClient, at_work: AtWork) -> nestlock::Result<usize> {
     let mut workers = JoinSet::new();
     for job in 0..JOBS {
-        // busy: another process is at it, and this one goes on to the next
+        // busy: another process runs this job, so continue with the next one
         let Some(guard) = client.mutex(format!("job:{job}"))?.try_lock().await? else {
             continue;
         };
@@ -60,11 +60,15 @@ async fn pool(client: LockClient, at_work: AtWork) -> nestlock::Result<usize> {
     Ok(done)
 }
 
-/// The guard is this task's now; whoever locked, nobody else has the job.
+/// Runs a job. The guard now belongs to this task, and no other client holds the job's lock.
 async fn work(guard: LockGuard, job: usize, at_work: AtWork) -> nestlock::Result<()> {
     guard
         .run_until_lost(async {
-            assert_eq!(at_work[job].fetch_add(1, SeqCst), 0, "two at job {job}");
+            assert_eq!(
+                at_work[job].fetch_add(1, SeqCst),
+                0,
+                "two workers at job {job}"
+            );
             sleep(Duration::from_millis(20)).await;
             at_work[job].fetch_sub(1, SeqCst);
         })

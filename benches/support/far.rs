@@ -1,4 +1,5 @@
-//! A link with a round trip of its own: what is read from one side is written to the other half a round trip later.
+//! A link with a configurable round trip: bytes that are read from one side are written to the
+//! other half a round trip later.
 #![allow(unreachable_pub)]
 
 use std::{
@@ -24,7 +25,8 @@ pub struct Far {
 }
 
 impl Far {
-    /// A link to the server at `to`, without a delay so far. It lasts until the process ends, on a thread of its own.
+    /// A link to the server at `to`, at first without a delay. It lasts until the process ends, on
+    /// its own thread.
     pub fn start(to: SocketAddr) -> Self {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         listener.set_nonblocking(true).expect("a socket");

@@ -1,4 +1,5 @@
-//! What the benches share: a server, a bare fred client beside ours, and figures as ratios of one run.
+//! What the benches share: a server, a bare fred client for comparison, and figures as ratios
+//! within one run.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod far;
@@ -21,7 +22,7 @@ use fred::{
 use nestlock::LockClient;
 use nestlock_embedded::SpawnedServer;
 
-/// A real server: the figures are about nothing else.
+/// A real server, as the figures apply to no other.
 pub struct Server {
     url: String,
     _ours: Option<SpawnedServer>,
@@ -32,7 +33,8 @@ impl Server {
         &self.url
     }
 
-    /// What is said to scale is measured twice: as near as can be, and on a slow link.
+    /// Returns two links, for figures that should not depend on distance: as near as possible, and
+    /// slow.
     pub fn links(&self) -> [Link; 2] {
         let addr = self
             .url
@@ -52,7 +54,7 @@ impl Server {
     }
 }
 
-/// A way to the server.
+/// A link to the server.
 pub struct Link {
     pub url: String,
     far: Option<Far>,
@@ -65,7 +67,7 @@ impl Link {
         self.far.is_some()
     }
 
-    /// From now on it is as slow as it is to be; before that it has no delay, so that many holds are taken soon.
+    /// Sets the round trip. Before, there is no delay, so many holds are acquired quickly.
     pub fn slow_down(&self) {
         if let Some(far) = &self.far {
             far.round_trip(Self::ROUND_TRIP);
@@ -78,7 +80,8 @@ impl Link {
         }
     }
 
-    /// Until something has happened that takes this long, and four round trips: to try, to subscribe, to try again.
+    /// Waits for this time, and on a slow link also for four round trips: to try, to subscribe, to
+    /// try again.
     pub async fn pause(&self, long: Duration) {
         tokio::time::sleep(
             long + if self.is_far() {
@@ -90,7 +93,7 @@ impl Link {
         .await;
     }
 
-    /// Prints one figure beside its bound, and how far it is.
+    /// Prints one figure with its bound and the distance of the server.
     pub fn report(&self, what: &str, figure: f64, bound: &str) {
         let what = if self.is_far() {
             format!("{what}; 50 ms away")
@@ -101,7 +104,7 @@ impl Link {
     }
 }
 
-/// The server that `NESTLOCK_URL` names, else a private one.
+/// Returns the server in `NESTLOCK_URL`, or starts a private one.
 pub fn server() -> Server {
     if let Some(url) = std::env::var_os("NESTLOCK_URL") {
         return Server {
@@ -116,7 +119,7 @@ pub fn server() -> Server {
     }
 }
 
-/// fred as one would use it without nestlock, driven by the caller's runtime.
+/// Returns fred as a program uses it without nestlock, driven by the caller's runtime.
 pub async fn bare(url: &str) -> Client {
     let mut builder = Builder::from_config(Config::from_url(url).expect("a URL"));
     builder.with_connection_config(|connection| {
@@ -131,7 +134,7 @@ pub async fn bare(url: &str) -> Client {
     client
 }
 
-/// Tasks with a lock each, for so long: pairs a second.
+/// Runs tasks with one lock each for this time. Returns pairs per second.
 pub async fn pairs(client: &LockClient, tasks: usize, time: Duration) -> f64 {
     let (over, from) = (Arc::new(AtomicBool::new(false)), Instant::now());
     let run = |task: usize| {
@@ -172,12 +175,12 @@ pub fn median(samples: &mut [f64]) -> f64 {
     quantile(samples, 0.5)
 }
 
-/// Prints one figure beside its bound.
+/// Prints one figure with its bound.
 pub fn report(what: &str, figure: f64, bound: &str) {
     println!("{what:<88} {figure:>9.2}   {bound}");
 }
 
-/// Resident memory of this process, in bytes.
+/// Returns the resident memory of this process, in bytes.
 pub fn resident() -> f64 {
     let status = std::fs::read_to_string("/proc/self/statm").expect("Linux");
     let pages: f64 = status

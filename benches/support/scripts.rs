@@ -1,4 +1,4 @@
-//! The two scripts of a reentrant lock, for those who send them bare.
+//! The two scripts of a reentrant lock, to send them bare.
 
 pub(crate) const ACQUIRE: &str = concat!(
     include_str!("../../lua/parts/owner.lua"),

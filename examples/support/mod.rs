@@ -1,4 +1,5 @@
-//! A server for the examples: the one that `NESTLOCK_URL` names, else an embedded one that ends with the example.
+//! A server for the examples: the one in `NESTLOCK_URL`, or an embedded one that ends with the
+//! example.
 
 use std::{
     env::{self, VarError},
@@ -7,7 +8,7 @@ use std::{
 
 use nestlock_embedded::EmbeddedServer;
 
-/// A server; if it is ours, it ends when this is dropped.
+/// A server. An embedded one ends when this is dropped.
 pub(crate) struct Server {
     url: String,
     _ours: Option<EmbeddedServer>,
@@ -19,7 +20,7 @@ impl Server {
     }
 }
 
-/// Uses `NESTLOCK_URL`, and nothing else if it is set; without it, starts an embedded server.
+/// Uses `NESTLOCK_URL` if it is set, and only that; otherwise starts an embedded server.
 pub(crate) fn server() -> Result<Server, Box<dyn Error>> {
     match env::var("NESTLOCK_URL") {
         Ok(url) => Ok(Server { url, _ours: None }),
@@ -27,7 +28,7 @@ pub(crate) fn server() -> Result<Server, Box<dyn Error>> {
             let server = EmbeddedServer::start()?;
             let url = server.url();
             println!(
-                "embedded server at {url}: locks are shared only within this process, and with processes that it gives \
+                "embedded server at {url}: locks are shared only within this process, and with child processes that get \
                  this URL; for a real server set NESTLOCK_URL"
             );
             Ok(Server {

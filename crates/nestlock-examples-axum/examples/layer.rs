@@ -1,6 +1,8 @@
-//! A router whose `POST`s are handled one at a time for each path, by a layer: the handlers know nothing of locks.
+//! A router that handles one `POST` at a time for each path, by a layer: the handlers contain no
+//! lock code.
 //!
-//! Run: `cargo run -p nestlock-examples-axum --example layer`  (uses an embedded server; it calls itself, and ends)
+//! Run: `cargo run -p nestlock-examples-axum --example layer`  (uses an embedded server; it calls
+//! itself, and ends)
 #![allow(clippy::print_stdout)]
 
 use std::{error::Error, time::Duration};
@@ -26,7 +28,7 @@ async fn pay(Path(invoice): Path<u32>, Extension(lock): Extension<HeldLock>) -> 
     format!("invoice {invoice} was paid under the lock {}", lock.name())
 }
 
-/// The status and the body of an answer, and whether it says when to come again.
+/// Returns the status and the body of a response, and whether it has a `Retry-After` header.
 async fn ask(
     app: &Router,
     method: Method,
@@ -50,7 +52,7 @@ async fn ask(
 async fn main() -> Result<(), Box<dyn Error>> {
     let server = EmbeddedServer::start()?;
     let client = LockClient::connect(server.url()).await?;
-    // what only reads passes; what pays is not stopped when the client hangs up
+    // safe methods pass without a lock; a payment does not stop if the client hangs up
     let one_at_a_time = LockLayer::new(client.clone(), |request| {
         (!request.method.is_safe()).then(|| format!("request:{}", request.uri.path()))
     })

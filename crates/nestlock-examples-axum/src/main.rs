@@ -1,5 +1,5 @@
-//! A handler that pays an invoice once: whoever comes while another request is at it hears 409, and 503 while the server of
-//! the locks cannot be reached.
+//! A handler that pays an invoice once: while another request pays it, the response is 409, and
+//! while the lock server is unreachable, it is 503.
 //!
 //! Run: `cargo run -p nestlock-examples-axum`  (uses an embedded server; it calls itself, and ends)
 #![allow(clippy::print_stdout)]
@@ -20,7 +20,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// What goes wrong with a lock, as an answer.
+/// An error of a lock, as a response.
 struct Failure(nestlock::Error);
 
 impl From<nestlock::Error> for Failure {
@@ -50,9 +50,9 @@ async fn pay(
         .try_lock()
         .await?
     else {
-        return Ok((StatusCode::CONFLICT, "somebody is paying it").into_response());
+        return Ok((StatusCode::CONFLICT, "another request is paying it").into_response());
     };
-    // a client that hangs up drops this handler, not the payment
+    // if the client hangs up, this handler is dropped, but not the payment
     let payment = tokio::spawn(transfer(guard));
     payment.await.expect("a payment does not panic")?;
     Ok("paid".into_response())
@@ -83,19 +83,19 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let (second, other) = (ask(addr, 7).await?, ask(addr, 8).await?);
     let first = first.await?.map_err(|error| error.to_string())?;
     println!(
-        "first: {first}; second, meanwhile: {second}; another invoice: {other}; afterwards: {}",
+        "first: {first}; second, at the same time: {second}; another invoice: {other}; afterwards: {}",
         ask(addr, 7).await?
     );
     assert_eq!((first, second, other), (200, 409, 200));
 
     drop(server);
     let unreachable = ask(addr, 7).await?;
-    println!("without a server of the locks: {unreachable}");
+    println!("without a lock server: {unreachable}");
     assert_eq!(unreachable, 503);
     Ok(())
 }
 
-/// Asks for a payment; the status of the answer.
+/// Requests a payment. Returns the status of the response.
 async fn ask(addr: SocketAddr, invoice: u32) -> Result<u16, std::io::Error> {
     let mut stream = TcpStream::connect(addr).await?;
     let request = format!(

@@ -1,4 +1,4 @@
-//! The layer of `nestlock-recipes` under a real HTTP server, spoken to byte by byte.
+//! Tests the layer of `nestlock-recipes` in a real HTTP server, with raw requests.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
@@ -20,7 +20,7 @@ use tokio::{
     sync::mpsc,
 };
 
-/// An application whose requests are handled one at a time for each path.
+/// An application that handles one request at a time for each path.
 struct App {
     address: std::net::SocketAddr,
     client: LockClient,
@@ -72,7 +72,7 @@ impl App {
     }
 }
 
-/// All that comes until the connection ends.
+/// Returns all bytes until the connection ends.
 async fn read_all(mut stream: TcpStream) -> String {
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
@@ -140,7 +140,7 @@ async fn requests_of_one_connection_follow_each_other() {
             }
         })
         .await;
-        // both at once: the second is read when the first is answered
+        // both in one write: the server reads the second one after it has responded to the first
         let mut stream = app
             .send(&format!(
                 "POST / HTTP/1.1\r\nHost: a\r\n\r\nPOST / HTTP/1.1\r\n{CLOSE}"
@@ -156,7 +156,7 @@ async fn requests_of_one_connection_follow_each_other() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_in_the_midst_of_a_body_releases() {
+async fn a_client_that_goes_away_in_the_middle_of_a_body_releases() {
     let (frames, queue) = mpsc::unbounded_channel::<&'static str>();
     let queue = std::sync::Arc::new(std::sync::Mutex::new(Some(queue)));
     let router = Router::new().route(
@@ -182,7 +182,7 @@ async fn a_client_that_goes_away_in_the_midst_of_a_body_releases() {
     app.is_free_soon("/").await;
     assert!(
         frames.send("more").is_err(),
-        "nobody makes the body any more"
+        "the body is still being produced"
     );
 }
 
@@ -206,7 +206,8 @@ async fn a_handler_that_panics_releases() {
     }
 }
 
-/// What is upgraded outlives its response; so does the lock, if the task that speaks has it.
+/// An upgraded connection outlives its response, and the lock is held while the task of that
+/// connection has a clone of it.
 #[tokio::test]
 async fn an_upgraded_connection_holds_while_its_task_has_the_lock() {
     async fn upgrade(Extension(lock): Extension<HeldLock>, request: Request<Body>) -> Response {
@@ -244,7 +245,7 @@ async fn an_upgraded_connection_holds_while_its_task_has_the_lock() {
         speaks.write_u8(b'x').await.unwrap();
         assert_eq!(speaks.read_u8().await.unwrap(), b'x');
         app.is_free_soon("/").await;
-        // a client that goes away without a word
+        // a client that goes away without sending a byte
         let mut silent = app.send(ask).await;
         read_until(&mut silent, "\r\n\r\n").await;
         drop(silent);

@@ -1,6 +1,7 @@
-//! A holder that slept past its lease comes back and writes: the database refuses it, by `WHERE fence <= ?`.
+//! A holder that slept past its lease wakes up and writes: the database rejects it, by `WHERE fence
+//! <= ?`.
 //!
-//! Run: `cargo run -p nestlock-examples-sql`  (uses `NESTLOCK_URL`, else a server in this process)
+//! Run: `cargo run -p nestlock-examples-sql`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
 
 use std::{env, error::Error, time::Duration};
@@ -27,7 +28,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
          INSERT INTO account VALUES (7, 100, 0);",
     )?;
 
-    // two processes, as far as the lock can tell
+    // two clients stand for two processes
     let (sleepy, lively) = (
         LockClient::connect(&url).await?,
         LockClient::connect(&url).await?,
@@ -39,7 +40,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let seen_by_late = balance(&database, late_token)?;
     println!("the sleeper holds the lock, sees {seen_by_late}, and falls asleep");
 
-    // the lease ends without a release: here begins the next holder's turn
+    // the lease ends without a release, and the next holder acquires the lock
     let guard = lively.fenced_lock("account:7")?.lock().await?;
     let token = guard.fencing_token().ok_or("a fenced lock has tokens")?;
     assert!(token > late_token);
@@ -48,7 +49,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("the next holder pays 30");
     guard.unlock().await?;
 
-    // the sleeper wakes. Nothing tells it before it acts; the database stops it
+    // the sleeper wakes up, and nothing notifies it before it acts: the database stops it
     let accepted = pay(&database, seen_by_late - 50, late_token)?;
     println!(
         "the sleeper pays 50: {}",
@@ -61,7 +62,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("balance: {left}");
     assert_eq!(left, 70);
 
-    // without the condition the same statement goes through, and 30 are back from nowhere
+    // without the condition the same statement succeeds, and a payment of 30 is undone
     let unguarded = database.execute(
         "UPDATE account SET balance = ?1 WHERE id = 7",
         [seen_by_late - 50],
@@ -74,14 +75,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Reads what the next value is computed from, and turns lower tokens away first.
+/// Reads the balance, and makes lower tokens invalid first.
 fn balance(database: &Connection, token: FencingToken) -> Result<i64, Box<dyn Error>> {
     let claimed = database.execute(
         "UPDATE account SET fence = ?1 WHERE id = 7 AND fence <= ?1",
         [i64::from(token)],
     )?;
     if claimed == 0 {
-        return Err("another holder came since".into());
+        return Err("a later holder has acquired the lock".into());
     }
     Ok(
         database.query_row("SELECT balance FROM account WHERE id = 7", [], |row| {
@@ -90,7 +91,7 @@ fn balance(database: &Connection, token: FencingToken) -> Result<i64, Box<dyn Er
     )
 }
 
-/// Writes; `false`: a higher token has been here.
+/// Writes the balance. Returns `false` if a higher token was used before.
 fn pay(database: &Connection, balance: i64, token: FencingToken) -> Result<bool, Box<dyn Error>> {
     let changed = database.execute(
         "UPDATE account SET balance = ?1, fence = ?2 WHERE id = 7 AND fence <= ?2",
