@@ -112,7 +112,7 @@ pub(crate) async fn bench(server: &Server, bench: &Bench) -> Result<u8, Failure>
     Ok(0)
 }
 
-/// Counts the other clients. Leaves out this client, its requests, replicas and sentinels.
+/// Counts the other clients. Leaves out this client, its requests, replication links and sentinels.
 async fn others(raw: &Raw<'_>, id: &str) -> usize {
     let lists = raw.ask_each(&raw.masters(), &["CLIENT", "LIST"]).await;
     let lists = lists.into_iter().filter_map(|list| text(&list.ok()?));

@@ -197,7 +197,7 @@ impl Certificates {
     }
 }
 
-/// Converts a read error. It is a usage error, unless the process has run out of file descriptors.
+/// Converts a read error. It is a usage error, unless no file descriptor was left for it.
 fn unreadable(file: &Path, option: &str, error: &io::Error) -> Failure {
     let why = format!(
         "the file {} of {option} cannot be read: {error}",
