@@ -1,8 +1,8 @@
 //! Handing a lock over: from the call of `unlock` in one client until `lock` returns in another
 //! that waits.
 //!
-//! Figures are PING round trips of the same run, or times where the bound is a time. `cargo bench
-//! --bench contended`.
+//! Figures are PING round trips of the same run, or times where the bound is a time.
+//! `cargo bench --bench contended`.
 #![allow(
     missing_docs,
     clippy::print_stdout,

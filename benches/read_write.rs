@@ -1,8 +1,8 @@
 //! Mixed readers and writers of one lock: the throughput of each side if all are near, if readers
 //! are far, and if all are far.
 //!
-//! Figures are holds per second, and the longest wait of a reader. `cargo bench --bench
-//! read_write`.
+//! Figures are holds per second, and the longest wait of a reader.
+//! `cargo bench --bench read_write`.
 #![allow(
     missing_docs,
     clippy::print_stdout,

@@ -1,5 +1,5 @@
-//! Locks that a replica must have compared with those that need none, in alternating rounds. `cargo
-//! bench --bench replicas`.
+//! Locks that a replica must have compared with those that need none, in alternating rounds.
+//! `cargo bench --bench replicas`.
 #![allow(
     missing_docs,
     clippy::print_stdout,

@@ -1,5 +1,5 @@
-//! A holder that slept past its lease wakes up and writes: the database rejects it, by `WHERE fence
-//! <= ?`.
+//! A holder that slept past its lease wakes up and writes: the database rejects it, by
+//! `WHERE fence <= ?`.
 //!
 //! Run: `cargo run -p nestlock-examples-sql`  (uses `NESTLOCK_URL`, or an embedded server)
 #![allow(clippy::print_stdout)]
