@@ -3,12 +3,10 @@
 //! An owner prints as `<client uuid>:<task>`, which is the field of the lock record. The task part
 //! depends on where the call is made:
 //!
-//! | where the call is made                            | task part            |
-//! |---------------------------------------------------|----------------------|
-//! | inside `tokio::spawn`                             | the task id: `42`    |
-//! | outside of any tokio task: see below              | the thread: `b1`     |
-//! | inside [`OwnerId::scope`]                         | a fresh number: `s7` |
-//! | [`LockClient::owner`](crate::LockClient::owner)   | your name: `x/job-9` |
+//! - inside `tokio::spawn`: the task id, `42`
+//! - outside of any tokio task (see below): the thread, `b1`
+//! - inside [`OwnerId::scope`]: a fresh number, `s7`
+//! - by [`LockClient::owner`](crate::LockClient::owner): your name, `x/job-9`
 //!
 //! The four cannot collide. After a request whose outcome is unknown, the client adds a suffix
 //! (`42.1`), so that a late execution of the old request uses a name that is no longer in use.

@@ -302,31 +302,45 @@ fn the_engine_imports_a_part_from_where_it_stands() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// ARCHITECTURE.md names every part of the engine, and no other.
+/// The picture in ARCHITECTURE.md names every crate and every folder of `src`, and no folder that
+/// does not exist. A folder next to a file of its name belongs to that file.
 #[test]
-fn the_ground_plan_has_every_part_of_the_engine() {
-    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let mut lines = text
-        .lines()
-        .skip_while(|line| !line.starts_with("  engine/ "));
-    lines.next().expect("the engine's line");
-    let named: BTreeSet<_> = lines
-        .take_while(|line| line.starts_with("    "))
-        .filter_map(|line| line.split_whitespace().next()?.strip_suffix(".rs"))
+fn the_picture_has_every_crate_and_folder() {
+    let text = document("ARCHITECTURE.md");
+    let picture = text.split("```").nth(1).expect("the picture");
+    let named: BTreeSet<String> = picture
+        .split_whitespace()
+        .filter_map(|word| word.trim_end_matches([',', ';']).strip_suffix('/'))
         .map(str::to_owned)
         .collect();
-    let parts: BTreeSet<_> = sources("src", "rs")
+    for folder in &named {
+        assert!(
+            root().join(folder).is_dir(),
+            "ARCHITECTURE.md names {folder}/, which does not exist"
+        );
+    }
+    let mut folders: BTreeSet<String> = sources("src", "rs")
         .iter()
-        .filter(|file| is_part(file.module()) && !file.is_test())
-        .filter_map(|file| file.module().strip_prefix("engine/"))
-        .map(str::to_owned)
+        .filter(|file| !file.is_test())
+        .filter_map(|file| file.path.rsplit_once('/'))
+        .map(|(folder, _)| folder.to_owned())
+        .filter(|folder| !root().join(format!("{folder}.rs")).is_file())
         .collect();
+    for entry in fs::read_dir(root().join("crates")).unwrap() {
+        folders.insert(format!(
+            "crates/{}",
+            entry.unwrap().file_name().to_str().unwrap()
+        ));
+    }
     assert!(
-        parts.len() > 30,
-        "the check sees only {} parts",
-        parts.len()
+        folders.len() > 15,
+        "the check sees only {folders:?}: it is broken"
     );
-    assert_eq!(named, parts);
+    let missing: Vec<&String> = folders.difference(&named).collect();
+    assert!(
+        missing.is_empty(),
+        "not in the picture of ARCHITECTURE.md: {missing:?}"
+    );
 }
 
 /// A file has one job and at most 400 lines of code.
@@ -1047,8 +1061,9 @@ fn document(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Returns the members of all types: functions, fields and variants, as `Type::name`.
-fn members_of_types() -> BTreeSet<String> {
+/// Returns the members of all types whose lines `is_wanted`, as `Type::name`: functions, fields and
+/// variants.
+fn members_of_types(is_wanted: impl Fn(&str) -> bool) -> BTreeSet<String> {
     fn word(text: &str) -> &str {
         let end = text
             .find(|letter: char| !letter.is_alphanumeric() && letter != '_')
@@ -1092,6 +1107,7 @@ fn members_of_types() -> BTreeSet<String> {
                 .iter()
                 .skip(1)
                 .filter_map(|line| line.strip_prefix("    "))
+                .filter(|line| is_wanted(line))
             {
                 let inside = ["async ", "const ", "fn "]
                     .iter()
@@ -1107,43 +1123,152 @@ fn members_of_types() -> BTreeSet<String> {
     members
 }
 
-/// ARCHITECTURE.md names only what exists: each `Type::name` in its diagrams and text is a
-/// function, field or variant in `src`.
-#[test]
-fn what_architecture_names_exists() {
-    let (members, text) = (members_of_types(), document("ARCHITECTURE.md"));
-    let seen = members.contains("Lock::acquire") && members.contains("Error::Lost");
-    assert!(
-        seen && !members.contains("Lock::Lost"),
-        "the check sees the wrong members: it is broken"
-    );
-    let is_word = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == ':';
-    let (mut diagram, mut in_diagrams, mut named, mut unknown) = (false, 0, 0, Vec::new());
-    for line in text.lines() {
-        if line.starts_with("```") {
-            diagram = !diagram;
-        }
-        for path in line
-            .split(|letter: char| !is_word(letter))
-            .map(|path| path.trim_end_matches(':'))
-        {
-            if path.contains("::") && path.starts_with(char::is_uppercase) {
-                named += 1;
-                in_diagrams += usize::from(diagram);
-                if !members.contains(path) {
-                    unknown.push(path);
-                }
+/// Returns the functions outside of types, as `module::name`.
+fn functions_of_modules() -> BTreeSet<String> {
+    let mut functions = BTreeSet::new();
+    for file in core() {
+        let module = file.module().rsplit('/').next().unwrap_or_default();
+        for line in file.code() {
+            // an indented one is a method, or local to another function
+            let Some((before, rest)) = line.split_once("fn ").filter(|_| !line.starts_with(' '))
+            else {
+                continue;
+            };
+            let is_item = before.split(' ').all(|word| {
+                word.is_empty() || word.starts_with("pub") || word == "async" || word == "const"
+            });
+            if is_item {
+                let name = rest
+                    .split(|letter: char| !letter.is_alphanumeric() && letter != '_')
+                    .next()
+                    .unwrap_or_default();
+                functions.insert(format!("{module}::{name}"));
             }
         }
     }
+    functions
+}
+
+/// ARCHITECTURE.md names only what exists: each `Type::name` is a function, field or variant, and
+/// each `module::name` a function, in `src` or in the wire.
+#[test]
+fn what_architecture_names_exists() {
+    let (members, functions) = (members_of_types(|_| true), functions_of_modules());
+    let seen = members.contains("Lock::acquire") && members.contains("Error::Lost");
     assert!(
-        in_diagrams >= 8 && named > 15,
-        "the check sees {named} names, {in_diagrams} of diagrams: it is broken"
+        seen && !members.contains("Lock::Lost") && functions.contains("janitor::clean_up"),
+        "the check sees the wrong members: it is broken"
+    );
+    let text = document("ARCHITECTURE.md");
+    let is_word = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == ':';
+    let (mut named, mut unknown) = (0, Vec::new());
+    for path in text
+        .split(|letter: char| !is_word(letter))
+        .map(|path| path.trim_end_matches(':'))
+        .filter(|path| path.contains("::"))
+    {
+        named += 1;
+        if !members.contains(path) && !functions.contains(path) {
+            unknown.push(path);
+        }
+    }
+    assert!(
+        named > 50,
+        "the check sees only {named} names: it is broken"
     );
     assert!(
         unknown.is_empty(),
-        "ARCHITECTURE.md names what is not in src: {unknown:?}"
+        "ARCHITECTURE.md names what does not exist: {unknown:?}"
     );
+}
+
+/// Each step of a lock and of an unlock in ARCHITECTURE.md names a function that exists.
+#[test]
+fn each_step_of_lock_and_unlock_names_a_function() {
+    let text = document("ARCHITECTURE.md");
+    let mut functions = members_of_types(|line| line.contains("fn "));
+    functions.extend(functions_of_modules());
+    for (heading, least) in [("## One `lock().await`", 8), ("## One `unlock()`", 5)] {
+        let section = text
+            .split(heading)
+            .nth(1)
+            .and_then(|rest| rest.split("\n## ").next())
+            .unwrap_or_else(|| panic!("ARCHITECTURE.md has no section {heading}"));
+        let mut steps: Vec<String> = Vec::new();
+        for line in section.lines() {
+            if line.starts_with(|letter: char| letter.is_ascii_digit()) {
+                steps.push(line.to_owned());
+            } else if line.starts_with("  ") {
+                // a step of several lines
+                steps.last_mut().expect("a step").push_str(line);
+            }
+        }
+        assert!(
+            steps.len() >= least,
+            "{heading}: the check sees only {} steps: it is broken",
+            steps.len()
+        );
+        for step in steps {
+            assert!(
+                step.split('`').any(|code| functions.contains(code)),
+                "{heading}: no function that exists in: {step}"
+            );
+        }
+    }
+}
+
+fn words(text: &str) -> usize {
+    text.split_whitespace().count()
+}
+
+/// ARCHITECTURE.md is read in one go. What it has no room for is a decision, or the doc of a
+/// module.
+#[test]
+fn the_architecture_and_each_decision_are_short() {
+    let architecture = words(&document("ARCHITECTURE.md"));
+    assert!(
+        architecture <= 1_600,
+        "ARCHITECTURE.md has {architecture} words, of at most 1,600"
+    );
+    for (at, decision) in sources("docs/decisions", "md").iter().enumerate() {
+        let (number, words) = (at + 1, words(&decision.text));
+        assert!(
+            words <= 300,
+            "{} has {words} words, of at most 300",
+            decision.path
+        );
+        let is_numbered = decision
+            .path
+            .starts_with(&format!("docs/decisions/{number:03}-"))
+            && decision.text.starts_with(&format!("# {number}. "));
+        assert!(
+            is_numbered && decision.text.contains("Decision"),
+            "{}: not decision {number}, by its path or title, or without the word Decision",
+            decision.path
+        );
+    }
+}
+
+/// The `//!` doc of a module says what its file is for, and why it is so. The guide's pages are
+/// for users, and may be longer.
+#[test]
+fn the_doc_of_a_module_is_short() {
+    for file in core()
+        .iter()
+        .filter(|file| !file.module().starts_with("guide"))
+    {
+        let words: usize = file
+            .text
+            .lines()
+            .map_while(|line| line.strip_prefix("//!"))
+            .map(words)
+            .sum();
+        assert!(
+            words <= 200,
+            "{}: its `//!` doc has {words} words, of at most 200",
+            file.path
+        );
+    }
 }
 
 /// Returns the link definitions of a page: `[label]: target`.

@@ -441,7 +441,7 @@ impl World {
         );
     }
 
-    /// Checks the rules of "The state of a hold" in ARCHITECTURE.md.
+    /// Checks the rules of "The hold" in ARCHITECTURE.md.
     fn check(&mut self, effects: &Effects) {
         let now = self.now;
         self.state.forget_ended();
