@@ -3,6 +3,13 @@
 //! Every change to a hold re-queues it, so the watchdog never scans all holds, and an acquire costs
 //! the same however many locks are held. A bucket is an instant. A hold knows its bucket and its
 //! index there, so removing it needs no search either.
+//!
+//! A hold joins a bucket that is due up to a tenth of its period earlier, so that many are renewed
+//! together. A hold that becomes due later stays in its bucket until that is due, and moves then: a
+//! short hold is entered once, by its acquire, and removed once.
+//!
+//! The watchdog compares the queue with the clock every 250 ms at the latest, because no timer
+//! notices that the machine slept.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,12 @@
 //! The janitor settles in the background what no caller awaits: dropped guards, cancelled calls,
 //! lost replies, and unsettled requests under abandoned names.
+//!
+//! An unsettled request is one whose late execution may create a hold under an abandoned name. That
+//! hold never yields a guard, and is never renewed. The janitor releases the name, and the name to
+//! which the hold may have been moved: once, if the reply comes over the connection of the request,
+//! otherwise again after the command timeout. An acquire that arrives even later ends with its
+//! lease. A release that arrives later ends what is held under its name, which matters only for a
+//! value that is used again.
 
 use std::{iter, sync::Arc, time::Duration};
 

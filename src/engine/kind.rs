@@ -1,5 +1,16 @@
 //! The interface between the engine and a lock kind. A kind is pure: values in, values out; no
 //! async, no I/O, no clock.
+//!
+//! Two kinds may concern one owner of one name:
+//!
+//! - The halves of a read-write lock (`KindInfo::sibling`) have a ledger each. The server
+//!   recognizes the writer by its name, so a hold takes the name of its held sibling.
+//! - A fair and a reentrant lock (`KindInfo::rival`) have one record and two ledgers: an inner
+//!   release would write a count that knows nothing of the outer hold, and what settles the one
+//!   would end the other. So an owner that holds one, or waits for it, is refused the other
+//!   (`NotReentrant`, or `Lost` inside a loss). What the server was not told yet is settled first
+//!   (`Core::settle_rival`). This is checked when the own request is in doubt already: of two calls
+//!   at the same time, at least one sees the other.
 
 use std::{
     fmt,

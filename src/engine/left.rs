@@ -2,6 +2,18 @@
 //!
 //! Without another guard, the owner is not inside it any more: it continues with another hold,
 //! under another name. A value has no other name, so its next acquire asks the server first.
+//!
+//! What is in doubt is settled to the count that was left. After its lease the client sends nothing
+//! more for it, because another client may have extended the record.
+//!
+//! `Lock::release` without a guard sends the new count with the one that it has read, and counts
+//! only if the record still has the latter. If there is no reply, the janitor reads the record:
+//! with the same count, the request was not executed, and will not be once the next one is; with
+//! another, it was, or another release was.
+//!
+//! The half of a read-write lock that shares its name with a hold that was left is refused until
+//! the other half is released. A shutdown ends the guards' part of a hold, and settles the count
+//! that was left.
 
 use std::{
     future::Future,

@@ -1,5 +1,9 @@
 //! Follows redirects: sends a request that a server refused to another node. The server did not
 //! execute it, and the hold stays in doubt throughout.
+//!
+//! That takes one step, so no other task sees the hold without its doubt. If the call was given up
+//! meanwhile, nothing is sent. Decisions 19 and 21 say how redirects and stalled migrations are
+//! handled.
 
 use std::{pin::Pin, sync::Arc};
 

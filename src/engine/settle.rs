@@ -1,5 +1,16 @@
 //! Makes the server agree with the ledger. Releases, cancellations and lost replies all use
 //! [`Core::agree`].
+//!
+//! It sends the release script with the wanted count, which is idempotent. If a call ends midway,
+//! the doubt stays: the drop of its `CallInFlight` puts the hold on the janitor's list, and the
+//! owner's next call settles it first.
+//!
+//! Only a reply over the connection that carried a request proves that the request is over. Without
+//! that proof, if nothing is held, the name is abandoned: later holds use another suffix, and the
+//! janitor releases the old name. A name is retired in the transition, or under the owner lock,
+//! because the owner's next acquire may be planned right after.
+//!
+//! Decisions 6 and 7 say why.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,10 @@
 //! Starts a client: its thread, its connections, and the tasks that run on it.
+//!
+//! The thread has a current-thread runtime of its own. Renewals must survive a user's runtime whose
+//! workers are blocked, and a guard must be released after that runtime has ended. The thread ends
+//! when the last client, lock and guard are gone and the janitor is done. The drop of that last
+//! handle waits up to 500 ms for releases in flight, because a process that ends next would take
+//! them along.
 
 #[cfg(feature = "metrics")]
 use std::sync::PoisonError;

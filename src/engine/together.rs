@@ -3,6 +3,10 @@
 //! This is a shortcut, and never required: it waits neither for a lock nor for an owner lock. All
 //! that is not plain (a re-entry, a doubt, a taken owner lock, a refusal) is left to the path that
 //! acquires each lock by itself.
+//!
+//! The owner locks are only tried, so there is no order to keep. Each hold is planned, in doubt,
+//! and entered as by itself. The unlock of a multi-lock and the janitor's batches of dropped guards
+//! use the same scripts. In a cluster all locks must be in one slot.
 
 use std::{pin::pin, sync::Arc};
 

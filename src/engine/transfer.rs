@@ -1,5 +1,11 @@
 //! Hands a hold to another client: its record moves to an owner name that no task has, and from
 //! there to the client that adopts it. (To adopt is to acquire by another script.)
+//!
+//! Each such name is used once, so both requests are idempotent, and late ones find a record that
+//! does not name them. For the giver it is a release; the name that the hold may have moved to is
+//! kept with the doubt (`HoldState::moves_to`) and is released unless the call has returned it. For
+//! the adopter it is an acquire; between two tries its `QueueEntry` keeps the janitor from settling
+//! the doubt. Only the single hold of an owner moves: see decision 8.
 
 use std::{sync::Arc, time::Duration};
 

@@ -7,6 +7,8 @@
 //! when that poll was sent, whatever the clocks of the servers say. A waiter that does not rely on
 //! its message sends a request, as if the lock were free, and the reply says that it holds the
 //! lock.
+//!
+//! Decision 12 lists what makes this safe.
 
 use std::time::Duration;
 

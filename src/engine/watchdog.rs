@@ -3,6 +3,20 @@
 //!
 //! It takes due holds in order of time and sends them in order of deadline, with enough batches in
 //! flight to fill a round trip.
+//!
+//! - A batch has up to 500 locks, each with its own lease. `Gone` and `Taken` mean that the hold is
+//!   lost. No reply means nothing: the renewal is due again soon, until the deadline passes.
+//! - A batch that is refused for what it names is halved, so that one lock cannot cost the others
+//!   their leases. After a dozen refusals in a row everything is refused, and each batch is sent
+//!   once.
+//! - In a cluster, each master has its own share of the batches in flight: one that hangs delays no
+//!   other's.
+//! - A shared lock's fixed lease is sent again and again while it lasts: Redisson's readers cut the
+//!   record's TTL.
+//! - After a reconnect, all holds are checked at once, those with a fixed lease by a renewal of 1
+//!   ms, which changes nothing.
+//!
+//! `LockGuard::lost` does not rely on this: it has its own timer at the deadline.
 
 use std::{
     collections::{HashMap, HashSet},

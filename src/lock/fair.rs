@@ -1,4 +1,19 @@
 //! The fair lock: first come, first served, across processes. Redisson's `RFairLock`.
+//!
+//! The queue is shared with Redisson's waiters; decision 11 has the rules. C is the longest wait of
+//! a Redisson client: 5 minutes, or our patience if longer. What keeps the place of live waiters:
+//!
+//! - Redisson's is served, or gives up: our scores have C for each of Redisson's ahead. Its async
+//!   calls subtract the configured wait, which C covers.
+//! - Ours is served, or gives up: nothing is subtracted.
+//! - Redisson's is interrupted, or dies: its place stays until its score passes, or for a patience
+//!   after it was notified that the lock is free.
+//! - Ours is cancelled: its place is taken back at once, or, if that cannot be sent, expires.
+//! - The holder dies: no message comes; ours poll, and notify the Redisson waiter whose turn it is.
+//! - A dead one of ours at the head, none of ours alive: Redisson waits for its score.
+//!
+//! The script knows the places of the first 17. With 16 or more ahead, a waiter does not try again
+//! once it listens. A poll within a third of the patience after the last write writes nothing.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,6 +1,9 @@
 //! The string lock: one string with a TTL, in the format of RedLock libraries of many languages
 //! (redsync, node-redlock, RedLock-Hyperf, redis-py). It has no wake-up: waiters retry with
 //! back-off.
+//!
+//! Any text may be the owner, so that another process can release the lock. Such an owner has no
+//! suffix: while a request with its text has no reply, the text is refused (decision 6).
 
 use std::sync::Arc;
 

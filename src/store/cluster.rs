@@ -4,6 +4,17 @@
 //! otherwise; a redirect changes a single slot. A node that has lost its last slot is left at once,
 //! even if its connections work: it may be a master that hung and was replaced, and now grants
 //! locks that no other server knows of.
+//!
+//! - Requests in flight at a node that was left have 1 s more, or 100 ms if one of them has been
+//!   without a reply for 1 s, provided that a new connection to the node works: then it is slow and
+//!   does not hang.
+//! - A redirect may take a node's last slot, so each new map is searched for nodes without slots. A
+//!   node that only ASK has named is kept for 10 s. A node's number is reused.
+//! - If no master replies, the client queries the replicas that were named last, and the nodes of
+//!   the URL.
+//! - Requests in doubt over two connections are over by time only: no single reply proves it.
+//!
+//! Decisions 19 to 21.
 
 mod asking;
 mod connect;

@@ -1,4 +1,7 @@
 //! The route of one request: its link, its epoch, and its deadline.
+//!
+//! The epoch is noted with the doubt before the request is sent, and the reply names the connection
+//! that brought it. ASK is followed only for a moment: see decision 19.
 
 use std::{sync::Arc, time::Duration};
 

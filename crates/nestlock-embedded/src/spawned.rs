@@ -1,5 +1,9 @@
 //! Real server processes for tests. A server never outlives the process that started it,
 //! however that process ends.
+//!
+//! A cluster and a Sentinel group are several such servers, joined by the commands that `redis-cli`
+//! would send, and by the greetings of sentinels: so they are ready in 200 ms. They are ready when
+//! all of them agree and each replica has its master's data.
 
 mod cluster;
 mod error;

@@ -2,6 +2,10 @@
 //!
 //! The text of a bundle is built from the texts of its scripts. Each script has its own reply or
 //! error, and its own writes, as if the scripts had been sent one after the other.
+//!
+//! No two of them are about one lock. A middlebox may execute a request twice, which each script
+//! bears, but not an acquire that finds its lock busy together with the release behind it: the
+//! second time, the acquire would get in, and no caller would learn of it. Decision 16.
 
 use std::{fmt::Write, sync::OnceLock};
 

@@ -3,6 +3,11 @@
 //!
 //! It is an independent check of everything that nestlock's own connection does: the whole test
 //! suite runs on both. fred writes each script separately, so this one is slower.
+//!
+//! fred also confirms SUBSCRIBE before it is sent, and may take a refusal for the reply to another
+//! request. So each call continues in a task of the client, which checks the reply even if its
+//! caller is gone, and an error is believed once a PING behind it has returned and no reply before
+//! it was another request's. For 2 s after an error, a PING follows each script.
 
 mod config;
 pub(crate) mod connector;

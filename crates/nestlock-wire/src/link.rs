@@ -1,5 +1,11 @@
 //! A supervised connection. It reconnects automatically, reports which requests may have been
 //! executed, and never sends one of those again.
+//!
+//! Only `Link::eval` sends a request again: EVAL after EVALSHA was refused with NOSCRIPT, and alone
+//! after its bundle was refused. Both refusals prove that nothing was executed. While there is no
+//! connection, nothing is sent; a request waits up to 250 ms, since most connections are replaced
+//! within milliseconds. A connection counts as alive when a reply has arrived completely, so a peer
+//! that trickles, or only pushes, is given up.
 
 pub(crate) mod commands;
 mod copies;

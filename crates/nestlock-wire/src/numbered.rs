@@ -1,4 +1,12 @@
 //! Matches replies to requests by number. `lua/numbered.lua` is the server's side of it.
+//!
+//! A connection counts from 32 random bits, so a reply of another connection does not fit. A reply
+//! that does not fit ends the connection, and what is in flight is in doubt. A code and the number
+//! are one integer. The word of a PING is such a number as well.
+//!
+//! No count can detect a reply without a number in place of another one without a number. Such a
+//! reply may report an executed request as refused, or a copy that does not exist; it grants no
+//! script. Decision 15.
 
 use std::hash::{BuildHasher, RandomState};
 

@@ -4,6 +4,14 @@
 //! [`OwnConnection`] is the send path: callers write to the socket themselves. The *driver* reads
 //! the replies, on the runtime in which the client was made, and the *keeper* handles the timeouts,
 //! on the client's own thread.
+//!
+//! At most once follows from two facts: no byte is written twice, and the bytes given to the socket
+//! are counted. A request whose last byte was not written when the connection ended was not
+//! executed; any other may have been. A request that was not written in time is removed from the
+//! buffer; if a part of it was written, the connection ends. Over TLS, everything that rustls was
+//! given counts as sent, because an error does not say how much was.
+//!
+//! Decision 14 has the reasons and the figures.
 
 mod bundle;
 pub(crate) mod driver;

@@ -5,6 +5,11 @@
 //! a server that comes back is noticed within 250 ms. A server that accepts connections and then
 //! does not serve has work with each attempt, so it is left alone for a quarter of the time that it
 //! has been away, up to 2 s.
+//!
+//! A reply READONLY makes all links reconnect (`Pace::search`), after the replies in flight: the
+//! address may lead to another server now, and a subscription would stay with the old one. While
+//! the server stays a replica, this is repeated after 0.5 s, then less often, up to every 5 s.
+//! Decision 18.
 
 use std::{
     future::Future,

@@ -5,6 +5,8 @@
 //! `redis-protocol` 6 recurses for each level of nesting, without a limit, so that 8 KB of `*1` end
 //! the process. Here each length is checked against a limit before it is used, and memory is
 //! allocated for bytes that have arrived, never for bytes that are only announced.
+//!
+//! What was parsed is not parsed again when more arrives.
 
 use std::{borrow::Cow, fmt, mem};
 

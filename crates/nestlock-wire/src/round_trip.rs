@@ -1,4 +1,9 @@
 //! Estimates how long a request takes.
+//!
+//! Bounded waits end by it, so a refused PING counts as well: a loading server replies to nothing
+//! else. Of requests in flight together one counts. There are two estimates: one with the requests
+//! behind a WAIT, by which the watchdog knows how many renewals to keep in flight, and one without,
+//! by which bounded waits end.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},

@@ -1,4 +1,10 @@
 //! The scripts that the server of a connection knows.
+//!
+//! A script's text goes with its first use on a connection, its digest from then on. So requests
+//! are executed in the order in which they were sent, and no second round trip is needed. The text
+//! is sent again if it was refused before it was read (`LOADING`, `BUSY`, `MOVED`), or not sent in
+//! time; not after `NOPERM`: every second call of a user without EVALSHA would be refused. Decision
+//! 16.
 
 use smallvec::SmallVec;
 

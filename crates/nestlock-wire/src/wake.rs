@@ -1,4 +1,7 @@
 //! Waking the tasks of the program.
+//!
+//! A waker is code of the program, and the client's own thread calls it, too. A panic is caught
+//! here: it must end neither that thread nor the connection's tasks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,4 +1,9 @@
 //! How often the client refreshes the map.
+//!
+//! Every 5 s; at once at any trouble (a redirect, the end of a connection, 500 ms of silence);
+//! every 50 ms, for up to 1 min, while a master that has a replica is away, because a failover must
+//! be noticed within 100 ms. If no replica can take over, or requests are refused, the pause
+//! doubles up to 1 s, until the map changes.
 
 use std::time::Duration;
 

@@ -1,4 +1,8 @@
 //! One service at several addresses: its master is the only server that says it is one.
+//!
+//! At each connect of a link all servers are sent ROLE at once. When one has said that it is the
+//! master, the others have 500 ms to say the same: two masters are an error for a client that
+//! connects for the first time, and later neither of them counts.
 
 use std::{fmt::Write as _, time::Duration};
 

@@ -1,4 +1,10 @@
 //! Which master most sentinels name, as pure functions: no I/O, and the time is passed in.
+//!
+//! More than half of the sentinels that reply must name one address. A sentinel that has not
+//! replied in this round may still name another one. One that fails drops out, but its last reply
+//! counts for 5 s: otherwise one sentinel that has not heard of the failover would decide while the
+//! connections to the others break for a moment. A tie lets no link connect: two sentinels that
+//! disagree are no authority.
 
 use std::{
     fmt::Write as _,

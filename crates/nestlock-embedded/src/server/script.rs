@@ -1,4 +1,9 @@
 //! Lua scripts: PUC Lua 5.1 with the environment and the conversions of Redis 7.0.
+//!
+//! `redis.call` raises a Rust error, which `pcall` turns into its text: in Redis 7.0, too, a script
+//! that catches it gets a string. To raise a table would need a Lua function in between, and its
+//! line would be lost. The environment is a proxy in front of the real globals: Lua 5.1 has no
+//! read-only tables, and Redis has patched it.
 
 mod conversion;
 mod library;

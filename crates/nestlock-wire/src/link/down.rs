@@ -1,6 +1,9 @@
 //! A cluster in which a slot has no master rejects every request, at each node. For each node, one
 //! task probes for the end of that on behalf of all requests, so that no request has to find out by
 //! trying.
+//!
+//! It asks `CLUSTER INFO` every 50 ms, once for the whole client, because the slot map shows the
+//! new master too early or too late. Without that permission, only the callers' pauses are left.
 
 use std::{
     sync::{Arc, Weak},

@@ -1,5 +1,8 @@
 //! The driver: the task that reads the socket, on the runtime in which the client was made or on
 //! the client's own thread.
+//!
+//! It delivers replies to 16 callers at a time, and lets them send before it wakes the next: woken
+//! all at once, they would take turns with the server.
 
 use std::{
     future::Future,

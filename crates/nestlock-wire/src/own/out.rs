@@ -1,5 +1,8 @@
 //! The send buffer of a connection, and the requests that wait for replies: encoding, bundling,
 //! matching, expiry.
+//!
+//! A reply that cannot name its request (an error, WAIT, SUBSCRIBE, ..) is held until a later reply
+//! names its own: see decision 15. Which requests may be bundled: decision 16.
 
 use std::{collections::VecDeque, mem, time::Duration};
 
