@@ -1,5 +1,9 @@
 //! The multi-lock: several locks, all or nothing. Redisson's `RedissonMultiLock`. No Redis commands
 //! here.
+//!
+//! It waits for one member, then tries the others at once, and starts again by waiting for the
+//! member that was busy. If `engine/together.rs` can take all members by one request, that is tried
+//! first; a busy member is then the first to wait for. Decision 23.
 
 use std::{sync::Arc, time::Duration};
 

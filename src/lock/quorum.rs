@@ -1,4 +1,9 @@
 //! A lock that is held while most of its members are: the state behind the guard of a RedLock.
+//!
+//! One place per member, with its guard or none: no server counts twice, whatever happens at the
+//! same time. The deadline is the one that most places reach, the loss that of one too many. One
+//! look at all places answers every question, and one that finds too few held ends the quorum: a
+//! loss is final here as well. Decision 23.
 
 use std::{
     fmt,

@@ -4,6 +4,12 @@
 //! A link does not know about it: the link connects through a `Dialer`, which queries the master
 //! here. When another server becomes the master, all connections to the old one end, even if it
 //! still replies; the links then reconnect as usual.
+//!
+//! Sentinels that name another address end the connections of the old term even if the old master
+//! hangs, which the connections themselves would report after 8 s. An attempt to connect ends as
+//! well. If no master is named, or the named one lets no client in, the attempt has failed, and
+//! `Pace` says when the next one is; a new term makes it due at once. An old master that replies,
+//! even with `ROLE` master, proves nothing for 10 s and more after a failover.
 
 mod list;
 mod reign;

@@ -2,6 +2,9 @@
 //!
 //! The epoch is noted with the doubt before the request is sent, and the reply names the connection
 //! that brought it. ASK is followed only for a moment: see decision 19.
+//!
+//! A blocked runtime makes round trips look long, hence its limit of 500 ms. What a renewal does
+//! not find behind ASK may be elsewhere, and is sent again.
 
 use std::{sync::Arc, time::Duration};
 

@@ -10,6 +10,9 @@
 //! address may lead to another server now, and a subscription would stay with the old one. While
 //! the server stays a replica, this is repeated after 0.5 s, then less often, up to every 5 s.
 //! Decision 18.
+//!
+//! A subscription alone that stays with another server than the scripts costs waiters the poll cap,
+//! until a request is refused.
 
 use std::{
     future::Future,

@@ -5,6 +5,15 @@
 //! Redisson alone does remove living waiters: each waiter that is served subtracts a wait from all
 //! scores, so the head's score stays where that of the first waiter was when the queue was last
 //! empty. A waiter that still waits when that time has passed is removed.
+//!
+//! Why our scores suffice, whatever the patience is (C is the longest wait of a Redisson client):
+//! between two polls of our waiter X, each Redisson waiter ahead subtracts C at most once, and none
+//! enters ahead of X. If X is far behind, its score continues the chain: when the last Redisson
+//! waiter ahead is served, that one's score has not passed, otherwise it would have removed itself;
+//! X has C more, of which at most C is subtracted; what others between them subtract, they have
+//! added themselves. The other way round, with X ahead of a Redisson waiter J: J adds its wait to
+//! the score of X, which has room for each waiter ahead, with equal patience as much as Redisson
+//! alone would give it; and nestlock subtracts nothing.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -3,6 +3,8 @@
 //!
 //! A reply that cannot name its request (an error, WAIT, SUBSCRIBE, ..) is held until a later reply
 //! names its own: see decision 15. Which requests may be bundled: decision 16.
+//!
+//! SUBSCRIBE has its reply when the server has confirmed each channel, and the PING behind it.
 
 use std::{collections::VecDeque, mem, time::Duration};
 
