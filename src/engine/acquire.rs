@@ -1,4 +1,15 @@
 //! The acquire loop: try, subscribe, try again, wait. No other loop waits for a lock.
+//!
+//! A bounded wait ends in time whatever an attempt consists of. Each step of an attempt (the owner
+//! lock, the settlement, the request) has the same end: that of the wait, plus 40 ms and a round
+//! trip. A step whose end is further away than the command timeout needs no timer. If something of
+//! the owner must be settled first, such as the release of a dropped guard, the request has 80 ms
+//! and a round trip from then on. So a wait ends 120 ms and two round trips late at most. An
+//! acquire whose last reply was "busy" returns `None` when its wait is over: the outcome is known.
+//!
+//! With a wait queue at the channel already, the acquire joins it before its first attempt, which
+//! is then the re-check. Otherwise the first busy reply subscribes, and one more attempt follows
+//! when the subscription is confirmed.
 
 use std::{future::Future, pin::Pin, time::Duration};
 

@@ -1,5 +1,13 @@
 //! One attempt to acquire: it settles what is in doubt, sends the request and takes in the reply,
 //! all under the owner lock.
+//!
+//! The owner lock is held for one or two requests, never while waiting for the lock.
+//! `AcquirePlan::Agree` settles first what the owner left behind. The hold is marked as in doubt,
+//! with the epoch of the connection, before anything is sent; shutdown and a rival kind are checked
+//! after that, so that of two concurrent calls at least one sees the other.
+//!
+//! With replicas, an acquire that too few have is released under the same owner lock, before the
+//! caller learns of it (decision 22).
 
 use std::{
     num::NonZeroU64,

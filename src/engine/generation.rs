@@ -1,6 +1,12 @@
 //! A generation: one unbroken period of holding a lock, from the first hold to the last release or
 //! the loss. This file has its ledger (hold count, deadline, renewals) and the tickets that its
 //! guards keep.
+//!
+//! The deadline is the instant before the last confirmed request was sent, plus the lease, less 1 %
+//! and 2 ms. Each hold keeps its own settings: a generation is renewed to the longest TTL that a
+//! hold asks for, as often as the shortest one asks, while one of them has renewals left. Guards
+//! share the generation: a late renewal or an old guard cannot touch a newer one, and each guard
+//! learns how its own hold ended.
 
 use std::{
     num::{NonZeroU32, NonZeroU64},

@@ -6,6 +6,11 @@
 //! server's last reply is too old, or when the hold has changed hands too often; then other clients
 //! get their turn. No message reports the hand-offs within a series.
 //!
+//! What was extended lives for longer than its receiver asks for, so it is released. So is what
+//! another connection confirmed: a check of all holds after a reconnect does not see a hand-off
+//! between two holders. The window counts from the server's reply, so that `unlock` returns `Ok` by
+//! what the server said at most 2 ms ago. Decision 13.
+//!
 //! [`Hold`]: super::hold::Hold
 
 use std::time::Duration;

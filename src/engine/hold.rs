@@ -2,6 +2,12 @@
 //!
 //! The *owner lock* serializes all requests of the owner about the lock. The *state* changes by
 //! short transitions that send nothing: `Core::agree` makes the server follow.
+//!
+//! [`Hold::change`] keeps an order: the transition, the watchdog's queue, unlock, then guards and
+//! log. No waker runs, and nothing is logged, while the mutex is locked: both are user code.
+//!
+//! A future that is no longer polled may keep the owner lock. So waiting for it is bounded, and
+//! fails with `Store(Overloaded)`; the watchdog orphans the hold (decision 7).
 
 use std::{
     fmt,

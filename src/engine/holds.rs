@@ -1,4 +1,8 @@
 //! The registry of all holds of one client, by lock and owner.
+//!
+//! A name is retired before another task can see that a hold is not its owner's any more: the
+//! owner's next acquire, with a new hold, may be planned at that moment. A name that is retired
+//! stays so for the whole client: one counter gives all later outermost holds their suffix.
 
 use std::{
     borrow::Borrow,

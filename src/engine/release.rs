@@ -1,5 +1,15 @@
 //! Ends holds: with a guard or without, by leaving them to their lease, by force, and all at once at
 //! shutdown. Extends holds, too.
+//!
+//! The guard's ticket is given back in the ledger before the first await, so a future that is
+//! dropped has released all the same. Then `Core::agree` makes the server follow. It retries for
+//! one command timeout; the janitor continues until the lease of the record is over.
+//!
+//! Without a guard, `Lock::release` sends the new count along with the count that it read, and
+//! counts only if the record still has that one.
+//!
+//! `shutdown` ends what guards hold, releases the hand-offs that no waiter took, and leaves what
+//! was left to its lease.
 
 use std::{sync::Arc, time::Duration};
 

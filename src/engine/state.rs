@@ -2,6 +2,18 @@
 //! lock, what the server is known to record, and what transitions share. No I/O and no clock:
 //! instants and epochs are passed in. Side effects are returned in [`Effects`], to run after
 //! unlocking.
+//!
+//! - `current` is the generation: held, or given up until the server agrees, or lost while a guard
+//!   of it lives.
+//! - `server` is what the server is known to record: a count, a place in the queue, or a doubt,
+//!   with the epoch in which it began.
+//! - `late_request` is a request that a reply over a newer connection has overtaken, and that may
+//!   still be executed.
+//! - `is_left`: all that is held was left to its lease. `ownership`: ours, or orphaned.
+//!
+//! A request is planned, then sent: from then on the server's side is in doubt. Then it has a
+//! reply, or is known not to be executed (all is as before), or the doubt stays until a later call
+//! settles it.
 
 use std::{
     sync::{Arc, MutexGuard},

@@ -1,4 +1,17 @@
 //! The transitions of a [`HoldState`]. They are pure, like the state itself.
+//!
+//! While a guard of a lost generation is alive, its owner is inside what it lost: its acquires are
+//! refused with `Lost`, whether the watchdog has noticed or not. So is its reading inside a write
+//! lock that it lost. (Not so writing after a lost read: an owner never writes inside its own read
+//! lock.) The release or drop of the last such guard ends that. A lease that ended is not released
+//! before: the record lives a moment longer than the deadline, and no lease is cut short.
+//!
+//! A loss is final: a guard may have reported it, so neither a late renewal nor a late re-entry
+//! revives a generation. How a release ended is kept in the generation, in case another call of the
+//! owner settled it first.
+//!
+//! A request that is nested has the name of the outermost hold. If it arrives late, the record may
+//! have another count; the next release or acquire sets it.
 
 use std::sync::{Arc, MutexGuard};
 

@@ -4,6 +4,13 @@
 //! A message is a hint: the waiter that it wakes retries. So a lost message costs time, never
 //! correctness. To bound that time, one waiter of each wait queue polls now and then, on behalf of
 //! all.
+//!
+//! A PING with a fresh payload follows SUBSCRIBE, since SUBSCRIBE may be confirmed before it has
+//! reached the server. When the PING is back, one waiter tries again; after a reconnect all do. A
+//! channel is unsubscribed 100 ms after its last waiter left. In a cluster, waiters listen at the
+//! master of their slot, and move with it: the server reports that where messages are sharded,
+//! otherwise the map does. A failed SUBSCRIBE is retried at a fixed pace while a waiter is left.
+//! Decisions 9 and 21.
 
 use std::{
     collections::HashMap,

@@ -1,5 +1,12 @@
 //! The slot through which a hold passes from its holder to a waiter of the same wait queue: see
 //! [`HoldState::hand_off`](crate::engine::state::HoldState::hand_off).
+//!
+//! Hand-offs have permits of their own, for the waiters that can take them. A waiter that is
+//! dropped passes its permit on; the last one releases what lies here. A future that is not polled
+//! would keep it: what no waiter has taken within 20 ms and a round trip is released by
+//! `janitor::expire_relays`. While a series goes on, newcomers join the queue without a request:
+//! the lock is known to be busy, and its release will be heard. `x` and `{x}` share a channel: only
+//! the lock of the queue's first waiter is handed off.
 
 use std::sync::{Arc, PoisonError};
 

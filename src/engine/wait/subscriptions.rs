@@ -1,4 +1,7 @@
 //! The wait queues of one client, and the event channel to the task that listens for them.
+//!
+//! Signal locks have a list of their own (`Core::signals`), whose events go to the task that pops
+//! lists.
 
 use std::{sync::Arc, time::Duration};
 

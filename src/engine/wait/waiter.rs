@@ -1,4 +1,9 @@
 //! One waiter: how it sleeps and what wakes it.
+//!
+//! A waiter joins its queue before its next try, so no release falls between. Where many may hold
+//! the lock together, one that was woken alone and got in wakes the others of its side. In a fair
+//! lock's queue with 16 or more ahead, a waiter does not try again once it listens: no release can
+//! have been meant for it yet.
 
 use std::{
     future::Future,
