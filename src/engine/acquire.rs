@@ -1,15 +1,16 @@
 //! The acquire loop: try, subscribe, try again, wait. No other loop waits for a lock.
 //!
-//! A bounded wait ends in time whatever an attempt consists of. Each step of an attempt (the owner
-//! lock, the settlement, the request) has the same end: that of the wait, plus 40 ms and a round
-//! trip. A step whose end is further away than the command timeout needs no timer. If something of
-//! the owner must be settled first, such as the release of a dropped guard, the request has 80 ms
-//! and a round trip from then on. So a wait ends 120 ms and two round trips late at most. An
-//! acquire whose last reply was "busy" returns `None` when its wait is over: the outcome is known.
+//! A bounded wait ends in time, whatever an attempt has to do. All steps of an attempt (the owner
+//! lock, the settlement, the request) have the same deadline: the end of the wait, plus 40 ms and a
+//! round trip. A step whose deadline is further away than the command timeout needs no timer. If
+//! something of the owner must be settled first, such as the release of a dropped guard, the
+//! request has 80 ms and a round trip from then on. So a wait ends 120 ms and two round trips late
+//! at most. An acquire whose last reply was "busy" returns `None` when its wait is over: the
+//! outcome is known.
 //!
-//! With a wait queue at the channel already, the acquire joins it before its first attempt, which
-//! is then the re-check. Otherwise the first busy reply subscribes, and one more attempt follows
-//! when the subscription is confirmed.
+//! If the channel has a wait queue already, the acquire joins it before its first attempt, which
+//! then is also the check after subscribing. Otherwise the first busy reply subscribes, and one
+//! more attempt follows when the subscription is confirmed.
 
 use std::{future::Future, pin::Pin, time::Duration};
 
@@ -71,8 +72,8 @@ impl<'a> Acquire<'a> {
         };
         // a block: an `async fn` would store its arguments twice
         async move {
-            // counts as a waiter between two attempts: else the janitor would release a hold that
-            // one of them adopted, but whose reply was lost
+            // counts as a waiter between two attempts: otherwise the janitor would release a hold
+            // that an attempt adopted, but whose reply was lost
             let _kept = self.from.map(|_| {
                 QueueEntry::new(
                     self.core,
@@ -153,7 +154,8 @@ impl<'a> Acquire<'a> {
                 Some(failing) => failing.as_a_whole(error),
                 None => error,
             })?;
-        // the permit has led to an attempt: if it returned, it would wake another waiter in vain
+        // the permit has led to an attempt: if it were dropped, it would wake another waiter in
+        // vain
         if matches!(attempt, Attempt::Entered(_) | Attempt::Busy(_))
             && let Some(permit) = attempts.told.take()
         {
@@ -197,7 +199,8 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Returns the pause after a failed attempt, or the error if its patience is over.
+    /// Returns the pause after a failed attempt, or the error if the deadline has passed. Without a
+    /// deadline, the outage patience limits the series of failures.
     fn after_failure(
         &self,
         attempts: &mut Attempts<'a>,

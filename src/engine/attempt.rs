@@ -6,8 +6,8 @@
 //! with the epoch of the connection, before anything is sent; shutdown and a rival kind are checked
 //! after that, so that of two concurrent calls at least one sees the other.
 //!
-//! With replicas, an acquire that too few have is released under the same owner lock, before the
-//! caller learns of it (decision 22).
+//! With replicas, an acquire that too few of them have acknowledged is released under the same
+//! owner lock, before the caller learns of it (decision 22).
 
 use std::{
     num::NonZeroU64,
@@ -61,7 +61,7 @@ pub(crate) struct Acquire<'a> {
     pub(super) core: &'a Core,
     pub(super) kind: &'a Arc<dyn Kind>,
     pub(super) owner: OwnerId,
-    /// The caller named the owner, rather than being it.
+    /// The caller passed an owner, rather than acquiring as itself.
     is_named: bool,
     pub(super) lease: Lease,
     /// The copies that must exist before the acquire counts.
@@ -221,6 +221,8 @@ impl<'a> Acquire<'a> {
             Ok(planned) => planned,
             Err(attempt) => return attempt,
         };
+        // `now` is read again only after an await, so `sent` is later than `began` only if
+        // something came first
         let deadline = if sent > began {
             self.after_what_came_first(deadline, sent)
         } else {
@@ -443,8 +445,9 @@ impl<'a> Acquire<'a> {
         ticket.map(|ticket| self.entered(hold, ticket)).transpose()
     }
 
-    /// Returns how many replicas a hand-off must have, if this acquire can receive one: it wants
-    /// just what each acquire of a mutex does.
+    /// Returns how many replicas must have the record of a hand-off to this acquire. Returns `None`
+    /// if it cannot receive one: only an acquire of a mutex with the default lease and without a
+    /// given owner can.
     pub(super) fn takes(&self) -> Option<u32> {
         let config = &self.core.config;
         let is_plain = config.tuning.relay

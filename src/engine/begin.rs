@@ -41,6 +41,7 @@ impl Beginning {
     /// first.
     pub(super) async fn want(&self, is_so: impl Fn() -> bool) -> Option<Error> {
         let mut told = self.tries.subscribe();
+        // before the notification: a connect that fails at once must count
         let before = told.borrow().failed;
         self.wanted.notify_one();
         let tries = told

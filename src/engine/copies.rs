@@ -1,4 +1,4 @@
-//! The replicas of an acquire: how many must have its record, and what becomes of it if they do not.
+//! The replicas of an acquire: how many must have its record, and what happens if too few do.
 
 use std::{
     pin::{Pin, pin},

@@ -58,9 +58,9 @@ pub(crate) struct Core {
     /// Counter for [`WaitId`](super::kind::WaitId) numbers.
     pub(super) owner_locks_taken: AtomicU32,
     pub(super) runtime: Handle,
-    /// Set by a shutdown, which then scans the holds and wait queues. A call first enters itself
-    /// there and then loads this flag. The mutexes of those maps and holds order the two, so at
-    /// least one sees the other.
+    /// Set by a shutdown, which then scans the holds and wait queues. A call first adds itself to
+    /// those, and only then loads this flag. The mutexes of those maps and holds order the two, so
+    /// at least one sees the other.
     pub(super) closed: AtomicBool,
 }
 
@@ -104,6 +104,7 @@ impl Drop for Anchor {
         let (settled, told) = mpsc::sync_channel(1);
         self.core.runtime.spawn(async move {
             let _ = tokio::time::timeout(core.settling_time(), core.janitor.at_rest()).await;
+            // before the close: the drop waits for the releases, not for the connections
             let _ = settled.try_send(());
             core.closed.store(true, Ordering::Release);
             core.store.close().await;
@@ -259,7 +260,7 @@ impl Core {
         }
     }
 
-    /// Resolves the owner of an acquire. No other function does.
+    /// Resolves the owner of an acquire. The only function that does.
     pub(super) fn resolve(
         &self,
         kind: &Arc<dyn Kind>,
@@ -279,7 +280,7 @@ impl Core {
             }
             return match OwnerId::from_value(value)? {
                 owner if owner.is_value() => Ok(owner),
-                _ => refuse("it reads as a client's task; use another text"),
+                _ => refuse("it looks like a task of a client; use another text"),
             };
         }
         match &options.rare().owner {
@@ -288,7 +289,7 @@ impl Core {
             Some(owner) => Err(Error::InvalidOwner {
                 owner: owner.to_string(),
                 reason: "it belongs to another client, which alone knows its hold count; \
-                         here it can be released or extended, not acquired as",
+                         this client can release or extend it, but not acquire as it",
             }),
         }
     }
@@ -341,7 +342,7 @@ impl Core {
             turn = hold.owner_lock.acquire() => turn.ok(),
             () = self.sleep_until(deadline) => None,
         };
-        let stuck = "another call of this owner is under way; is its future polled?";
+        let stuck = "another call of this owner is in flight; check that its future is polled";
         turn.ok_or_else(|| StoreError::new(StoreErrorKind::Overloaded, false, stuck))
     }
 }

@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    /// Each entry is found: never late, and before its slack only where it was due earlier at some
+    /// Each entry is found: never late, and before its slack only if it was due earlier at some
     /// time.
     #[test]
     fn what_is_due_is_found_once_and_in_time() {

@@ -4,13 +4,14 @@ use nestlock_wire::{Acks, Copies};
 
 use crate::error::{Error, StoreError, StoreErrorKind};
 
-pub(super) const NO_REPLY: &str = "no answer before the wait was over";
-const TOO_LATE: &str = "the reply came when the lease was over already";
+pub(super) const NO_REPLY: &str = "no reply before the wait was over";
+const TOO_LATE: &str = "the reply came after the lease had ended";
 const NOT_POLLED: &str =
-    "the call was not polled for longer than a request may take; what it got is being undone";
+    "the future was not polled for longer than a request may take; its acquire is being undone";
 pub(super) const NOT_CONFIRMED: &str =
     "no reply to a request of this owner; it is settled in the background";
-pub(super) const NO_RECEIPT: &str = "nobody has asked which replicas have it";
+pub(super) const NO_RECEIPT: &str =
+    "no WAIT was sent, so it is unknown which replicas have the lock";
 
 /// Returns a store failure as an error of this lock.
 pub(super) fn store_error(lock: &str, source: StoreError) -> Error {
@@ -28,7 +29,7 @@ pub(super) fn no_reply(what: &'static str) -> StoreError {
 }
 
 /// Returns the error of a grant that was not entered: it came too late for its lease, or its future
-/// was polled again after the client had given it up.
+/// was polled again after the client had given the request up.
 pub(super) fn not_entered(is_orphaned: bool) -> StoreError {
     no_reply(if is_orphaned { NOT_POLLED } else { TOO_LATE })
 }

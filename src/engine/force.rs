@@ -28,7 +28,7 @@ impl Core {
         match self.store.force_release(&kind.force_release()).await {
             Ok(Forced::Freed) => {
                 for (CallInFlight { hold, .. }, since) in &ours {
-                    // a hand-off begins another generation, and keeps when the record began
+                    // a hand-off begins another generation, with the same `since`
                     hold.change(|state, effects| {
                         if state
                             .held()

@@ -2,7 +2,7 @@
 //! the loss. This file has its ledger (hold count, deadline, renewals) and the tickets that its
 //! guards keep.
 //!
-//! The deadline is the instant before the last confirmed request was sent, plus the lease, less 1 %
+//! The deadline counts from just before the last confirmed request was sent: the lease, less 1 %
 //! and 2 ms. Each hold keeps its own settings: a generation is renewed to the longest TTL that a
 //! hold asks for, as often as the shortest one asks, while one of them has renewals left. Guards
 //! share the generation: a late renewal or an old guard cannot touch a newer one, and each guard
@@ -43,7 +43,7 @@ pub(crate) struct Generation {
     pub(crate) token: Option<NonZeroU64>,
     /// [`Grant::sent`] of the first hold.
     pub(crate) since: Instant,
-    /// The server's last word on the record, from before any hand-off.
+    /// The server's reply that granted the record. A hand-off keeps it.
     pub(crate) confirmed: Confirmed,
     ledger: Mutex<Ledger>,
     /// Notified when it ends. Notify it with no mutex locked: wakers are user code.
@@ -201,8 +201,8 @@ impl Generation {
         ledger.count += 1;
         ledger.guards += 1;
         ledger.replicas = ledger.replicas.max(grant.copied.wanted);
-        // If fewer replicas have this acquire than an outer hold requires, keep the deadline:
-        // elsewhere the record may still end with the outer lease.
+        // If fewer replicas have this acquire than an outer hold requires, keep the deadline: on
+        // the others the record may still end with the outer lease.
         if ledger.count == 1 || grant.copied.had.map_or(0, u32::from) >= ledger.replicas {
             ledger.deadline = ledger.deadline.max(grant.valid_until());
         }
@@ -534,7 +534,7 @@ mod tests {
         generation.ledger().count_renewal(Instant::now());
         assert!(
             generation.ledger().watch().is_none(),
-            "it does not begin anew"
+            "it does not begin again"
         );
     }
 

@@ -1,15 +1,15 @@
 //! Hands a hold off from one acquire of a client to the next, without a request to the server.
 //!
 //! The record stays as it is, under the name of the first owner, and so does its [`Hold`]: only the
-//! generation is new. So both must be owners of one acquire, which no call can enter again, and
-//! nothing about the hold may be in doubt. A *series* of hand-offs ends with a release when the
-//! server's last reply is too old, or when the hold has changed hands too often; then other clients
-//! get their turn. No message reports the hand-offs within a series.
+//! generation is new. So giver and receiver must each be the owner of one acquire, which no call
+//! can re-enter, and nothing about the hold may be in doubt. A *series* of hand-offs ends with a
+//! release when the server's last reply is too old, or when the hold has changed hands too often;
+//! then other clients get their turn. No message reports the hand-offs within a series.
 //!
-//! What was extended lives for longer than its receiver asks for, so it is released. So is what
-//! another connection confirmed: a check of all holds after a reconnect does not see a hand-off
-//! between two holders. The window counts from the server's reply, so that `unlock` returns `Ok` by
-//! what the server said at most 2 ms ago. Decision 13.
+//! An extended record outlives the lease that its receiver asks for, so it is released instead. So
+//! is a record that another connection confirmed: the check of all holds after a reconnect does not
+//! see a hand-off between two holders. The window counts from the server's reply, so `unlock`
+//! returns `Ok` by a reply that is at most 2 ms old. Decision 13.
 //!
 //! [`Hold`]: super::hold::Hold
 
@@ -23,7 +23,8 @@ use super::{
     state::{Effects, HoldState, Ownership, ServerSide},
 };
 
-/// How often a hold may change hands in a series.
+/// How many times a hold may change hands in a series. Then a release gives other clients their
+/// turn.
 const HAND_OFFS: u8 = 64;
 /// How long after the server's reply a hold may change hands.
 pub(super) const HAND_OFF_WINDOW: Duration = Duration::from_millis(2);
@@ -39,9 +40,9 @@ pub(super) fn relayed_lease(watchdog_timeout: Duration) -> Lease {
 
 impl HoldState {
     /// Ends the hold of `ticket`, and begins the next one in its place. The server must record it
-    /// exactly once, under a name that no late request can use, and must have confirmed it a moment
-    /// ago. `ttl`: the TTL that its renewals set. Returns the ticket for the receiver, or `None` if
-    /// it does not qualify; then nothing has changed.
+    /// exactly once, under a name that no late request can use, and must have confirmed it within
+    /// [`HAND_OFF_WINDOW`]. `ttl`: the TTL that its renewals set. Returns the ticket for the
+    /// receiver, or `None` if it does not qualify; then nothing has changed.
     ///
     /// Requires the owner lock.
     pub(super) fn hand_off(
@@ -76,6 +77,7 @@ impl HoldState {
             return None;
         }
         self.leave(ticket, now, effects).ok()?;
+        // the same text in the record, but the giver's name no longer means this hold
         self.owner = self.owner.next_turn();
         let copied = Copied {
             wanted,

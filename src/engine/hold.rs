@@ -1,4 +1,4 @@
-//! What one owner has of one lock: its owner lock, and its state behind a mutex.
+//! One owner's hold of one lock: its owner lock, and its state behind a mutex.
 //!
 //! The *owner lock* serializes all requests of the owner about the lock. The *state* changes by
 //! short transitions that send nothing: `Core::agree` makes the server follow.
@@ -39,7 +39,7 @@ use crate::{
     },
 };
 
-/// What one owner has of one lock, and its entries in the lists of the watchdog and the janitor.
+/// One owner's hold of one lock, with its entries in the lists of the watchdog and the janitor.
 pub(crate) struct Hold {
     /// The owner that the hold was created for. Every name of the hold has the same base.
     pub(super) caller: OwnerId,
@@ -187,8 +187,8 @@ impl Hold {
             .filter(|generation| owner.means(&generation.owner))
     }
 
-    /// Returns whether all that `owner` had of it has ended or was handed off: it is the owner of
-    /// one acquire, so what the record says under its name is another holder's.
+    /// Returns whether everything that `owner` held here has ended or was handed off. It is the
+    /// owner of one acquire, so what the record says under its name belongs to another holder.
     pub(crate) fn has_ended_for(&self, owner: &OwnerId) -> bool {
         self.caller.turn().is_some() && !self.is_left() && self.generation_of(owner).is_none()
     }
@@ -258,7 +258,7 @@ impl Hold {
         }
     }
 
-    // --- acquiring: in turn ---
+    // --- acquiring: with the owner lock ---
 
     /// Plans the next acquire.
     pub(crate) fn plan(
@@ -373,7 +373,7 @@ impl Hold {
             Some(GenerationEnd::Lost(reason)) => Err(self.lost_error(&generation.owner, reason)),
             Some(GenerationEnd::Refused(kind)) => Err(store_error(
                 self.lock_name(),
-                StoreError::new(kind, false, "the release was refused"),
+                StoreError::new(kind, false, "the server refused the release"),
             )),
             Some(GenerationEnd::Unconfirmed) => {
                 Err(store_error(self.lock_name(), no_reply(NOT_CONFIRMED)))
@@ -382,7 +382,7 @@ impl Hold {
         }
     }
 
-    // --- settling: in turn ---
+    // --- settling: with the owner lock ---
 
     /// Plans the release that makes the server agree, and marks it as in flight: the caller sends
     /// it next. Returns `None` if the server agrees already, or if this client no longer owns the

@@ -1,8 +1,8 @@
 //! The registry of all holds of one client, by lock and owner.
 //!
 //! A name is retired before another task can see that a hold is not its owner's any more: the
-//! owner's next acquire, with a new hold, may be planned at that moment. A name that is retired
-//! stays so for the whole client: one counter gives all later outermost holds their suffix.
+//! owner's next acquire, with a new hold, may be planned at that moment. A retired name stays
+//! retired for the whole client: one counter gives all later outermost holds their suffix.
 
 use std::{
     borrow::Borrow,
@@ -166,7 +166,7 @@ impl Holds {
         self.find(Key::new(kind, owner))
     }
 
-    /// Returns the hold that was left under this owner to a lease that has not ended, if it is known.
+    /// Returns the hold that this owner left to a lease that has not ended, if it is known.
     pub(super) fn left(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
         self.get(kind, owner)
             .filter(|hold| hold.is_left_to_lease() && hold.generation_of(owner).is_some())

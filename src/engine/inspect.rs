@@ -40,8 +40,8 @@ impl Core {
         self.send_inspect(kind).await
     }
 
-    /// Returns whether the record does not count for this owner, whatever it says under its name: it
-    /// is the owner of one acquire, whose hold has ended or was handed off.
+    /// Returns whether this is the owner of one acquire whose hold has ended or was handed off.
+    /// Then the record does not count for it, whatever it says under its name.
     pub(crate) fn has_ended_for(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> bool {
         owner.turn().is_some()
             && self

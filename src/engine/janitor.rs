@@ -157,7 +157,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
                 // The refusal may be temporary and the record may live: retry until the deadline.
                 if Instant::now() > deadline {
                     log::later!(
-                        WARN, lock = hold.lock_name(), error = error; "cannot settle; the lease has freed the lock"
+                        WARN, lock = hold.lock_name(), error = error; "the release was refused until the lease ended, which freed the lock"
                     );
                     core.write_off(&hold, error.kind());
                     Meter::settlement("given_up");
@@ -181,7 +181,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
             break; // settled, or on the list again
         }
         let Some(error) = refused else { continue };
-        log::later!(DEBUG, lock = hold.lock_name(), error = error; "settling again");
+        log::later!(DEBUG, lock = hold.lock_name(), error = error; "the settlement failed; retrying");
         pause(
             core,
             hold.kind().record(),
@@ -219,7 +219,7 @@ async fn clean_up(core: &Core, ghost: &UnsettledRequest) {
             Err(error) => {
                 log::later!(
                     WARN, lock = lock, owner = ghost.owner, error = error;
-                    "cannot settle; the lease has freed the lock"
+                    "the cleanup of an unsettled request failed until the lease ended, which freed the lock"
                 );
                 return;
             }
@@ -254,8 +254,8 @@ fn leave(core: &Arc<Core>, place: UnsettledRequest, turn: LentOwnerLock) {
         clean_up(&core_of_task, &place).await;
     });
     let is_left = leaving.as_mut().now_or_never().is_some();
-    // Tidy before the owner lock is free: otherwise a new request of the owner in flight could be
-    // taken for a debt to settle.
+    // Tidy before the owner lock is free: otherwise the owner's next request, while in flight,
+    // could be taken for a doubt to settle.
     core.tidy(&turn.0);
     drop(turn);
     if !is_left {
@@ -275,7 +275,7 @@ async fn release_unsettled(core: &Core, ghost: &UnsettledRequest) -> Result<bool
             .await?;
         is_over &= epoch == ghost.epoch;
         if released != Released::NotHeld {
-            log::later!(DEBUG, lock = ghost.kind.name(), owner = owner; "removed a hold that nobody had");
+            log::later!(DEBUG, lock = ghost.kind.name(), owner = owner; "released a hold that had no guard");
         }
     }
     Ok(is_over)
@@ -291,7 +291,7 @@ async fn take_off(
     tell: oneshot::Sender<Result<()>>,
 ) {
     let deadline = deadline(core, kind, Instant::now());
-    // what this client has not settled yet would be taken for this release
+    // otherwise a release that this client has not settled yet would be taken for this one
     if let Some(left) = core.holds.left(kind, owner)
         && left.residue() == Residue::Doubt
         && let Ok(_turn) = core.lock_owner(&left, None).await
@@ -336,7 +336,7 @@ pub(crate) async fn expire_relays(
                     RelayExpiry::Busy(number) => seen = number,
                     RelayExpiry::Quiet => return,
                     RelayExpiry::Unclaimed((hold, ticket)) => {
-                        log::later!(DEBUG, lock = hold.lock_name(); "no waiter took a hold that was handed off");
+                        log::later!(DEBUG, lock = hold.lock_name(); "no waiter took a hold that was handed off; releasing it");
                         return core.release_later(&hold, &ticket);
                     }
                 }

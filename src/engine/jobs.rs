@@ -94,7 +94,7 @@ impl Janitor {
         self.pending.fetch_add(1, Ordering::AcqRel);
         if let Err(refused) = self.jobs.send(job) {
             self.done(1);
-            log::later!(WARN, job = format!("{:?}", refused.0); "the lock client has ended; what it leaves ends with its lease, or its patience");
+            log::later!(WARN, job = format!("{:?}", refused.0); "the lock client has ended; the lock is freed when its lease ends, a place in a queue when its patience ends");
         }
     }
 

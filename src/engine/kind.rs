@@ -6,11 +6,11 @@
 //! - The halves of a read-write lock (`KindInfo::sibling`) have a ledger each. The server
 //!   recognizes the writer by its name, so a hold takes the name of its held sibling.
 //! - A fair and a reentrant lock (`KindInfo::rival`) have one record and two ledgers: an inner
-//!   release would write a count that knows nothing of the outer hold, and what settles the one
-//!   would end the other. So an owner that holds one, or waits for it, is refused the other
-//!   (`NotReentrant`, or `Lost` inside a loss). What the server was not told yet is settled first
-//!   (`Core::settle_rival`). This is checked when the own request is in doubt already: of two calls
-//!   at the same time, at least one sees the other.
+//!   release would write a count that leaves out the outer hold, and settling one would end the
+//!   other. So an owner that holds one, or waits for it, is refused the other (`NotReentrant`, or
+//!   `Lost` inside a loss). A change that the server does not know of yet is settled first
+//!   (`Core::settle_rival`). The check comes after the caller's own request is marked as in doubt,
+//!   so of two concurrent calls at least one sees the other.
 
 use std::{
     fmt,
@@ -101,7 +101,7 @@ pub(crate) struct JointScripts {
 #[derive(Debug, Clone, Copy)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each is a question of its own"
+    reason = "each is an independent property"
 )]
 pub(crate) struct KindInfo {
     /// Kinds of one family share their record and hence their hold counts.
@@ -130,7 +130,7 @@ pub(crate) struct KindInfo {
     /// The family that uses the same record but a separate hold count: no owner may hold both.
     pub(crate) rival: Option<&'static str>,
     /// A hold may pass between waiters of one client without a request: see
-    /// [`HandOff`](super::hand_off).
+    /// [`hand_off`](super::hand_off).
     pub(crate) relayed: bool,
 }
 
@@ -196,7 +196,7 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
     fn release(&self, owner: &OwnerId, holds: u32) -> Call;
 
     /// Like [`Kind::release`], but only if the server records exactly `seen` holds: for an owner
-    /// whose count this client does not keep alone.
+    /// whose count other clients may change, too.
     fn release_if(&self, owner: &OwnerId, holds: u32, seen: u32) -> Call {
         let mut call = self.release(owner, holds);
         call.args[1] = Arg::Text(format!("{seen}>{holds}").into());
@@ -204,14 +204,14 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
     }
 
     /// Like [`Kind::release`], but touches the record alone, for kinds with further keys, which a
-    /// cluster may have on another node. A "not held" reply proves nothing where the other keys may
+    /// cluster may have on another node. A "not held" reply proves nothing if the other keys may
     /// say otherwise: see [`Kind::record_is_all`].
     fn release_record(&self, _owner: &OwnerId, _holds: u32) -> Option<Call> {
         None
     }
 
-    /// Returns whether the record alone says which owner holds the lock. If so, its "not held"
-    /// reply is believed.
+    /// Returns whether the record alone says which owner holds the lock. If so, a "not held" reply
+    /// about the record alone is believed.
     fn record_is_all(&self) -> bool {
         false
     }

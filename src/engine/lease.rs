@@ -43,7 +43,7 @@ impl Millis {
 /// How long a hold lasts unless it is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lease {
-    /// As long as the watchdog renews it.
+    /// For as long as the watchdog renews it.
     Watched {
         /// The TTL that each renewal sets. The next one is due after a third of it.
         ttl: Millis,
@@ -91,7 +91,7 @@ impl Lease {
 pub(crate) enum Keep {
     /// Sets this TTL.
     For(Duration),
-    /// Sets what is left of a lease that ends at this instant.
+    /// Sets the remainder of a lease that ends at this instant.
     Until(Instant),
     /// Sets nothing: only checks that the record exists.
     AsItIs,

@@ -1,15 +1,15 @@
 //! Holds that are left to their lease: a guard is dropped, and its hold stays in the hold count.
 //!
-//! Without another guard, the owner is not inside it any more: it continues with another hold,
+//! After the last guard, the owner is no longer inside that hold: it continues with another hold,
 //! under another name. A value has no other name, so its next acquire asks the server first.
 //!
-//! What is in doubt is settled to the count that was left. After its lease the client sends nothing
-//! more for it, because another client may have extended the record.
+//! A request in doubt is settled to the count that was left. After its lease the client sends
+//! nothing more for it, because another client may have extended the record.
 //!
-//! `Lock::release` without a guard sends the new count with the one that it has read, and counts
-//! only if the record still has the latter. If there is no reply, the janitor reads the record:
-//! with the same count, the request was not executed, and will not be once the next one is; with
-//! another, it was, or another release was.
+//! `Lock::release` without a guard sends the new count with the one that it has read, and takes
+//! effect only if the record still has the latter. If there is no reply, the janitor reads the
+//! record: with the same count, the request was not executed, and will not be once the next one is;
+//! with another, it was, or another release was.
 //!
 //! The half of a read-write lock that shares its name with a hold that was left is refused until
 //! the other half is released. A shutdown ends the guards' part of a hold, and settles the count
@@ -47,8 +47,9 @@ impl HoldState {
         }
     }
 
-    /// Notices that no guard is left of what is held. The client reports its end now, since it need
-    /// not notice the end of the lease. It counts as held for as long as its record may live.
+    /// Marks the hold as left if no guard of it remains. The client reports its end now, since it
+    /// need not notice the end of the lease. The hold counts as held for as long as its record may
+    /// live.
     pub(super) fn notice_left(
         &mut self,
         generation: &Arc<Generation>,
@@ -98,7 +99,7 @@ impl Core {
         if !self.store.is_ours() {
             return;
         }
-        // first: the owner's next acquire may come as soon as the hold is left, and must have
+        // first: the owner's next acquire may come as soon as the hold is left, and must get
         // another name
         self.holds.retire_names();
         if let Some(sibling) = self.holds.held_sibling(hold.kind(), &hold.caller) {
@@ -108,8 +109,8 @@ impl Core {
         self.tidy(hold);
     }
 
-    /// Gives up on the request of a read lock inside a write lock that was left: the owner is not
-    /// inside that any more.
+    /// Gives up on the request of a read lock inside a write lock that was left: the owner is no
+    /// longer inside that.
     pub(super) fn orphan_nested(&self, hold: &Arc<Hold>) {
         let sibling = hold.kind().about().sibling;
         if sibling.is_some_and(|sibling| sibling.excludes)

@@ -1,9 +1,9 @@
 //! Follows redirects: sends a request that a server refused to another node. The server did not
 //! execute it, and the hold stays in doubt throughout.
 //!
-//! That takes one step, so no other task sees the hold without its doubt. If the call was given up
-//! meanwhile, nothing is sent. Decisions 19 and 21 say how redirects and stalled migrations are
-//! handled.
+//! The redirect is one transition, so no other task sees the hold without its doubt. If the call
+//! was given up in the meantime, nothing is sent. Decisions 19 and 21 say how redirects and stalled
+//! migrations are handled.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -27,7 +27,7 @@ fn moved_error() -> StoreError {
     StoreError::new(
         StoreErrorKind::TryAgain,
         false,
-        "keys of the lock are on their way to another node",
+        "keys of the lock are migrating to another node; try again",
     )
 }
 
@@ -62,8 +62,8 @@ impl Core {
         }
     }
 
-    /// The same for a script that releases it. If a migration delays its keys for long, releases
-    /// the record alone.
+    /// Like [`Core::acquire_by`], for a script that releases this hold. If a migration delays its
+    /// keys for long, releases the record alone.
     pub(super) async fn release_by(
         &self,
         route: &mut Route,
@@ -119,8 +119,8 @@ impl Core {
         })
     }
 
-    /// Redirects a request that was not executed. The hold is in doubt all the time, so no other
-    /// task sees it as it was before. Returns `false` if the request is not sent again.
+    /// Redirects a request that was not executed. The hold is in doubt throughout, so no other task
+    /// sees it as it was before. Returns `false` if the request is not sent again.
     async fn follow(&self, route: &mut Route, hold: &Arc<Hold>, request: &HoldRequest) -> bool {
         self.store.follow(route).await
             && hold.change(|state, _| state.redirect(request, route.epoch(), Instant::now()))

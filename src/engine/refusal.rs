@@ -46,14 +46,14 @@ impl Refusal {
             Self::ValueInDoubt => Error::Unconfirmed {
                 lock,
                 source: no_reply(
-                    "an earlier request with this value was never answered; wait, or use another value",
+                    "an earlier request with this value got no reply; wait, or use another value",
                 ),
             },
             Self::SiblingInDoubt => Error::Unconfirmed {
                 lock,
                 source: no_reply(
-                    "a hold inside the other one was left to its lease, or a request about it was never answered; \
-                     release the other one first",
+                    "a hold inside the other half was left to its lease, or a request about it got no reply; \
+                     release the other half first",
                 ),
             },
         }

@@ -6,10 +6,10 @@
 //! one command timeout; the janitor continues until the lease of the record is over.
 //!
 //! Without a guard, `Lock::release` sends the new count along with the count that it read, and
-//! counts only if the record still has that one.
+//! takes effect only if the record still has that one.
 //!
-//! `shutdown` ends what guards hold, releases the hand-offs that no waiter took, and leaves what
-//! was left to its lease.
+//! `shutdown` ends the holds of guards, releases the hand-offs that no waiter took, and keeps the
+//! holds that were left to their lease.
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,7 +39,7 @@ use crate::{
 };
 
 const NOT_POLLED: &str =
-    "another call of this owner is not polled any more; all of it is being undone";
+    "the future of another call of this owner is no longer polled; its hold is being undone";
 
 /// The retries of a request that a caller awaits, until the deadline.
 pub(super) struct Repeat {
@@ -69,7 +69,7 @@ impl Repeat {
         let next = Instant::now() + self.retry.pause();
         // no retry whose reply would have less than a tenth of the command timeout left
         if !error.is_transient() || next + core.config.command_timeout() / SPARE > self.deadline {
-            // if an earlier try may have been executed, or all is being undone, the outcome is
+            // if an earlier try may have been executed, or the hold is being undone, the outcome is
             // unknown: this error alone would say that nothing happened
             let error = match self.unconfirmed.take() {
                 _ if error.may_have_executed() => error,
@@ -96,7 +96,7 @@ impl Repeat {
 
 impl Core {
     /// Gives up one hold, and waits until the server has released it. If it is dropped midway, the
-    /// janitor finishes, provided that the caller tidies then.
+    /// janitor finishes, provided that the caller then calls [`Core::tidy`].
     pub(crate) async fn release(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<()> {
         self.check_ours(hold.lock_name())?;
         if self.hand_off(hold, &ticket) {
@@ -158,8 +158,8 @@ impl Core {
         must_expire.is_some()
     }
 
-    /// Takes one hold off the count that the server records. Once polled, it finishes even if it is
-    /// dropped.
+    /// Takes one hold off the count that the server records. Once polled, this happens even if the
+    /// future is dropped.
     async fn take_off(&self, kind: &Arc<dyn Kind>, owner: OwnerId) -> Result<()> {
         let (tell, told) = oneshot::channel();
         self.janitor.post(Job::TakeOff {
@@ -208,7 +208,7 @@ impl Core {
         if self.hand_off(hold, ticket) {
             return self.tidy(hold);
         }
-        // after an error, the hold was lost: nothing is to be given up
+        // an error means that the hold was lost: there is nothing to give up
         let _ = hold.leave(ticket, Instant::now());
         self.tidy(hold);
     }
@@ -353,7 +353,7 @@ impl Core {
                 },
             );
             if !hold.is_current(generation) {
-                return Err(not_held(kind, owner)); // it ended before the answer came
+                return Err(not_held(kind, owner)); // it ended before the reply came
             }
         }
         match answer {
@@ -370,7 +370,7 @@ impl Core {
         }
     }
 
-    /// Turns waiters away, releases all holds, and closes the connections. Holds that were left to
+    /// Ends all waits, releases all holds, and closes the connections. Holds that were left to
     /// their lease stay. Returns [`Error::Unsettled`] if some releases are not confirmed in time.
     pub(crate) async fn shutdown(&self) -> Result<()> {
         if !self.store.is_ours() {

@@ -1,17 +1,18 @@
 //! Back-off and jitter for retries.
 //!
-//! Six loops repeat a request. Each has a `Retry`, whose pauses double up to a longest, and a
+//! Six loops retry a request. Each has a `Retry`, whose pauses double up to a maximum, and a
 //! deadline:
 //!
-//! - `Acquire::run`: what was refused for now, until the wait or the outage patience is over
+//! - `Acquire::run`: an attempt that failed for now, until the wait or the outage patience is over
 //! - `Core::released`: a release that a caller awaits, for one command timeout
-//! - `Core::transfer`: a hand-over, or what must be settled before it, for one command timeout
+//! - `Core::transfer`: a hand-over, or a settlement that must come before it, for one command
+//!   timeout
 //! - `janitor::settle`: a release that no caller awaits, until the record's lease is over
 //! - `janitor::clean_up`: the release of an abandoned name, until its requests cannot arrive any
 //!   more, or the lease is over
 //! - `janitor::take_off`: a release without a guard, until it counts, or a lease is over
 //!
-//! The watchdog repeats nothing: a renewal that failed is due again. The tasks that listen for
+//! The watchdog has no retry loop: a renewal that failed is due again. The tasks that listen for
 //! messages and list elements retry at a fixed pace while there is a waiter.
 
 use std::time::Duration;
@@ -26,7 +27,7 @@ use crate::error::Error;
 const REFUSED_FOR_NOW: (Duration, Duration) =
     (Duration::from_millis(10), Duration::from_millis(500));
 
-/// A back-off: each pause is twice the one before, up to a longest.
+/// A back-off: each pause is twice the one before, up to a maximum.
 #[derive(Debug)]
 pub(super) struct Retry {
     pause: Duration,

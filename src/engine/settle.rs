@@ -32,7 +32,7 @@ use crate::{
 
 /// Error text: another call of the same owner, for a rival kind, is in flight.
 const ANOTHER_KIND: &str =
-    "its owner asks for a hold of another kind at this name, which does not go with this one";
+    "its owner is acquiring a lock of another kind with this name, which excludes this one";
 
 /// The outcome of [`Core::agree`].
 pub(crate) enum Agreement {
@@ -158,7 +158,7 @@ impl Core {
         self.abandon(hold, hold.change(|state, _| state.write_off(refusal)));
     }
 
-    /// Undoes what a stuck request may do: its future is no longer polled.
+    /// Undoes what a stuck request may have done or may still do: its future is no longer polled.
     pub(crate) fn orphan(&self, hold: &Arc<Hold>) {
         // Retire the name inside the transition: the owner's next acquire may start right after it,
         // and must not reuse the name.
@@ -212,7 +212,7 @@ impl Core {
         }
     }
 
-    /// Leaves to the janitor what late executions may do under an abandoned name.
+    /// Makes the janitor undo what late executions may do under an abandoned name.
     fn schedule_cleanup(&self, hold: &Hold, abandoned: Abandoned) {
         if let Some(sibling) = self.holds.held_sibling(hold.kind(), &hold.caller) {
             sibling.share_its_name(&abandoned.owner);
@@ -260,7 +260,8 @@ impl Core {
         }
         match residue {
             Residue::Held => {}
-            // Its owner continues with another one, whatever still has a handle of this one.
+            // Its owner continues with another hold, even if other tasks still have a handle of
+            // this one.
             Residue::Nothing if is_left => self.holds.forget(hold),
             Residue::Doubt => self.janitor.settle(hold),
             Residue::Left => self.holds.forget(hold),

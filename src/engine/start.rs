@@ -3,8 +3,8 @@
 //! The thread has a current-thread runtime of its own. Renewals must survive a user's runtime whose
 //! workers are blocked, and a guard must be released after that runtime has ended. The thread ends
 //! when the last client, lock and guard are gone and the janitor is done. The drop of that last
-//! handle waits up to 500 ms for releases in flight, because a process that ends next would take
-//! them along.
+//! handle waits up to 500 ms for releases in flight, because they would be lost if the process
+//! ended next.
 
 #[cfg(feature = "metrics")]
 use std::sync::PoisonError;
@@ -131,7 +131,7 @@ impl Starting {
     /// Builds the core. `None` means that the thread has ended: tokio panics if no file descriptor
     /// is left for a runtime's signal driver.
     fn core(self, started: Option<Started>) -> Result<Arc<Core>> {
-        let panicked = || Err(io::Error::other("it panicked; Too many open files?"));
+        let panicked = || Err(io::Error::other("it panicked: Too many open files?"));
         match started.unwrap_or_else(panicked) {
             Ok(runtime) => Ok(core(self, &runtime)),
             Err(error) => Err(self.endpoint.without_a_thread(&error)),
@@ -226,7 +226,7 @@ where
             if error.is_cancelled() {
                 return;
             }
-            log::later!(ERROR, name = name, error = error; "a task of the lock client panicked; starting it again");
+            log::later!(ERROR, name = name, error = error; "a task of the lock client panicked; restarting it");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });

@@ -186,8 +186,8 @@ pub(super) struct Answered {
     pub(super) held: bool,
     /// A name that is no longer used.
     pub(super) abandoned: Option<Abandoned>,
-    /// The name to which the hold may have been moved, if no caller has received it. From here on
-    /// nothing moves there.
+    /// The name to which the hold may have been moved, if no caller has received it. No later
+    /// request moves a hold there.
     pub(super) untold: Option<Abandoned>,
 }
 
@@ -203,7 +203,7 @@ pub(crate) struct Abandoned {
     pub(crate) ends: Instant,
 }
 
-/// What is left of a hold after a call.
+/// The state of a hold after a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Residue {
     /// The server does not record what the client wants, or may not.
@@ -251,7 +251,7 @@ pub(super) fn slack(ledger: &Ledger) -> Duration {
     period.map_or(Duration::ZERO, |period| period / 10)
 }
 
-// --- questions ---
+// --- queries ---
 
 impl HoldState {
     pub(super) fn new(owner: OwnerId, now: Instant) -> Self {
@@ -500,11 +500,11 @@ impl HoldState {
             self.server = ServerSide::Holds(0);
         }
         self.sibling_in_doubt = false;
-        // The end of what was left is no concern of this client.
+        // The end of a hold that was left to its lease was reported when it was left.
         effects.ended = (!self.is_left).then_some(generation);
     }
 
-    /// Returns whether a request is in flight that matters.
+    /// Returns whether a request is in flight whose outcome matters.
     fn may_be_stuck(&self) -> bool {
         self.ownership == Ownership::Ours && self.is_in_doubt() && !self.agrees()
     }

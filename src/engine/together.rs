@@ -1,12 +1,12 @@
-//! Acquires several locks by one request, all or none, and releases them by one.
+//! Acquires several locks with one request, all or none, and releases them with one.
 //!
-//! This is a shortcut, and never required: it waits neither for a lock nor for an owner lock. All
-//! that is not plain (a re-entry, a doubt, a taken owner lock, a refusal) is left to the path that
-//! acquires each lock by itself.
+//! This is a shortcut, and never required: it waits neither for a lock nor for an owner lock.
+//! Everything that is not plain (a re-entry, a doubt, a taken owner lock, a refusal) is left to the
+//! path that acquires each lock by itself.
 //!
-//! The owner locks are only tried, so there is no order to keep. Each hold is planned, in doubt,
-//! and entered as by itself. The unlock of a multi-lock and the janitor's batches of dropped guards
-//! use the same scripts. In a cluster all locks must be in one slot.
+//! The owner locks are only tried, so they need no order. Each hold is planned, marked as in doubt
+//! and entered as in an acquire of its own. The unlock of a multi-lock and the janitor's batches of
+//! dropped guards use the same scripts. In a cluster all locks must be in one slot.
 
 use std::{pin::pin, sync::Arc};
 
@@ -112,7 +112,7 @@ impl Acquire<'_> {
         // checked after the holds are in doubt: a shutdown that this check misses waits for the
         // owner locks
         core.check_open().inspect_err(|_| not_executed())?;
-        // one by one, the lock that has a rival reports the error
+        // the lock that has a rival reports the error in its own attempt
         let has_rival = |one: &Planned<'_>| core.holds.rival(one.hold, one.request.count).is_some();
         if planned.iter().any(has_rival) {
             not_executed();
@@ -219,7 +219,8 @@ impl Acquire<'_> {
         Ok(JointOutcome::Entered(entered))
     }
 
-    /// Returns `NotThisWay` if there is time left to try lock by lock, and the error otherwise.
+    /// Returns `NotThisWay` if there is time left to try each lock by itself, and the error
+    /// otherwise.
     fn no_reply(&self, error: StoreError) -> Result<JointOutcome> {
         match self.deadline {
             Some(deadline) if deadline <= Instant::now() => {

@@ -2,10 +2,10 @@
 //! there to the client that adopts it. (To adopt is to acquire by another script.)
 //!
 //! Each such name is used once, so both requests are idempotent, and late ones find a record that
-//! does not name them. For the giver it is a release; the name that the hold may have moved to is
-//! kept with the doubt (`HoldState::moves_to`) and is released unless the call has returned it. For
-//! the adopter it is an acquire; between two tries its `QueueEntry` keeps the janitor from settling
-//! the doubt. Only the single hold of an owner moves: see decision 8.
+//! does not have their name. For the giver it is a release; the name that the hold may have moved
+//! to is kept with the doubt (`HoldState::moves_to`) and is released unless the call has returned
+//! it. For the adopter it is an acquire; between two tries its `QueueEntry` keeps the janitor from
+//! settling the doubt. Only the single hold of an owner moves: see decision 8.
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,7 +36,7 @@ use crate::{
 const NESTED: &str = "its owner holds it more than once; release the other holds first";
 const READS_AND_WRITES: &str =
     "its owner reads and writes at the same time; release one of the two first";
-const SETTLED_OTHERWISE: &str = "another call of this owner ended the hold, or this one was not polled; what was handed over is being released";
+const SETTLED_OTHERWISE: &str = "another call of this owner ended the hold, or this call was not polled; the handed-over hold is being released";
 
 impl<'a> Acquire<'a> {
     /// Returns an acquire that takes over the hold of `from`, rather than a free lock.
@@ -57,7 +57,7 @@ impl<'a> Acquire<'a> {
             // same value
             let (owner, reason) = (
                 adopt.owner.to_string(),
-                "a hold is not adopted under a value; leave it out",
+                "a hold cannot be adopted under a value; omit the value",
             );
             return Err(Error::InvalidOwner { owner, reason });
         }
@@ -293,7 +293,7 @@ impl Core {
         Ok(None)
     }
 
-    /// Gives the hold up in our ledger, as soon as the server agrees with it. `Ok(Err(_))`: a retry
+    /// Gives the hold up in the ledger, as soon as the server agrees with it. `Ok(Err(_))`: a retry
     /// may succeed.
     async fn part(
         &self,

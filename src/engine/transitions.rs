@@ -1,17 +1,17 @@
 //! The transitions of a [`HoldState`]. They are pure, like the state itself.
 //!
 //! While a guard of a lost generation is alive, its owner is inside what it lost: its acquires are
-//! refused with `Lost`, whether the watchdog has noticed or not. So is its reading inside a write
-//! lock that it lost. (Not so writing after a lost read: an owner never writes inside its own read
-//! lock.) The release or drop of the last such guard ends that. A lease that ended is not released
-//! before: the record lives a moment longer than the deadline, and no lease is cut short.
+//! refused with `Lost`, whether the watchdog has noticed or not. So are its reads inside a write
+//! lock that it lost, but not its writes after a lost read: an owner never writes inside its own
+//! read lock. The release or drop of the last such guard ends that. A lease that ended is not
+//! released before: the record lives a moment longer than the deadline, and no lease is cut short.
 //!
 //! A loss is final: a guard may have reported it, so neither a late renewal nor a late re-entry
 //! revives a generation. How a release ended is kept in the generation, in case another call of the
 //! owner settled it first.
 //!
-//! A request that is nested has the name of the outermost hold. If it arrives late, the record may
-//! have another count; the next release or acquire sets it.
+//! A nested request has the name of the outermost hold. If it is executed late, the record may have
+//! another count; the next release or acquire sets it.
 
 use std::sync::{Arc, MutexGuard};
 
@@ -246,6 +246,7 @@ impl HoldState {
                 untold: None,
             };
         }
+        // First: `abandon` would take the name as one that the hold may still be moved to.
         let untold = self.untold(epoch);
         let mut abandoned = None;
         self.overtake(before, epoch);
@@ -405,6 +406,7 @@ impl HoldState {
 
     /// Leaves a record whose release was refused to its lease, and its name to late requests.
     pub(super) fn write_off(&mut self, refusal: StoreErrorKind) -> Option<Abandoned> {
+        // First: `abandon_name_in_doubt` would mark the end as unconfirmed.
         self.was_not_released(GenerationEnd::Refused(refusal));
         let abandoned = self.abandon_name_in_doubt();
         self.server = ServerSide::Holds(self.wanted());

@@ -4,7 +4,7 @@
 //! would have been kept, and publishes a message. The message may come late, so it names the place
 //! in the queue, and counts only for the waiter at that very place. A poll whose reply was "busy"
 //! came before the grant. So the record lives at least for the TTL in the message, counted from
-//! when that poll was sent, whatever the clocks of the servers say. A waiter that does not rely on
+//! when that poll was sent, whatever the clocks of the servers say. A waiter that cannot rely on
 //! its message sends a request, as if the lock were free, and the reply says that it holds the
 //! lock.
 //!
@@ -83,8 +83,8 @@ impl LastLook {
 
 impl HoldState {
     /// Enters a hold that another owner's release granted, in place of the planned request. Returns
-    /// `None`, with nothing changed, if the server may know more of this owner than its place in
-    /// the queue, or if the grant is over.
+    /// `None`, with nothing changed, if the server may record more about this owner than its place
+    /// in the queue, or if the grant is over.
     pub(super) fn take_granted(
         &mut self,
         request: &HoldRequest,
@@ -193,12 +193,12 @@ mod tests {
         assert_eq!(
             made_of(mine, lease, TTL / 2),
             Some((until, third)),
-            "which was long ago: at once"
+            "the third has passed: renewed at once"
         );
         assert_eq!(
             made_of(mine, lease, enough),
             Some((until, third)),
-            "as long as a renewal takes"
+            "just enough time for a renewal"
         );
         assert_eq!(
             made_of(mine, lease, enough + Duration::from_millis(1)),
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(
             made_of(mine, watched(TTL / 2), Duration::ZERO),
             None,
-            "longer than it was asked to live"
+            "longer than the requested lease"
         );
         // after a third of the TTL, a renewal could not be retried
         let soon = Duration::from_millis(968);

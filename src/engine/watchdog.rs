@@ -6,12 +6,12 @@
 //!
 //! - A batch has up to 500 locks, each with its own lease. `Gone` and `Taken` mean that the hold is
 //!   lost. No reply means nothing: the renewal is due again soon, until the deadline passes.
-//! - A batch that is refused for what it names is halved, so that one lock cannot cost the others
-//!   their leases. After a dozen refusals in a row everything is refused, and each batch is sent
-//!   once.
-//! - In a cluster, each master has its own share of the batches in flight: one that hangs delays no
-//!   other's.
-//! - A shared lock's fixed lease is sent again and again while it lasts: Redisson's readers cut the
+//! - A batch whose refusal may concern one of its locks is halved, so that one lock cannot cost the
+//!   others their leases. After 12 refusals in a row the server counts as refusing everything, and
+//!   each batch is sent once.
+//! - In a cluster, each master has its own limit of batches in flight: one that hangs delays no
+//!   renewals of another.
+//! - A shared lock's fixed lease is sent repeatedly while it lasts: Redisson's readers shorten the
 //!   record's TTL.
 //! - After a reconnect, all holds are checked at once, those with a fixed lease by a renewal of 1
 //!   ms, which changes nothing.
@@ -55,6 +55,7 @@ use futures_util::{
 /// Time that the server takes for one batch, rounded up. As many batches are in flight as fit into
 /// a round trip, plus 2.
 const WORK: Duration = Duration::from_millis(2);
+/// Most batches in flight to one server.
 const MAX_IN_FLIGHT: usize = 64;
 /// Refused parts in a row after which the whole batch counts as refused. This is more than the
 /// bisection needs to find the one bad lock of [`LOCKS_AT_ONCE`]. Sending each lock alone would
@@ -183,7 +184,7 @@ fn poll_due(core: &Arc<Core>) -> Vec<BatchEntry> {
             Due::Stuck => {
                 log::later!(
                     WARN, lock = hold.lock_name(), owner = hold.owner();
-                    "a request of a future that is not polled is undone"
+                    "the future of a request is no longer polled; undoing the request"
                 );
                 core.orphan(&hold);
             }
@@ -270,8 +271,9 @@ fn take_in(
     acks: Result<Option<Acks>, StoreError>,
 ) {
     // Treat an unacknowledged renewal as failed: a replica without it may end the record earlier.
-    let acks = acks
-        .inspect_err(|error| log::later!(DEBUG, error = error; "nobody knows who has a renewal"));
+    let acks = acks.inspect_err(
+        |error| log::later!(DEBUG, error = error; "WAIT failed; the renewal is unconfirmed"),
+    );
     let has_copies = |entry: &BatchEntry| {
         copies(core, entry)
             .is_none_or(|copies| matches!(acks, Ok(Some(acks)) if acks.suffice(copies)))
@@ -298,7 +300,7 @@ fn take_in(
 /// Records that a batch was not renewed: each hold is due again.
 fn failed(core: &Core, part: &[BatchEntry], error: &StoreError) {
     log::later!(
-        WARN, locks = part.len(), error = error; "renewal failed; trying again until the lease ends"
+        WARN, locks = part.len(), error = error; "renewal failed; retrying until the lease ends"
     );
     if meter::IS_ON {
         let failed = part.iter().map(|entry| counted_as(entry, "failed", None));

@@ -936,9 +936,7 @@ async fn an_adopt_whose_lease_is_over_before_its_reply_fails_at_once() {
             panic!("{kind}: {late:?}")
         };
         assert!(
-            error
-                .to_string()
-                .contains("when the lease was over already"),
+            error.to_string().contains("after the lease had ended"),
             "{kind}: {error}"
         );
         assert!(took >= ms(250) && took < ms(750), "{kind}: {took:?}");

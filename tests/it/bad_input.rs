@@ -246,7 +246,7 @@ async fn l2_n2_leases_at_the_edges_work() {
                 ..
             }) => {}
             Err(Error::Unconfirmed { source, .. })
-                if source.to_string().contains("the lease was over already") => {}
+                if source.to_string().contains("after the lease had ended") => {}
             Err(error) => panic!("{millis} ms: {error}"),
         }
         client.idle().await;

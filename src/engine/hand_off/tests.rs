@@ -1,4 +1,4 @@
-//! Which holds may be handed off, and for how long.
+//! Which holds may be handed off, and until when.
 
 use super::*;
 use crate::{

@@ -49,7 +49,7 @@ fn new(holds: &Holds) -> Arc<Hold> {
     holds.get_or_insert(&kind(), &OwnerId::named(&ClientId::random(), "me").unwrap())
 }
 
-/// Giving up the guard of a lost hold must not give up a hold that was acquired since.
+/// Giving up the guard of a lost hold must not give up a hold that was acquired later.
 #[test]
 fn a_stale_ticket_never_gives_back_a_later_hold() {
     shuttle::check_random(
@@ -62,7 +62,7 @@ fn a_stale_ticket_never_gives_back_a_later_hold() {
             let inside = hold.plan(MODE, holds.sibling_state(&hold), Instant::now());
             assert!(
                 matches!(inside, Err(Error::Lost { .. })),
-                "a guard of what was lost lives"
+                "a guard of the lost hold lives"
             );
             let fresh = entered(&holds, &hold, Instant::now(), lease).unwrap();
             for _ in 0..2 {
@@ -83,7 +83,7 @@ fn a_stale_ticket_never_gives_back_a_later_hold() {
 /// The watchdog takes a hold out of its queue and polls it a moment later. A hold acquired in
 /// between must not expire.
 #[test]
-fn a_hold_that_was_taken_anew_does_not_expire() {
+fn a_hold_that_was_acquired_again_does_not_expire() {
     shuttle::check_random(
         || {
             let holds = Holds::new(Duration::from_secs(3), Meter::default());
@@ -218,7 +218,7 @@ async fn comes_and_goes(
 
 #[test]
 fn a_hold_is_forgotten_with_its_last_user_and_never_before() {
-    explore(2_000, &["a hold that somebody else has"], |seen| {
+    explore(2_000, &["another task has the hold"], |seen| {
         let holds = Arc::new(Holds::new(Duration::from_secs(3), Meter::default()));
         let (kind, owner) = (kind(), OwnerId::named(&ClientId::random(), "me").unwrap());
         let user = |leaves| {
@@ -226,7 +226,7 @@ fn a_hold_is_forgotten_with_its_last_user_and_never_before() {
             let seen = seen.clone();
             spawn(async move {
                 if comes_and_goes(&holds, &kind, &owner, leaves).await {
-                    seen.note("a hold that somebody else has");
+                    seen.note("another task has the hold");
                 }
             })
         };
@@ -252,8 +252,8 @@ fn a_hold_is_forgotten_with_its_last_user_and_never_before() {
 
 /// The watchdog has a handle of a hold in use at the moment when its last user gives it up.
 #[test]
-fn a_hold_is_forgotten_whoever_looks_at_it_when_it_ends() {
-    explore(2_000, &["a hold that somebody else has"], |seen| {
+fn a_hold_is_forgotten_even_if_it_is_polled_when_it_ends() {
+    explore(2_000, &["another task has the hold"], |seen| {
         let holds = Arc::new(Holds::new(Duration::from_secs(3), Meter::default()));
         let (kind, owner) = (kind(), OwnerId::named(&ClientId::random(), "me").unwrap());
         let (first, last) = (
@@ -276,7 +276,7 @@ fn a_hold_is_forgotten_whoever_looks_at_it_when_it_ends() {
         });
         holds.reap_again();
         if holds.len() > 0 {
-            seen.note("a hold that somebody else has");
+            seen.note("another task has the hold");
         }
         shuttle::future::block_on(user).unwrap();
         while holds.reap_again() {}

@@ -307,7 +307,7 @@ impl World {
                 self.suffix += u64::from(place.is_some());
             }
             Step::SomebodyAcquires if self.server.record.is_none() => {
-                let owner = OwnerId::named(&ClientId::random(), "somebody").unwrap();
+                let owner = OwnerId::named(&ClientId::random(), "another").unwrap();
                 self.server.execute(&Sent {
                     owner,
                     verb: Verb::Acquire { holds: 1 },
@@ -370,10 +370,7 @@ impl World {
                 self.suffix += u64::from(self.state.write_off(StoreErrorKind::Other).is_some());
                 let told = given_up
                     .is_none_or(|given_up| given_up.ledger().end != Some(GenerationEnd::Released));
-                assert!(
-                    told,
-                    "whoever waits for its release is told that it was refused"
-                );
+                assert!(told, "the refusal is reported");
                 self.server.record = None;
             }
             Step::Look { heard } => self.look(heard, effects),
@@ -465,7 +462,7 @@ impl World {
             if guard.end.is_none() && end.is_some() {
                 let told = effects.ended.as_ref();
                 let told = told.is_some_and(|told| Arc::ptr_eq(told, &guard.ticket.generation));
-                assert!(told, "its guards are told: {end:?}");
+                assert!(told, "its guards are notified: {end:?}");
             }
             guard.end = end;
         }
@@ -473,10 +470,7 @@ impl World {
             return;
         }
         if let Some((generation, ledger)) = self.state.held() {
-            assert_eq!(
-                ledger.count, self.count,
-                "as often as it was acquired, less what was given back"
-            );
+            assert_eq!(ledger.count, self.count, "acquires less releases");
             assert!(
                 ledger.count > 0
                     && (self.state.is_left
@@ -489,7 +483,7 @@ impl World {
             let count = self.server.count(&generation.owner);
             assert!(
                 ledger.deadline <= now || self.tampered || count.is_some(),
-                "held by nobody: {:?}",
+                "not held: {:?}",
                 self.server
             );
             let ends = self
@@ -499,12 +493,12 @@ impl World {
                 .map_or(now, |record| now + record.ttl);
             assert!(
                 self.tampered || ledger.deadline <= ends,
-                "longer than the record"
+                "valid for longer than the record"
             );
             drop(ledger);
             assert!(
                 self.state.is_left || self.state.next_poll(OVERDUE).is_some(),
-                "nobody would notice its end"
+                "its end would go unnoticed"
             );
         }
         if let ServerSide::Holds(known) = self.state.server
@@ -531,7 +525,7 @@ impl World {
                 );
                 assert_eq!(left, (0, ServerSide::Holds(0), None), "nothing is left");
             }
-            Residue::Doubt => assert!(self.state.plan_release().is_some(), "somebody settles it"),
+            Residue::Doubt => assert!(self.state.plan_release().is_some(), "it can be settled"),
             Residue::Left => {
                 let is_of_it = |guard: &Guard| self.state.is_current(&guard.ticket.generation);
                 assert!(self.state.is_left && !self.guards.iter().any(is_of_it));
@@ -560,7 +554,7 @@ proptest! {
 }
 
 /// A late acquire may still be executed, and the hold that was granted on the new connection is
-/// lost. Giving up a lost hold sends no release, so its name must be settled on its own.
+/// lost. Giving up a lost hold sends no release, so its name must be settled separately.
 #[test]
 fn a_name_that_a_late_acquire_may_meet_is_settled_after_a_loss() {
     let mut world = World::new();

@@ -11,8 +11,8 @@
 //! the bell, ends a BLPOP early: unlike CLIENT UNBLOCK it cannot come too early, and it needs no
 //! further permission.
 //!
-//! A list whose only waiter was woken is left out until another one sleeps: the next element is for
-//! another process. After a reconnect all waiters try once, as an element may be lost with the
+//! A list whose only waiter was woken is left out until a waiter sleeps again: the next element is
+//! for another process. After a reconnect all waiters try once, as an element may be lost with the
 //! connection. A list that refuses BLPOP (ACL, another type) is left out, and its waiters poll.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -191,7 +191,7 @@ impl Popper {
                 tokio::spawn(async move {
                     // A lost ring costs only time, as a lost signal does.
                     if let Err(error) = core.store.signal(&call).await {
-                        log::later!(DEBUG, error = error; "cannot end a BLPOP");
+                        log::later!(DEBUG, error = error; "cannot end a BLPOP early");
                     }
                 });
             }
@@ -286,7 +286,7 @@ impl Popper {
         };
         tokio::spawn(async move {
             if let Err(error) = core.store.signal(&call).await {
-                log::later!(DEBUG, error = error; "cannot hand a signal back; waiters look for themselves");
+                log::later!(DEBUG, error = error; "cannot push a signal back; waiters poll");
             }
         });
     }
@@ -299,7 +299,7 @@ impl Popper {
                 Ok(Some(_)) => self.deliver(&queue),
                 Ok(None) => {}
                 Err(error) => {
-                    log::later!(WARN, list = list, error = error; "cannot wait for this list; waiters poll instead");
+                    log::later!(WARN, list = list, error = error; "BLPOP of this list failed; its waiters poll");
                     self.wanted.remove(&list);
                 }
             }
@@ -307,7 +307,7 @@ impl Popper {
         if let Some(bell) = self.bell.take()
             && let Err(error) = self.pop_from(&bell).await
         {
-            log::later!(WARN, list = bell, error = error; "cannot wait for this list; waiters of others poll instead");
+            log::later!(WARN, list = bell, error = error; "BLPOP of this list failed; the waiters of all lists poll");
             self.wanted.clear();
         }
     }
@@ -327,7 +327,7 @@ impl Popper {
         if self.core.check_open().is_err() {
             return;
         }
-        log::later!(DEBUG, error = error; "cannot wait for lists; trying again");
+        log::later!(DEBUG, error = error; "BLPOP failed; retrying");
         let Ok(link) = self.core.store.lists().await else {
             return sleep(LISTEN_AGAIN).await;
         };

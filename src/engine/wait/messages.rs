@@ -250,7 +250,7 @@ async fn subscribe_batch(
     }
     if let [queue] = batch {
         queue.denied.store(true, Ordering::Release);
-        log::later!(WARN, channel = queue.channel, error = error; "may not subscribe; waiters poll instead");
+        log::later!(WARN, channel = queue.channel, error = error; "SUBSCRIBE was denied; waiters poll");
         return Vec::new();
     }
     let (first, second) = batch.split_at(batch.len() / 2);
@@ -266,7 +266,7 @@ async fn unsubscribe_batch(link: &Link, batch: &[String]) -> Vec<String> {
     let Err(error) = link.unsubscribe(batch).await else {
         return Vec::new();
     };
-    log::later!(DEBUG, error = error; "cannot unsubscribe");
+    log::later!(DEBUG, error = error; "UNSUBSCRIBE failed");
     let is_over = error.kind().is_denied() || error.kind() == StoreErrorKind::Moved;
     if is_over { Vec::new() } else { batch.to_vec() }
 }

@@ -1,10 +1,10 @@
 //! A waiter's place in a lock's queue on the server.
 //!
 //! The end of a place is a doubt like any other: the release with a count of 0 takes back
-//! everything of the owner, so no kind has a verb of its own for leaving its queue. A place is
-//! bound to its name: a new suffix does not cost it. The last waiter abandons the name with the
-//! place, and lends the owner lock to the janitor until the connection has the release (decision
-//! 7).
+//! everything of the owner, so no kind needs a script of its own for leaving its queue. A place is
+//! bound to its name: the owner keeps that name while it waits, even if a new suffix is in use. The
+//! last waiter abandons the name with the place, and lends the owner lock to the janitor until the
+//! connection has the release (decision 7).
 
 use std::sync::Arc;
 

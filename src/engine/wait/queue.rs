@@ -11,9 +11,9 @@
 //! one queue share the instant of the next poll; waiters that keep a place on the server by polling
 //! have a queue, or a side, of their own.
 //!
-//! Redisson sends `0` when the last reader leaves and `1` when a writer does; for the other side
-//! that says nothing, so any message wakes all readers and one writer. If messages may be missing,
-//! both sides poll.
+//! Redisson sends `0` when the last reader leaves and `1` when a writer does. Neither says anything
+//! about the other side, so any message wakes all readers and one writer. If messages may be
+//! missing, both sides poll.
 
 use std::sync::{Arc, PoisonError};
 
@@ -172,8 +172,8 @@ impl WaitQueue {
         self.node.store(home, Ordering::Release);
     }
 
-    /// Returns whether holds of this lock are handed on here. It compares the names because the
-    /// locks `x` and `{x}` share a channel.
+    /// Returns whether holds of this lock are handed off in this queue. It compares the names
+    /// because the locks `x` and `{x}` share a channel.
     pub(crate) fn is_of(&self, kind: &Arc<dyn Kind>) -> bool {
         self.kind.name() == kind.name() && self.kind.about().family == kind.about().family
     }
@@ -288,8 +288,8 @@ impl WaitQueue {
         self.was_live.load(Ordering::Acquire)
     }
 
-    /// Stops listening unless more than `so_many` wait. Returns whether it stopped. The next waiter
-    /// requests a subscription again.
+    /// Stops listening unless more than `so_many` waiters are there. Returns whether it stopped.
+    /// The next waiter requests a subscription again.
     pub(super) fn stop_unless_more_than(&self, so_many: usize) -> bool {
         // Clear the flag first: a waiter that comes now is either counted below or requests
         // listening.

@@ -2,11 +2,11 @@
 //! [`HoldState::hand_off`](crate::engine::state::HoldState::hand_off).
 //!
 //! Hand-offs have permits of their own, for the waiters that can take them. A waiter that is
-//! dropped passes its permit on; the last one releases what lies here. A future that is not polled
-//! would keep it: what no waiter has taken within 20 ms and a round trip is released by
-//! `janitor::expire_relays`. While a series goes on, newcomers join the queue without a request:
-//! the lock is known to be busy, and its release will be heard. `x` and `{x}` share a channel: only
-//! the lock of the queue's first waiter is handed off.
+//! dropped passes its permit on; the last one releases the hold in the slot. A future that is no
+//! longer polled would keep it there: a hold that no waiter takes within 20 ms and a round trip is
+//! released by `janitor::expire_relays`. While a series goes on, newcomers join the queue without a
+//! request: the lock is known to be busy, and its release will be heard. `x` and `{x}` share a
+//! channel: only the lock of the queue's first waiter is handed off.
 
 use std::sync::{Arc, PoisonError};
 
@@ -34,7 +34,7 @@ struct RelaySlot {
     takers: usize,
     /// Number of hand-offs put here so far.
     number: u64,
-    /// A task runs that expires unclaimed hand-offs.
+    /// Whether a task runs that expires unclaimed hand-offs.
     has_expiry: bool,
     /// This client holds the lock until then, as far as it knows.
     goes_on_until: Option<Instant>,

@@ -111,7 +111,7 @@ impl World {
                     ChannelEvent::LastWaiterLeft(queue) => {
                         let mut left = vec![(Instant::now() - LINGER, queue)];
                         for channel in remove_abandoned(&subscriber.subscriptions, &mut left) {
-                            noted.note("a gate was removed");
+                            noted.note("a wait queue was removed");
                             at.unsubscribe(&channel);
                         }
                     }
@@ -161,11 +161,11 @@ impl World {
         }
     }
 
-    /// Checks what a guard stands for: the server records its owner, and the client knows it by
-    /// this very hold.
+    /// Checks what a guard relies on: the server records its owner, and the client knows its owner
+    /// by this very hold.
     fn check_held(&self, owner: &OwnerId, hold: &Arc<Hold>) {
         if owner.turn().is_some_and(|turn| turn.get() > 1) {
-            self.seen.note("it was handed on");
+            self.seen.note("it was handed off");
         }
         let (holder, count) = self.server.record("l").expect("a guard lives");
         assert!(
@@ -258,13 +258,13 @@ async fn all(tasks: Vec<JoinHandle<()>>) {
 }
 
 #[test]
-fn nobody_waits_in_vain_whoever_is_dropped() {
+fn no_waiter_waits_in_vain_if_another_is_dropped() {
     let must_see = [
         "a waiter",
-        "a gate was removed",
+        "a wait queue was removed",
         "an acquire was dropped",
         "a release was dropped",
-        "it was handed on",
+        "it was handed off",
     ];
     explore(1_000, &must_see, |seen| {
         let world = World::new(seen);
@@ -283,7 +283,7 @@ fn nobody_waits_in_vain_whoever_is_dropped() {
 
 /// A woken waiter may wait for the owner lock and be dropped there.
 #[test]
-fn nobody_waits_in_vain_whoever_is_dropped_before_its_turn() {
+fn no_waiter_waits_in_vain_if_one_is_dropped_before_its_turn() {
     explore(1_500, &["a waiter", "an acquire was dropped"], |seen| {
         let world = World::new(seen);
         block_on(async {
@@ -297,7 +297,7 @@ fn nobody_waits_in_vain_whoever_is_dropped_before_its_turn() {
 }
 
 #[test]
-fn an_owner_has_one_hold_whoever_comes_while_it_is_forgotten() {
+fn an_owner_has_one_hold_if_a_call_comes_while_it_is_forgotten() {
     let must_see = [
         "a nested guard",
         "an acquire was dropped",
@@ -320,13 +320,13 @@ fn an_owner_has_one_hold_whoever_comes_while_it_is_forgotten() {
     });
 }
 
-/// A holder that acquires again what was handed to it has it already. It does not wait for its own
-/// release, even if others wait.
+/// A holder that re-enters a hold that was handed to it has it already. It does not wait for its
+/// own release, even if others wait.
 #[test]
-fn a_holder_that_re_enters_what_was_handed_on_waits_for_nobody() {
+fn a_holder_that_re_enters_a_handed_off_hold_does_not_wait() {
     explore(
         1_000,
-        &["a waiter", "it was handed on", "a nested guard"],
+        &["a waiter", "it was handed off", "a nested guard"],
         |seen| {
             let world = World::new(seen);
             block_on(async {
@@ -352,8 +352,7 @@ fn a_holder_that_re_enters_what_was_handed_on_waits_for_nobody() {
                             }
                             world.core.release(&again, inner).await.unwrap();
                         }
-                        // Dropping this forgets what is left of the hold, as giving up a guard
-                        // does.
+                        // Dropping this forgets the hold, as giving up a guard does.
                         let under_way = CallInFlight {
                             core: &world.core,
                             hold,
@@ -408,7 +407,7 @@ impl Sides {
         };
         assert!(
             shares || self.told.fetch_add(1, SeqCst) == 0,
-            "one message has told two writers"
+            "one message woke two writers"
         );
         moments(3).await;
         if !shares {
@@ -473,7 +472,7 @@ fn a_message_wakes_all_readers_and_one_writer_or_its_successor() {
 
 /// The woken waiter may retry in vain and wait again before the task that woke it continues.
 #[test]
-fn whoever_waits_for_a_list_again_is_told_again() {
+fn a_waiter_that_waits_for_a_list_again_is_woken_again() {
     explore(1_500, &["it waits again"], |seen| {
         let (world, lists) = World::with_lists(seen);
         let mut reader = Popper::new(Arc::clone(&world.core), lists);
@@ -500,8 +499,8 @@ fn whoever_waits_for_a_list_again_is_told_again() {
 }
 
 #[test]
-fn a_gate_is_there_for_as_long_as_somebody_waits() {
-    explore(1_500, &["a gate was removed"], |seen| {
+fn a_wait_queue_stays_for_as_long_as_a_waiter_is_in_it() {
+    explore(1_500, &["a wait queue was removed"], |seen| {
         let world = World::new(seen);
         block_on(async {
             let passes = Arc::clone(&world);
@@ -510,10 +509,10 @@ fn a_gate_is_there_for_as_long_as_somebody_waits() {
             let stays = spawn(async move {
                 let waiter = half(&stays, false);
                 moments(6).await;
-                let known = stays.core.subscriptions.get("rw").expect("somebody waits");
+                let known = stays.core.subscriptions.get("rw").expect("one waits");
                 assert!(
                     Arc::ptr_eq(&known, &waiter.queue),
-                    "somebody waits at another gate"
+                    "the waiter is in another queue"
                 );
             });
             all(vec![passes, stays]).await;
@@ -522,7 +521,7 @@ fn a_gate_is_there_for_as_long_as_somebody_waits() {
 }
 
 #[test]
-fn nobody_waits_at_a_client_that_was_shut_down() {
+fn no_waiter_waits_at_a_client_that_was_shut_down() {
     explore(300, &["a waiter"], |seen| {
         let world = World::new(seen);
         block_on(async {

@@ -41,8 +41,8 @@ pub(crate) struct Waiter<'a> {
     pub(super) queue: Arc<WaitQueue>,
     /// It may share the lock with other holders.
     shares: bool,
-    /// It can take a hold that another holder of this client hands off, if at least so many
-    /// replicas have it.
+    /// Set if it can take a hold that another holder of this client hands off: how many replicas
+    /// must have it at least.
     takes: Option<u32>,
     /// Its place in the lock's queue, if the lock has one.
     queue_entry: Option<Box<QueueEntry<'a>>>,
@@ -97,7 +97,7 @@ impl Core {
     }
 
     /// Joins the wait queue of a channel. `quiet`: the waiter cannot have missed a message that
-    /// concerns it. `takes`: it can take a hand-off that at least so many replicas have.
+    /// concerns it. `takes`: it can take a hand-off that at least this many replicas have.
     pub(crate) fn join(
         &self,
         kind: &Arc<dyn Kind>,

@@ -28,7 +28,7 @@ pub(super) enum Action {
         hold: usize,
         guard: usize,
     },
-    /// A guard is given up: by a call of `unlock`, or by a drop.
+    /// A guard is given up, by a call of `unlock` or by a drop.
     Leave {
         hold: usize,
         guard: usize,
@@ -424,7 +424,7 @@ fn whatever_a_dropped_future_leaves_behind_the_rules_stand() {
 }
 
 #[test]
-fn whatever_is_not_answered_in_time_the_rules_stand() {
+fn whatever_gets_no_reply_in_time_the_rules_stand() {
     explore(Budget { timeouts: 1, ..TWO }, 1);
 }
 
@@ -434,7 +434,7 @@ fn whatever_the_server_refuses_the_rules_stand() {
 }
 
 #[test]
-fn whatever_a_future_that_nobody_polls_has_sent_the_rules_stand() {
+fn whatever_an_unpolled_future_has_sent_the_rules_stand() {
     explore(Budget { orphans: 1, ..TWO }, 1);
 }
 
@@ -444,12 +444,12 @@ fn whenever_it_is_renewed_the_rules_stand() {
 }
 
 #[test]
-fn whenever_somebody_deletes_the_record_the_rules_stand() {
+fn whenever_another_client_deletes_the_record_the_rules_stand() {
     explore(Budget { deletes: 1, ..TWO }, 2);
 }
 
 #[test]
-fn whoever_it_is_handed_on_to_the_rules_stand() {
+fn whichever_acquire_it_is_handed_off_to_the_rules_stand() {
     explore(
         Budget {
             acquires: 1,

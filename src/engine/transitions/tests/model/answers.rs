@@ -1,4 +1,4 @@
-//! How a client reacts to a reply, and to none.
+//! How a client reacts to a reply, and to a missing one.
 
 use nestlock_wire::clock::Instant;
 
@@ -72,7 +72,7 @@ impl Client {
                 });
                 if let Ok(Some(ticket)) = granted {
                     if !is_valid(&ticket.generation, now) {
-                        self.wrong("what is granted is not over yet");
+                        self.wrong("a granted hold is valid");
                     }
                     if ticket.generation.ledger().count == 1 {
                         self.told.push(Told::Begun(ticket.generation.owner.clone()));

@@ -194,11 +194,11 @@ impl Client {
             .zip(before)
             .filter(|(guard, live)| *live && !guard.generation.ledger().is_held());
         if !ended.map(|(guard, _)| &guard.generation).all(told) {
-            self.wrong("its guards are told");
+            self.wrong("its guards are notified");
         }
         let hold = &self.holds[at];
         if hold.state.held().is_some() && hold.state.next_poll(OVERDUE).is_none() {
-            self.wrong("somebody notices its end");
+            self.wrong("its end is noticed");
         }
         outcome
     }
@@ -323,7 +323,7 @@ impl Client {
             }
             Ok(AcquirePlan::Agree) => {
                 if !self.agree(at, Wants::Acquire { after_loss }, now) {
-                    self.wrong("what is unsettled can be settled");
+                    self.wrong("an unsettled hold can be settled");
                 }
             }
             Ok(AcquirePlan::Forget) => {
@@ -334,7 +334,7 @@ impl Client {
             Err(refusal) => {
                 let lost = matches!(refusal, Refusal::Lost(..)) && inside_a_loss && !after_loss;
                 if !lost && !matches!(refusal, Refusal::TooManyHolds(..)) {
-                    self.wrong("nothing is refused but what is inside a loss");
+                    self.wrong("only acquires inside a loss are refused");
                 }
                 self.tidy(at);
             }
@@ -351,7 +351,7 @@ impl Client {
             }
             Err(
                 GenerationEnd::Released | GenerationEnd::Refused(_) | GenerationEnd::Unconfirmed,
-            ) => self.wrong("what has a guard is not released"),
+            ) => self.wrong("a hold with a guard is not released"),
             Ok(()) | Err(GenerationEnd::Lost(_)) => {}
         }
         self.tidy(at);

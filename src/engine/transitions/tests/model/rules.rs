@@ -1,4 +1,4 @@
-//! The rules: what no step may break, and what holds in every state.
+//! The rules: what no step may break, and what must hold in every state.
 
 use std::sync::Arc;
 
@@ -57,17 +57,14 @@ impl World {
                             let is_gone =
                                 client != 0 || self.server.count(&generation.owner).is_none();
                             let done = !was_last || is_gone || history.released.contains(&name);
-                            self.must(
-                                !missed || doubted,
-                                "a release that is confirmed had a record",
-                            );
-                            self.must(done, "a release that is confirmed was executed");
+                            self.must(!missed || doubted, "a confirmed release had a record");
+                            self.must(done, "a confirmed release was executed");
                         } else {
                             // The lease of the outer hold may have ended since.
                             let over = generation.ledger().deadline <= self.now;
                             self.must(
                                 missed || over || history.tampered,
-                                "a release that is lost had none",
+                                "a release that reports a loss had no record",
                             );
                         }
                     }
@@ -98,7 +95,7 @@ impl World {
         };
         self.must(
             stands,
-            "what is confirmed is so, and nothing else has changed",
+            "a confirmed request took effect, and any other changed nothing",
         );
     }
 
@@ -121,7 +118,7 @@ impl World {
             let known = end.is_some() || !taken || over || self.history.tampered;
             self.must(
                 known,
-                "nothing is lost but what a lease has ended, or somebody took",
+                "a hold is lost only if its lease ended or another client took it",
             );
         }
     }
@@ -158,15 +155,15 @@ impl World {
             .chain(&other)
             .all(|owner| self.server.count(owner).is_some())
         {
-            return Some("who relies on it relies on a record");
+            return Some("each valid guard has a record");
         }
         if !self.clients[0].holds.iter().all(|hold| self.counts(hold)) {
-            return Some("the server counts as we do");
+            return Some("the server and the client agree on the count");
         }
         let one = &self.clients[0];
         let under_way =
             one.sent.iter().any(|(sent, _)| sent.epoch == one.epoch) || !one.answers.is_empty();
-        (!under_way && !self.empties()).then_some("the books empty, and the record goes")
+        (!under_way && !self.empties()).then_some("the ledgers empty, and the record goes")
     }
 
     /// Returns whether the server records the count that the client knows, where nothing is in
