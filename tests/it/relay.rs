@@ -1,4 +1,4 @@
-//! The relay: the tasks of one client hand a contended lock on without a request to the server.
+//! The relay: the tasks of one client hand a contended lock off without a request to the server.
 
 use std::{
     future::Future,
@@ -32,8 +32,8 @@ async fn client(server: &Server) -> LockClient {
 /// Waits until this many waiters of the client sleep.
 async fn asleep(server: &Server, client: &LockClient, waiters: usize) {
     eventually("the waiters sleep", || async {
-        // Their requests have replies, and the waiter that polls once more when the subscription is
-        // confirmed has done so.
+        // Their requests have their replies, and the waiter that polls once more when the
+        // subscription is confirmed has done so.
         let scripts = server.script_count();
         tokio::time::sleep(ms(30)).await;
         client.stats().waiters == waiters
@@ -43,8 +43,8 @@ async fn asleep(server: &Server, client: &LockClient, waiters: usize) {
     .await;
 }
 
-/// Returns a hold that was handed on: the owner that acquired it, and the guard of the task that
-/// took it over.
+/// Returns a hold that was handed off: the owner that acquired it, and the guard of the task that
+/// received it.
 async fn handed_on(server: &Server, client: &LockClient) -> (OwnerId, LockGuard) {
     let lock = client.mutex("l").unwrap();
     // A busy machine may take longer than the 2 ms in which a hand-off is possible.
@@ -74,7 +74,7 @@ async fn handed_on(server: &Server, client: &LockClient) -> (OwnerId, LockGuard)
         if first.1.is_some() {
             std::mem::swap(&mut first, &mut second);
         }
-        let guard = second.1.expect("the one or the other has it still");
+        let guard = second.1.expect("one of the two still has it");
         if guard.owner() == first.0 {
             return (first.0, guard);
         }
@@ -148,8 +148,8 @@ async fn each_release_asks_the_server_if_so_configured() {
     assert!(server.script_count() - before >= 800);
 }
 
-/// The server's last reply is too old by then, so the release sends a request and reports what the
-/// server finds.
+/// The server's last reply is too old at the release, which therefore sends a request and reports
+/// what the server finds.
 #[tokio::test]
 async fn what_was_held_for_longer_is_released_at_the_server() {
     let server = Server::start();
@@ -207,7 +207,7 @@ async fn a_giver_neither_re_enters_nor_ends_what_it_handed_off() {
     assert!(!server.exists("l"));
 }
 
-/// The owner of one acquire holds nothing after it, so it acquires nothing either.
+/// The owner of one acquire holds nothing after its release, so it cannot acquire again.
 #[tokio::test]
 async fn an_owner_of_one_acquire_does_not_acquire_again() {
     let server = Server::start();
@@ -230,7 +230,7 @@ async fn an_owner_of_one_acquire_does_not_acquire_again() {
     assert_eq!(client.stats().holds, 0);
 }
 
-/// Tasks are owners that may come back, so what they hold goes through the server.
+/// Tasks are owners that may acquire again, so their holds are released at the server.
 #[tokio::test]
 async fn the_hold_of_a_task_is_not_handed_off() {
     let server = Server::start();
@@ -253,7 +253,7 @@ async fn the_hold_of_a_task_is_not_handed_off() {
     assert!(server.script_count() - before >= 800);
 }
 
-/// A hold that was handed on excludes other owners, is renewed, and is released like any other.
+/// A hold that was handed off excludes other owners, is renewed, and is released like any other.
 #[tokio::test]
 async fn what_was_handed_on_is_held_like_any_other() {
     let server = Server::start();
@@ -308,7 +308,7 @@ async fn what_was_handed_on_is_released_by_a_shutdown() {
 /// A hold goes from task to task while other waiters are dropped or no longer polled. One task has
 /// it at a time, no task waits for ever, and nothing is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_has_it_at_a_time_whoever_is_dropped_or_not_polled() {
+async fn one_holds_it_at_a_time_if_waiters_are_dropped_or_unpolled() {
     let server = Server::start();
     let client = server
         .client_with(|builder| builder.poll_cap(ms(300)))
@@ -366,7 +366,7 @@ async fn one_has_it_at_a_time_whoever_is_dropped_or_not_polled() {
     for task in tasks {
         held += tokio::time::timeout(NEVER, task)
             .await
-            .expect("nobody waits for ever")
+            .expect("no task waits for ever")
             .unwrap();
     }
     assert!(held >= 8 * 150, "{held}");
@@ -380,7 +380,7 @@ async fn one_has_it_at_a_time_whoever_is_dropped_or_not_polled() {
 
 /// A waiter is woken, and then no longer polled. The next one gets the lock within a moment.
 #[tokio::test]
-async fn what_nobody_takes_is_for_the_next() {
+async fn an_unclaimed_hand_off_is_for_the_next_waiter() {
     let server = Server::start();
     let client = server
         .client_with(|builder| builder.poll_cap(ms(500)))
@@ -404,7 +404,7 @@ async fn what_nobody_takes_is_for_the_next() {
         let next = OwnerId::scope(lock.try_lock_for(Duration::from_secs(20)))
             .await
             .unwrap();
-        next.expect("nobody has it").unlock().await.unwrap();
+        next.expect("it is free").unlock().await.unwrap();
         drop(unpolled);
         client.idle().await;
     }
@@ -426,7 +426,7 @@ async fn a_holder_re_enters_while_others_wait() {
             tokio::spawn(async move {
                 for round in 0..60 {
                     let outer = lock.lock().await.unwrap();
-                    // A hold that was nested is not handed on, so only a third of the holds nest.
+                    // A hold that was nested is not handed off, so only a third of the holds nest.
                     if (task + round) % 3 == 0 {
                         let options = AcquireOptions::new().owner(outer.owner());
                         let inner = lock.lock_with(options).await.unwrap();
@@ -442,7 +442,7 @@ async fn a_holder_re_enters_while_others_wait() {
     for task in tasks {
         tokio::time::timeout(NEVER, task)
             .await
-            .expect("nobody waits for itself")
+            .expect("no task waits for itself")
             .unwrap();
     }
     client.idle().await;
@@ -452,7 +452,7 @@ async fn a_holder_re_enters_while_others_wait() {
 /// An acquire with a lease of its own, with a token or of another kind takes no hand-off, and still
 /// gets its turn.
 #[tokio::test]
-async fn whoever_cannot_take_it_over_has_its_turn() {
+async fn an_acquire_that_cannot_receive_it_has_its_turn() {
     let server = Server::start();
     let client = client(&server).await;
     let (plain, fenced) = (client.mutex("l").unwrap(), client.fenced_lock("l").unwrap());
@@ -540,7 +540,7 @@ async fn lying<'a>(
 
 /// `x` and `{x}` are two locks that share a channel.
 #[tokio::test]
-async fn x_is_not_handed_to_whoever_waits_for_x_in_braces() {
+async fn x_is_not_handed_off_to_a_waiter_for_x_in_braces() {
     let server = Server::start();
     let client = client(&server).await;
     for _ in 0..20 {
@@ -559,7 +559,7 @@ async fn x_is_not_handed_to_whoever_waits_for_x_in_braces() {
         tokio::time::sleep(ms(60)).await;
         assert!(
             !second.is_finished(),
-            "two have it: {:?}",
+            "two tasks hold it: {:?}",
             server.record("{l}")
         );
         two.release();
@@ -573,7 +573,7 @@ async fn x_is_not_handed_to_whoever_waits_for_x_in_braces() {
     }
 }
 
-/// The owner of a hold that was handed on is the one in its guard, for every call.
+/// The owner of a hold that was handed off is the one in its guard, for every call.
 #[tokio::test]
 async fn what_was_handed_on_is_re_entered_by_the_name_of_its_guard() {
     let server = Server::start();
@@ -676,7 +676,7 @@ async fn what_was_handed_on_is_handed_over_and_adopted() {
 
 /// A forced release by any handle removes the record, and no waiter continues with it.
 #[tokio::test]
-async fn what_lies_there_and_is_forced_free_is_nobodys() {
+async fn an_unclaimed_hand_off_that_is_forced_free_has_no_holder() {
     let (server, pauses) = (Server::start(), Pauses::watch());
     let client = client(&server).await;
     let locks = [
@@ -698,7 +698,7 @@ async fn what_lies_there_and_is_forced_free_is_nobodys() {
                 late += 1;
                 assert!(
                     pauses.was_held_up() && late < 10,
-                    "by {kind}: it was not there"
+                    "by {kind}: the lock was free"
                 );
                 continue;
             }
@@ -723,7 +723,7 @@ async fn what_lies_there_and_is_forced_free_is_nobodys() {
 
 /// After the last release has returned, a try finds the lock free, however short its wait.
 #[tokio::test]
-async fn what_was_released_is_free_for_whoever_asks_next() {
+async fn a_released_lock_is_free_for_the_next_acquire() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.mutex("l").unwrap();
@@ -740,7 +740,7 @@ async fn what_was_released_is_free_for_whoever_asks_next() {
             waiter.await.unwrap();
         }
         let next = OwnerId::scope(lock.try_lock_for(ms(0))).await.unwrap();
-        next.expect("nobody has it").unlock().await.unwrap();
+        next.expect("it is free").unlock().await.unwrap();
     }
 }
 
@@ -772,7 +772,7 @@ async fn what_is_handed_on_has_the_lease_of_who_takes_it() {
         let ttl = server.pttl("l");
         assert!(
             ttl <= 30_000,
-            "whoever takes it dies, and the lock is locked for {ttl} ms"
+            "the receiver dies, and the lock stays locked for {ttl} ms"
         );
         guard.unlock().await.unwrap();
     }
@@ -780,7 +780,7 @@ async fn what_is_handed_on_has_the_lease_of_who_takes_it() {
 
 /// The age of a reply counts from its arrival, not from the time when a task reads it.
 #[tokio::test]
-async fn an_answer_that_lay_there_is_no_recent_one() {
+async fn a_reply_that_was_read_late_is_not_recent() {
     let server = Server::start();
     let client = client(&server).await;
     let (lock, waits) = (client.mutex("l").unwrap(), client.mutex("l").unwrap());
@@ -799,7 +799,7 @@ async fn an_answer_that_lay_there_is_no_recent_one() {
     }
     other.release();
     tokio::time::sleep(ms(20)).await;
-    // The request is sent, and then this thread is busy.
+    // The requests are sent, and then this thread is busy.
     for waiter in &mut both {
         assert!(poll_once(waiter.as_mut()).await.is_pending());
     }
@@ -815,7 +815,7 @@ async fn an_answer_that_lay_there_is_no_recent_one() {
     let unlocked = guard.unwrap().unlock().await;
     assert!(
         matches!(unlocked, Err(Error::Lost { .. })),
-        "the server last said so 300 ms ago: {unlocked:?}"
+        "the last reply was 300 ms old: {unlocked:?}"
     );
     drop(two);
 }
@@ -862,7 +862,7 @@ async fn idle_waits_for_what_lies_there() {
             continue;
         };
         client.idle().await;
-        assert!(!server.exists("l"), "nobody has it");
+        assert!(!server.exists("l"), "it is released");
         drop(unpolled);
         client.idle().await;
     }
