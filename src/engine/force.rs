@@ -67,7 +67,7 @@ impl Core {
             for outcome in join_all(kinds.iter().map(|kind| self.force_unlock(kind))).await {
                 match outcome {
                     Ok(held) => freed += u64::from(held),
-                    // the key has no lock record any more
+                    // the key no longer has a lock record
                     Err(Error::WrongType { .. }) => {}
                     Err(error) => return Err(error),
                 }

@@ -307,7 +307,8 @@ impl Ledger {
     }
 
     /// Returns the TTL that a renewal sets (the longest of all holds) and the time until the next
-    /// renewal (a third of the shortest). Returns `None` if no hold is renewed, or none any more.
+    /// renewal (a third of the shortest). Returns `None` if no hold is renewed, or none has
+    /// renewals left.
     pub(crate) fn watch(&self) -> Option<(Duration, Duration)> {
         let ttls = || {
             self.watches

@@ -120,6 +120,7 @@ impl Hold {
         let (mut effects, mut state) = (Effects::default(), self.state());
         let outcome = transition(&mut state, &mut effects);
         state.forget_ended();
+        // before unlocking: the last change must also be the last to queue the hold
         self.due.put(self, state.next_poll(self.due.overdue()));
         drop(state);
         (outcome, effects)

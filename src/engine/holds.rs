@@ -1,6 +1,6 @@
 //! The registry of all holds of one client, by lock and owner.
 //!
-//! A name is retired before another task can see that a hold is not its owner's any more: the
+//! A name is retired before another task can see that a hold no longer belongs to its owner: the
 //! owner's next acquire, with a new hold, may be planned at that moment. A retired name stays
 //! retired for the whole client: one counter gives all later outermost holds their suffix.
 

@@ -118,6 +118,7 @@ impl Janitor {
     /// Waits until fewer than [`FEW`] settlement requests are in flight.
     pub(super) async fn has_room(&self) {
         while self.slots.available_permits() + FEW <= CONCURRENCY {
+            // `notify_one` keeps one notification, so a slot that was freed since the check counts.
             self.freed.notified().await;
         }
     }
@@ -215,6 +216,7 @@ pub(super) struct Slot<'a> {
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
+        // First: the notified task counts the free permits.
         drop(self.permit.take());
         self.janitor.freed.notify_one();
     }

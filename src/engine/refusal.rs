@@ -14,7 +14,7 @@ pub(super) enum Refusal {
     NotReentrant(OwnerId),
     NoToken(OwnerId),
     TooManyHolds(OwnerId, u32),
-    /// The owner of one acquire holds nothing any more.
+    /// The owner of one acquire no longer holds anything.
     AcquireEnded(OwnerId),
     /// The owner is a value, which has no other name, and an earlier request under it may still
     /// run. Waiters get this error too: a late release would end what they acquire.

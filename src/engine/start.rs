@@ -227,6 +227,7 @@ where
                 return;
             }
             log::later!(ERROR, name = name, error = error; "a task of the lock client panicked; restarting it");
+            // Pause: a task that panics at once must not spin.
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });

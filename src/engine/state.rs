@@ -37,7 +37,7 @@ pub(super) struct HoldState {
     pub(super) ownership: Ownership,
     /// The owner as the server knows it.
     pub(super) owner: OwnerId,
-    /// All that is held was left to its lease, so the owner is not inside it any more: it continues
+    /// All that is held was left to its lease, so the owner is no longer inside it: it continues
     /// with another hold, under another name.
     pub(super) is_left: bool,
     /// Acquires of this owner that are waiting in the lock's wait queue.

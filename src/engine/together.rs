@@ -295,6 +295,7 @@ impl Core {
                     turns.push(turn);
                     asked.push((*hold, release));
                 }
+                // more than the plain end of a hold: it is settled by itself
                 Some(release) => hold.change(|state, _| state.not_executed(&release)),
                 None => {}
             }

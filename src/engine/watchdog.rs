@@ -134,6 +134,7 @@ pub(crate) async fn run(core: Arc<Core>) {
                 server
             });
         }
+        // Poll: no event tells that the last other handle of a hold to forget is gone.
         let longest = if core.holds.reap_again() {
             POLL
         } else {

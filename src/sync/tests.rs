@@ -1,4 +1,5 @@
-//! Runs a scenario in thousands of schedules, and checks that it met the cases that it is for.
+//! Runs a scenario in thousands of schedules, and checks that it has met the cases that it is meant
+//! for.
 
 use std::{
     collections::BTreeMap,
@@ -47,14 +48,14 @@ struct Report<'a>(&'a Seen);
 impl Drop for Report<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("failed in run {} of them", self.0.times("run"));
+            eprintln!("failed in run {}", self.0.times("run"));
         }
     }
 }
 
-/// Runs a scenario in `orders` random schedules, and in as many where one task runs as long as it
-/// can. A run fails if it deadlocks. The test also fails if any of `must_see` was seen no more
-/// often than once in 100 runs: it would then prove little.
+/// Runs a scenario in `orders` random schedules, and in as many where tasks are rarely preempted. A
+/// run fails if it deadlocks. The test also fails if any of `must_see` was seen no more often than
+/// once in 100 runs: it would then prove little.
 ///
 /// `NESTLOCK_SHUTTLE=20` runs 20 times as many.
 pub(crate) fn explore(
@@ -89,7 +90,7 @@ pub(crate) fn explore(
     for what in must_see {
         assert!(
             seen.times(what) > ran / 100,
-            "no run has met {what:?}: {seen:?}"
+            "too few runs have met {what:?}: {seen:?}"
         );
     }
 }

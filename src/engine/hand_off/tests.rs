@@ -158,7 +158,7 @@ fn the_hold_of_a_task_is_not_handed_off() {
     assert!(record.hand_off(&ticket).is_none());
 }
 
-/// The giver's name is the receiver's in the record, but the giver has nothing any more.
+/// The giver's name is the receiver's in the record, but the giver no longer holds anything.
 #[tokio::test]
 async fn a_name_acquires_only_inside_the_hold_of_its_own_turn() {
     let mut record = Record::new().await;

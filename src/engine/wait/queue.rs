@@ -276,7 +276,7 @@ impl WaitQueue {
         self.relay.close();
     }
 
-    /// Closes the queue for good. Returns the hand-off in its slot, which no waiter takes any more.
+    /// Closes the queue for good. Returns the hand-off in its slot, which no waiter will take.
     pub(super) fn close(&self) -> Option<Entered> {
         self.close_permits();
         self.relay.take()

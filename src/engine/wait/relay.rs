@@ -96,6 +96,7 @@ impl Relay {
         slot.hand_off = Some(hand_off);
         slot.number += 1;
         let has_expiry = std::mem::replace(&mut slot.has_expiry, true);
+        // Unlock first: a permit wakes a waiter, and wakers are user code.
         drop(slot);
         self.permits.add_permits(1);
         Some(!has_expiry)
@@ -130,7 +131,7 @@ impl Relay {
             .map_or(RelayExpiry::Quiet, RelayExpiry::Unclaimed)
     }
 
-    /// Closes the slot: no hold is handed off any more.
+    /// Closes the slot: no more holds are handed off.
     pub(super) fn close(&self) {
         self.permits.close();
         self.slot().closed = true;

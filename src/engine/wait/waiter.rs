@@ -189,7 +189,7 @@ impl<'a> Waiter<'a> {
         self.takes.is_some() && self.queue.is_live() && self.queue.relay.goes_on(Instant::now())
     }
 
-    /// Takes the hold that another holder has handed off. One that may not be received any more is
+    /// Takes the hold that another holder has handed off. A hold that may no longer be received is
     /// released.
     fn take(&self) -> Option<Entered> {
         let (hold, ticket) = self.queue.relay.take()?;
