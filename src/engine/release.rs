@@ -1,5 +1,5 @@
-//! Ends holds: with a guard or without, by leaving them to their lease, by force, and all at once at
-//! shutdown. Extends holds, too.
+//! Ends holds: with a guard or without, by leaving them to their lease, by force, and all at once
+//! at shutdown. Extends holds, too.
 //!
 //! The guard's ticket is given back in the ledger before the first await, so a future that is
 //! dropped has released all the same. Then `Core::agree` makes the server follow. It retries for

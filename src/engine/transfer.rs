@@ -275,8 +275,8 @@ impl Core {
         }
     }
 
-    /// Settles the sibling of a hold that is to move, or refuses the move. Both have one name on the
-    /// server. Returns `Some` if a retry may succeed.
+    /// Settles the sibling of a hold before its move, or refuses the move. Both have one name on
+    /// the server. Returns `Some` if a retry may succeed.
     async fn settle_sibling(&self, sibling: &Arc<Hold>) -> Result<Option<StoreError>> {
         if sibling.count() == 0
             && let Agreement::Refused(error) | Agreement::Silent(error) =
