@@ -120,14 +120,16 @@ impl<'a> Acquire<'a> {
         core.check_ours(kind.name())?;
         let started = Instant::now();
         let checked = |lease| checked_lease(kind.name(), lease).map(Millis::of);
+        let max_hold = options.rare().max_hold.map(checked).transpose()?;
+        let at_most = |ttl: Millis| max_hold.map_or(ttl, |longest| ttl.min(longest));
         let watched = |ttl| Lease::Watched {
-            ttl,
-            times: options.rare().max_renewals,
+            ttl: at_most(ttl),
+            max_hold,
         };
         let lease = match (options.lease, options.rare().watchdog_timeout) {
-            (Some(lease), _) => Lease::Fixed(checked(lease)?),
+            (Some(lease), _) => Lease::Fixed(at_most(checked(lease)?)),
             (None, Some(ttl)) => watched(checked(ttl)?),
-            (None, None) if kind.about().endless => Lease::Endless,
+            (None, None) if kind.about().endless => max_hold.map_or(Lease::Endless, Lease::Fixed),
             (None, None) => watched(Millis::of(core.config.watchdog_timeout)),
         };
         let (waits, copies) = (
@@ -137,7 +139,7 @@ impl<'a> Acquire<'a> {
         );
         // only a plain acquire may be granted by another release: a fixed lease would start short,
         // and replicas and counted renewals need a request of its own
-        let is_plain = copies.is_none() && matches!(lease, Lease::Watched { times: None, .. });
+        let is_plain = copies.is_none() && matches!(lease, Lease::Watched { max_hold: None, .. });
         Ok(Self {
             core,
             kind,
