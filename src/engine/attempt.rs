@@ -346,11 +346,7 @@ impl<'a> Acquire<'a> {
                     far: ahead.is_some_and(|ahead| ahead >= FAR),
                 }))
             }
-            Ok((Acquired::Lost, epoch)) if self.from.is_some() => {
-                hold.change(|state, _| state.busy(request, false, epoch));
-                Err(hold.not_held_error(&request.owner))
-            }
-            Ok((Acquired::Lost, _)) => Err(hold.refused_as_lost(request)),
+            Ok((Acquired::Lost, epoch)) => Err(self.not_held(hold, request, epoch)),
             Ok((Acquired::WrongKind, _)) => {
                 hold.change(|state, effects| state.refused_as_another_kind(request, effects));
                 let lock = kind.name().to_string();
@@ -364,6 +360,15 @@ impl<'a> Acquire<'a> {
                 self.failed(error)
             }
         }
+    }
+
+    /// Records the reply that the hold to adopt or to re-enter is gone. Returns the error.
+    fn not_held(&self, hold: &Arc<Hold>, request: &HoldRequest, epoch: Epoch) -> Error {
+        if self.from.is_none() {
+            return hold.refused_as_lost(request);
+        }
+        hold.change(|state, _| state.busy(request, false, epoch));
+        hold.not_held_error(&request.owner)
     }
 
     /// Enters the hold that the server has granted.

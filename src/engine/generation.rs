@@ -462,7 +462,7 @@ mod tests {
                 .for_each(|at| instant(hasher, *at));
             (std::mem::discriminant(watches), watches.iter().len()).hash(hasher);
             watches.iter().for_each(|Watched { ticket, ttl, until }| {
-                (ticket, ttl.get(), until.is_some()).hash(hasher)
+                (ticket, ttl.get(), until.is_some()).hash(hasher);
             });
             let untils = watches.iter().filter_map(|watched| watched.until);
             untils.for_each(|until| instant(hasher, until));
