@@ -1,6 +1,6 @@
 //! Options: the configuration of a client, and the options of one acquire.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::time::Duration;
 
 use nestlock_wire::{
     Copies, Login, Wire,
@@ -94,8 +94,7 @@ pub(crate) struct RareOptions {
     pub(crate) owner: Option<OwnerId>,
     pub(crate) value: Option<String>,
     pub(crate) watchdog_timeout: Option<Duration>,
-    /// The limit plus 1, since a limit of 0 is valid.
-    pub(crate) max_renewals: Option<NonZeroU32>,
+    pub(crate) max_hold: Option<Duration>,
     pub(crate) after_loss: bool,
     pub(crate) replicas: Option<u32>,
 }
@@ -106,7 +105,7 @@ impl AcquireOptions {
             owner: None,
             value: None,
             watchdog_timeout: None,
-            max_renewals: None,
+            max_hold: None,
             after_loss: false,
             replicas: None,
         };
@@ -178,13 +177,35 @@ impl AcquireOptions {
         self
     }
 
-    /// Limits how often the watchdog renews the lock; then the lock ends with its TTL, and is
-    /// reported as lost. Default: no limit.
+    /// Limits how long the lock is held, counted from the acquire: the watchdog renews the lock up to
+    /// that instant and no further, then the lock is free, and its guard reports it as lost
+    /// ([`LossReason::LeaseExpired`](crate::LossReason::LeaseExpired)), up to 1 % of the TTL and 2 ms
+    /// earlier. 1 ms to 10 years; it also shortens a longer [`lease`](Self::lease). Default: no limit.
     ///
-    /// The description of RedLock calls for such a limit, so that a holder that hangs does not hold
-    /// the lock forever. <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>
-    pub fn max_renewals(mut self, renewals: u32) -> Self {
-        self.rare_mut().max_renewals = NonZeroU32::MIN.checked_add(renewals);
+    /// Use it so that a task that hangs does not keep the lock for as long as its process lives, as
+    /// the [description of RedLock](https://redis.io/docs/latest/develop/use/patterns/distributed-locks/)
+    /// calls for.
+    ///
+    /// Nested holds have a limit each: the lock is renewed while one of them is not over.
+    /// [`LockGuard::extend`](crate::LockGuard::extend) may go beyond it.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// use nestlock::AcquireOptions;
+    ///
+    /// let options = AcquireOptions::new().max_hold(Duration::from_secs(300));
+    /// let guard = lock.lock_with(options).await?;
+    /// tokio::select! {
+    ///     () = work() => guard.unlock().await,
+    ///     lost = guard.lost() => Err(lost), // after 5 minutes
+    /// }
+    /// # }
+    /// # async fn work() {}
+    /// ```
+    pub fn max_hold(mut self, longest: Duration) -> Self {
+        self.rare_mut().max_hold = Some(longest);
         self
     }
 

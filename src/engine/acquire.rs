@@ -48,6 +48,20 @@ struct Attempts<'a> {
     failing: Option<Box<Failing>>,
 }
 
+impl Attempts<'_> {
+    /// Skips the first request if it would be pointless: the acquire waits instead. Returns whether
+    /// it was skipped.
+    fn skip_request(&mut self) -> bool {
+        let waiter = self.waiter.as_ref();
+        let Some(waiter) = waiter.filter(|waiter| waiter.is_request_pointless()) else {
+            return false;
+        };
+        self.was_busy = true;
+        waiter.poll_after(None);
+        true
+    }
+}
+
 /// What follows an attempt.
 enum Next<'b> {
     /// The acquire is over: with the lock, or without it since its wait is over.
@@ -72,15 +86,7 @@ impl<'a> Acquire<'a> {
         };
         // a block: an `async fn` would store its arguments twice
         async move {
-            // counts as a waiter between two attempts: otherwise the janitor would release a hold
-            // that an attempt adopted, but whose reply was lost
-            let _kept = self.from.map(|_| {
-                QueueEntry::new(
-                    self.core,
-                    &self.core.holds.get_or_insert(self.kind, &self.owner),
-                    None,
-                )
-            });
+            let _kept = self.keep_adopted();
             let mut attempts = Attempts {
                 waiter,
                 told: None,
@@ -96,13 +102,7 @@ impl<'a> Acquire<'a> {
                 } else {
                     Instant::now()
                 };
-                if let Some(waiter) = &attempts.waiter
-                    && is_first
-                    && waiter.is_request_pointless()
-                {
-                    attempts.was_busy = true;
-                    waiter.poll_after(None);
-                } else {
+                if !(is_first && attempts.skip_request()) {
                     // boxed: no part of an attempt stays in the future of a waiter that sleeps
                     match Box::pin(self.next(&mut attempts, tried)).await? {
                         Next::Over(entered) => return Ok(entered),
@@ -133,6 +133,14 @@ impl<'a> Acquire<'a> {
                 }
             }
         }
+    }
+
+    /// Counts an adoption as a waiter between two attempts, too: otherwise the janitor would
+    /// release a hold that an attempt adopted, but whose reply was lost.
+    fn keep_adopted(&self) -> Option<QueueEntry<'a>> {
+        let (core, kind) = (self.core, self.kind);
+        self.from
+            .map(|_| QueueEntry::new(core, &core.holds.get_or_insert(kind, &self.owner), None))
     }
 
     /// Makes an attempt, and returns what follows it.

@@ -120,14 +120,16 @@ impl<'a> Acquire<'a> {
         core.check_ours(kind.name())?;
         let started = Instant::now();
         let checked = |lease| checked_lease(kind.name(), lease).map(Millis::of);
+        let max_hold = options.rare().max_hold.map(checked).transpose()?;
+        let at_most = |ttl: Millis| max_hold.map_or(ttl, |longest| ttl.min(longest));
         let watched = |ttl| Lease::Watched {
-            ttl,
-            times: options.rare().max_renewals,
+            ttl: at_most(ttl),
+            max_hold,
         };
         let lease = match (options.lease, options.rare().watchdog_timeout) {
-            (Some(lease), _) => Lease::Fixed(checked(lease)?),
+            (Some(lease), _) => Lease::Fixed(at_most(checked(lease)?)),
             (None, Some(ttl)) => watched(checked(ttl)?),
-            (None, None) if kind.about().endless => Lease::Endless,
+            (None, None) if kind.about().endless => max_hold.map_or(Lease::Endless, Lease::Fixed),
             (None, None) => watched(Millis::of(core.config.watchdog_timeout)),
         };
         let (waits, copies) = (
@@ -137,7 +139,7 @@ impl<'a> Acquire<'a> {
         );
         // only a plain acquire may be granted by another release: a fixed lease would start short,
         // and replicas and counted renewals need a request of its own
-        let is_plain = copies.is_none() && matches!(lease, Lease::Watched { times: None, .. });
+        let is_plain = copies.is_none() && matches!(lease, Lease::Watched { max_hold: None, .. });
         Ok(Self {
             core,
             kind,
@@ -346,11 +348,7 @@ impl<'a> Acquire<'a> {
                     far: ahead.is_some_and(|ahead| ahead >= FAR),
                 }))
             }
-            Ok((Acquired::Lost, epoch)) if self.from.is_some() => {
-                hold.change(|state, _| state.busy(request, false, epoch));
-                Err(hold.not_held_error(&request.owner))
-            }
-            Ok((Acquired::Lost, _)) => Err(hold.refused_as_lost(request)),
+            Ok((Acquired::Lost, epoch)) => Err(self.not_held(hold, request, epoch)),
             Ok((Acquired::WrongKind, _)) => {
                 hold.change(|state, effects| state.refused_as_another_kind(request, effects));
                 let lock = kind.name().to_string();
@@ -364,6 +362,15 @@ impl<'a> Acquire<'a> {
                 self.failed(error)
             }
         }
+    }
+
+    /// Records the reply that the hold to adopt or to re-enter is gone. Returns the error.
+    fn not_held(&self, hold: &Arc<Hold>, request: &HoldRequest, epoch: Epoch) -> Error {
+        if self.from.is_none() {
+            return hold.refused_as_lost(request);
+        }
+        hold.change(|state, _| state.busy(request, false, epoch));
+        hold.not_held_error(&request.owner)
     }
 
     /// Enters the hold that the server has granted.

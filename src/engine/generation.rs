@@ -4,9 +4,9 @@
 //!
 //! The deadline counts from just before the last confirmed request was sent: the lease, less 1 %
 //! and 2 ms. Each hold keeps its own settings: a generation is renewed to the longest TTL that a
-//! hold asks for, as often as the shortest one asks, while one of them has renewals left. Guards
-//! share the generation: a late renewal or an old guard cannot touch a newer one, and each guard
-//! learns how its own hold ended.
+//! hold asks for, as often as the shortest one asks, while one of them has not reached its maximum
+//! hold time. Guards share the generation: a late renewal or an old guard cannot touch a newer one,
+//! and each guard learns how its own hold ended.
 
 use std::{
     num::{NonZeroU32, NonZeroU64},
@@ -23,7 +23,7 @@ use tracing::Level;
 
 use super::{
     kind::Kind,
-    lease::{Lease, Millis},
+    lease::{Keep, Lease, Millis},
     watches::{Watched, Watches},
 };
 
@@ -207,14 +207,13 @@ impl Generation {
             ledger.deadline = ledger.deadline.max(grant.valid_until());
         }
         let mut watch = None;
-        if let Lease::Watched { ttl, times } = grant.lease {
+        if let Lease::Watched { ttl, max_hold } = grant.lease {
+            let until = max_hold.map(|longest| grant.sent + longest.duration());
             let last = ledger.watches.iter().map(|watched| watched.ticket).max();
             let ticket = last
                 .and_then(|last| last.checked_add(1))
                 .unwrap_or(NonZeroU32::MIN);
-            ledger
-                .watches
-                .push(Watched { ticket, ttl, times }, grant.sent);
+            ledger.watches.push(Watched { ticket, ttl, until });
             ledger.renew_by(
                 grant
                     .first
@@ -306,17 +305,28 @@ impl Ledger {
         self.renew_at = Some(self.renew_at.map_or(at, |known| known.min(at)));
     }
 
-    /// Returns the TTL that a renewal sets (the longest of all holds) and the time until the next
-    /// renewal (a third of the shortest). Returns `None` if no hold is renewed, or none has
-    /// renewals left.
-    pub(crate) fn watch(&self) -> Option<(Duration, Duration)> {
-        let ttls = || {
-            self.watches
-                .iter()
-                .filter(|watched| watched.goes_on())
-                .map(|watched| watched.ttl)
-        };
-        Some((ttls().max()?.duration(), ttls().min()?.duration() / 3))
+    /// Returns what a renewal sent at `now` requests (the most that a hold wants) and the time
+    /// until the next renewal (a third of the shortest TTL). Returns `None` if no hold is renewed,
+    /// or each has reached its maximum hold time.
+    pub(crate) fn watch(&self, now: Instant) -> Option<(Keep, Duration)> {
+        let keeps = || self.watches.iter().filter_map(|watched| watched.keep(now));
+        let (_, keep) = keeps().max_by_key(|(ends, _)| *ends)?;
+        let shortest = self.watches.iter().map(|watched| watched.ttl).min()?;
+        Some((keep, shortest.duration() / 3))
+    }
+
+    /// Returns the time between two renewals, if a hold is renewed or its lease is sent again.
+    pub(crate) fn period(&self) -> Option<Duration> {
+        let shortest = self.watches.iter().map(|watched| watched.ttl).min();
+        shortest
+            .map(|ttl| ttl.duration() / 3)
+            .or(self.renew_every.map(Millis::duration))
+    }
+
+    /// Returns the longest TTL that a renewal may have set.
+    pub(crate) fn longest_ttl(&self) -> Option<Duration> {
+        let longest = self.watches.iter().map(|watched| watched.ttl).max();
+        longest.map(Millis::duration)
     }
 
     /// Returns whether it has exactly one hold that is renewed without limit and with this TTL, and
@@ -324,24 +334,10 @@ impl Ledger {
     pub(crate) fn is_watched_alone(&self, ttl: Duration, now: Instant) -> bool {
         let alone =
             self.is_held() && (self.count, self.guards) == (1, 1) && self.renew_every.is_none();
-        let plain = |watched: &Watched| watched.times.is_none() && watched.ttl.duration() == ttl;
+        let plain = |watched: &Watched| watched.until.is_none() && watched.ttl.duration() == ttl;
         alone
             && matches!(&self.watches, Watches::One(one) if plain(one))
             && self.renew_at.is_some_and(|at| now < at)
-    }
-
-    /// Counts a confirmed renewal, sent at `sent`, for the holds that were due.
-    pub(crate) fn count_renewal(&mut self, sent: Instant) {
-        match &mut self.watches {
-            Watches::None => {}
-            Watches::One(watched) => watched.count(),
-            Watches::Many(many) => {
-                for (watched, due) in many.iter_mut().filter(|(_, due)| *due <= sent) {
-                    watched.count();
-                    *due = watched.counts_from(sent);
-                }
-            }
-        }
     }
 
     /// Gives back the hold of `ticket`, or without a ticket any hold. The last one ends the
@@ -465,14 +461,11 @@ mod tests {
                 .chain(renew_at)
                 .for_each(|at| instant(hasher, *at));
             (std::mem::discriminant(watches), watches.iter().len()).hash(hasher);
-            watches
-                .iter()
-                .for_each(|Watched { ticket, ttl, times }| (ticket, ttl.get(), times).hash(hasher));
-            if let Watches::Many(many) = watches {
-                for (_, from) in many {
-                    instant(hasher, *from);
-                }
-            }
+            watches.iter().for_each(|Watched { ticket, ttl, until }| {
+                (ticket, ttl.get(), until.is_some()).hash(hasher);
+            });
+            let untils = watches.iter().filter_map(|watched| watched.until);
+            untils.for_each(|until| instant(hasher, until));
         }
     }
 
@@ -489,15 +482,21 @@ mod tests {
     fn each_hold_takes_its_own_watch_along() {
         let ttls = [9, 30, 3].map(|seconds| Millis::of(Duration::from_secs(seconds)));
         let sent = Instant::now();
-        let grant = |ttl| Grant::of(sent, Lease::Watched { ttl, times: None });
+        let grant = |ttl| {
+            Grant::of(
+                sent,
+                Lease::Watched {
+                    ttl,
+                    max_hold: None,
+                },
+            )
+        };
         let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
         let generation = Generation::new(&owner, &grant(ttls[0]), confirmed(sent));
         let tickets = ttls.map(|ttl| generation.add(&grant(ttl)));
         let watch = || {
-            generation
-                .ledger()
-                .watch()
-                .map(|(ttl, period)| (ttl.as_secs(), period.as_secs()))
+            let watch = generation.ledger().watch(sent);
+            watch.map(|(keep, period)| (keep.ttl(sent).as_secs(), period.as_secs()))
         };
         assert_eq!(watch(), Some((30, 1)));
         generation.ledger().leave(Some(&tickets[1]));
@@ -511,39 +510,44 @@ mod tests {
         );
     }
 
+    /// Renewals set the remainder of the maximum hold time, and end with it.
     #[test]
-    fn a_watch_ends_with_its_last_renewal() {
+    fn a_watch_ends_with_its_maximum_hold_time() {
+        let seconds = Duration::from_secs;
         let lease = Lease::Watched {
-            ttl: Millis::of(Duration::from_secs(9)),
-            times: NonZeroU32::new(3),
+            ttl: Millis::of(seconds(9)),
+            max_hold: Some(Millis::of(seconds(20))),
         };
         let grant = Grant::of(Instant::now(), lease);
-        let generation = Generation::new(
-            &OwnerId::named(&ClientId::random(), "me").unwrap(),
-            &grant,
-            confirmed(grant.sent),
+        let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
+        let generation = Generation::new(&owner, &grant, confirmed(grant.sent));
+        let ticket = generation.add(&grant);
+        let keep = |after| {
+            let now = grant.sent + seconds(after);
+            let watch = generation.ledger().watch(now);
+            watch.map(|(keep, _)| keep.ttl(now).as_secs())
+        };
+        assert_eq!(
+            [0, 11, 12, 19, 20, 21].map(keep),
+            [Some(9), Some(9), Some(8), Some(1), None, None]
         );
-        let _ticket = generation.add(&grant);
-        for renewals_left in [2, 1] {
-            assert!(
-                generation.ledger().watch().is_some(),
-                "{renewals_left} left"
-            );
-            generation.ledger().count_renewal(Instant::now());
-        }
-        assert!(generation.ledger().watch().is_none());
-        generation.ledger().count_renewal(Instant::now());
-        assert!(
-            generation.ledger().watch().is_none(),
-            "it does not begin again"
-        );
+        // another hold without a limit keeps the record for longer
+        let plain = Lease::Watched {
+            ttl: Millis::of(seconds(6)),
+            max_hold: None,
+        };
+        let other = generation.add(&Grant::of(grant.sent, plain));
+        assert_eq!([0, 12, 15, 21].map(keep), [9, 8, 6, 6].map(Some));
+        generation.ledger().leave(Some(&other));
+        assert_eq!([12, 21].map(keep), [Some(8), None]);
+        drop(ticket);
     }
 
     /// A client may hold 100,000 locks, so their memory is bounded (see `benches/watchdog.rs`).
     #[test]
     #[cfg(target_pointer_width = "64")]
     fn it_is_small() {
-        assert!(size_of::<Watches>() <= 24, "{}", size_of::<Watches>());
-        assert!(size_of::<Ledger>() <= 64, "{}", size_of::<Ledger>());
+        assert!(size_of::<Watches>() <= 32, "{}", size_of::<Watches>());
+        assert!(size_of::<Ledger>() <= 72, "{}", size_of::<Ledger>());
     }
 }

@@ -34,7 +34,7 @@ pub(super) const HAND_OFF_WINDOW: Duration = Duration::from_millis(2);
 pub(super) fn relayed_lease(watchdog_timeout: Duration) -> Lease {
     Lease::Watched {
         ttl: Millis::of(watchdog_timeout),
-        times: None,
+        max_hold: None,
     }
 }
 

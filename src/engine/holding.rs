@@ -33,8 +33,8 @@ impl HoldState {
                 return Due::Nothing;
             };
             let checked = std::mem::take(&mut ledger.to_be_checked);
-            let (keep, period) = match (ledger.watch(), ledger.renew_every) {
-                (Some((ttl, period)), _) => (Keep::For(ttl), Some(period)),
+            let (keep, period) = match (ledger.watch(now), ledger.renew_every) {
+                (Some((keep, period)), _) => (keep, Some(period)),
                 // Request the time that guards rely on, slightly less than the lease. The script
                 // only raises a TTL, so one that was not shortened stays as it is.
                 (None, Some(period)) => (Keep::Until(ledger.deadline), Some(period.duration())),
@@ -91,13 +91,9 @@ impl HoldState {
             ttl,
             next,
         } = reply;
-        let by_watchdog = next.is_some();
         match renewed {
             Renewed::Yes | Renewed::Endless => {
                 ledger.deadline = ledger.deadline.max(sent + validity(ttl));
-                if by_watchdog {
-                    ledger.count_renewal(sent);
-                }
             }
             Renewed::Unknown => {}
             Renewed::Gone | Renewed::Taken => {
@@ -114,7 +110,7 @@ impl HoldState {
             }
         }
         if let Some(next) = next {
-            let goes_on = ledger.watch().is_some() || ledger.renew_every.is_some();
+            let goes_on = ledger.watch(now).is_some() || ledger.renew_every.is_some();
             ledger.renew_at = goes_on.then_some(next);
         }
     }
@@ -133,7 +129,7 @@ impl HoldState {
         if let Some((_, mut ledger)) = self.held() {
             ledger.renew_at = Some(next);
             // No period would repeat a mere check, so repeat it at `next`.
-            ledger.to_be_checked |= ledger.watch().is_none() && ledger.renew_every.is_none();
+            ledger.to_be_checked |= ledger.watch(now).is_none() && ledger.renew_every.is_none();
         }
     }
 }

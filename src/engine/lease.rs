@@ -1,9 +1,6 @@
 //! Leases: how long a hold lasts, and what a renewal requests.
 
-use std::{
-    num::{NonZeroU32, NonZeroU64},
-    time::Duration,
-};
+use std::{num::NonZeroU64, time::Duration};
 
 use nestlock_wire::clock::{Instant, millis};
 
@@ -47,8 +44,8 @@ pub(crate) enum Lease {
     Watched {
         /// The TTL that each renewal sets. The next one is due after a third of it.
         ttl: Millis,
-        /// How many times the TTL may be set, by the acquire and by renewals. `None`: no limit.
-        times: Option<NonZeroU32>,
+        /// How long after its acquire the hold ends at the latest. `None`: no limit.
+        max_hold: Option<Millis>,
     },
     /// For this time.
     Fixed(Millis),
@@ -120,7 +117,10 @@ mod tests {
     #[test]
     fn a_lease_is_as_long_as_it_says() {
         let (sent, ttl) = (Instant::now(), Millis::of(Duration::from_secs(10)));
-        let watched = Lease::Watched { ttl, times: None };
+        let watched = Lease::Watched {
+            ttl,
+            max_hold: None,
+        };
         for (lease, asked) in [(watched, 10_000), (Lease::Fixed(ttl), 10_000)] {
             assert_eq!(lease.millis(), asked);
             assert_eq!(

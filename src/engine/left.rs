@@ -40,7 +40,7 @@ use crate::{
 impl HoldState {
     /// Notes until when the record may live, before a hold stops being renewed.
     pub(super) fn note_end(&mut self, ledger: &Ledger) {
-        if let Some((ttl, _)) = ledger.watch() {
+        if let Some(ttl) = ledger.longest_ttl() {
             self.ends = self
                 .ends
                 .max(ledger.deadline + ttl.saturating_sub(validity(ttl)));

@@ -343,15 +343,13 @@ impl Core {
             return Err(not_replicated(kind.name(), copies, acks));
         }
         if let Some((generation, hold)) = current {
-            hold.renewed(
-                generation,
-                RenewalReply {
-                    renewed: answer,
-                    sent,
-                    ttl: lease,
-                    next: None,
-                },
-            );
+            let reply = RenewalReply {
+                renewed: answer,
+                sent,
+                ttl: lease,
+                next: None,
+            };
+            hold.renewed(generation, reply);
             if !hold.is_current(generation) {
                 return Err(not_held(kind, owner)); // it ended before the reply came
             }

@@ -25,7 +25,7 @@ use nestlock_wire::{Epoch, clock::Instant};
 use super::{
     generation::{Generation, GenerationEnd, Ledger},
     kind::{Adopts, KindInfo},
-    lease::{Keep, Millis},
+    lease::Keep,
     refusal::Refusal,
 };
 
@@ -244,11 +244,7 @@ pub(super) const STUCK_SLACK: Duration = Duration::from_millis(256);
 
 /// Returns how early a hold may be renewed: a tenth of its period, for fewer and fuller batches.
 pub(super) fn slack(ledger: &Ledger) -> Duration {
-    let period = ledger
-        .watch()
-        .map(|(_, period)| period)
-        .or(ledger.renew_every.map(Millis::duration));
-    period.map_or(Duration::ZERO, |period| period / 10)
+    ledger.period().map_or(Duration::ZERO, |period| period / 10)
 }
 
 // --- queries ---

@@ -119,12 +119,13 @@ impl Acquire<'_> {
             return Ok(JointOutcome::NotThisWay);
         }
 
-        let (names, owner) = (
-            kinds.iter().map(|kind| Arc::clone(kind.name())),
-            &planned[0].request.owner,
+        let names = kinds.iter().map(|kind| Arc::clone(kind.name()));
+        let owner = Arg::from(&planned[0].request.owner);
+        let call = Call::new(
+            scripts.acquire,
+            names,
+            vec![owner, self.lease.millis().into()],
         );
-        let args = vec![Arg::from(owner), self.lease.millis().into()];
-        let call = Call::new(scripts.acquire, names, args);
         match core.store.acquire_together(&mut route, &call).await {
             Ok((None, epoch)) => self.granted_together(&planned, &route, sent, epoch).await,
             Ok((Some((at, why)), epoch)) => {

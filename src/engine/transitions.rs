@@ -48,16 +48,7 @@ impl HoldState {
             return Ok(AcquirePlan::Forget);
         }
         self.forget_ended();
-        // While a guard of a lost generation is alive, its owner is still inside the critical
-        // section that it lost. A new hold would hide the loss.
-        if let Some(generation) = self.current.clone()
-            && let Some(GenerationEnd::Lost(reason)) = generation.ledger().end
-        {
-            if !mode.after_loss {
-                return Err(Refusal::Lost(generation.owner.clone(), reason));
-            }
-            self.current = None;
-        }
+        self.check_loss(mode)?;
         if let Some(named) = mode.named
             && siblings.caller.turn().is_some()
             && !self
@@ -72,30 +63,67 @@ impl HoldState {
             return Ok(AcquirePlan::Agree);
         }
         let count = self.wanted();
-        if let Some((generation, _)) = self.held() {
-            let owner = || generation.owner.clone();
-            if !mode.about.reentrant || mode.adopts.is_some() {
-                return Err(Refusal::NotReentrant(owner()));
-            }
-            if mode.about.token && generation.token.is_none() {
-                return Err(Refusal::NoToken(owner()));
-            }
-            if count >= mode.max_holds {
-                return Err(Refusal::TooManyHolds(owner(), count));
-            }
-        }
+        self.check_nesting(mode, count)?;
         if siblings.value_in_doubt {
             return Err(Refusal::ValueInDoubt);
         }
-        // The same for a lost hold of the sibling.
-        if let Some((owner, reason)) = siblings
-            .lost_sibling
-            .filter(|_| count == 0 && !mode.after_loss)
+        if count == 0 {
+            self.choose_name(mode, siblings, again)?;
+        }
+        Ok(AcquirePlan::Send(HoldRequest {
+            owner: self.owner.clone(),
+            count: count + 1,
+            before: self.server,
+            is_release: false,
+        }))
+    }
+
+    /// Refuses an acquire while a guard of a lost generation is alive: its owner is still inside the
+    /// critical section that it lost, and a new hold would hide the loss.
+    fn check_loss(&mut self, mode: AcquireMode<'_>) -> Result<(), Refusal> {
+        if let Some(generation) = self.current.clone()
+            && let Some(GenerationEnd::Lost(reason)) = generation.ledger().end
+        {
+            if !mode.after_loss {
+                return Err(Refusal::Lost(generation.owner.clone(), reason));
+            }
+            self.current = None;
+        }
+        Ok(())
+    }
+
+    /// Refuses an acquire that cannot be nested in what is held.
+    fn check_nesting(&self, mode: AcquireMode<'_>, count: u32) -> Result<(), Refusal> {
+        let Some((generation, _ledger)) = self.held() else {
+            return Ok(());
+        };
+        let owner = generation.owner.clone();
+        if !mode.about.reentrant || mode.adopts.is_some() {
+            Err(Refusal::NotReentrant(owner))
+        } else if mode.about.token && generation.token.is_none() {
+            Err(Refusal::NoToken(owner))
+        } else if count >= mode.max_holds {
+            Err(Refusal::TooManyHolds(owner, count))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Chooses the name of a first hold, if the sibling does not exclude it. `again`: the request is
+    /// a retry.
+    fn choose_name(
+        &mut self,
+        mode: AcquireMode<'_>,
+        siblings: SiblingState<'_>,
+        again: bool,
+    ) -> Result<(), Refusal> {
+        // As for a lost generation: see `check_loss`.
+        if let Some((owner, reason)) = siblings.lost_sibling
+            && !mode.after_loss
         {
             return Err(Refusal::Lost(owner, reason));
         }
         match siblings.sibling {
-            _ if count > 0 => {}
             Some(HeldSibling {
                 refusal: Some(refusal),
                 ..
@@ -108,13 +136,7 @@ impl HoldState {
                 || self.owner.has_suffix(siblings.suffix) => {}
             None => self.owner = siblings.caller.with_suffix(siblings.suffix),
         }
-        let owner = self.owner.clone();
-        Ok(AcquirePlan::Send(HoldRequest {
-            owner,
-            count: count + 1,
-            before: self.server,
-            is_release: false,
-        }))
+        Ok(())
     }
 
     /// Plans the release that makes the server agree. Returns `None` if it agrees already, or if

@@ -144,7 +144,7 @@ mod tests {
     fn watched(ttl: Duration) -> Lease {
         Lease::Watched {
             ttl: Millis::of(ttl),
-            times: None,
+            max_hold: None,
         }
     }
 

@@ -4,36 +4,29 @@ use std::{num::NonZeroU32, slice};
 
 use nestlock_wire::clock::Instant;
 
-use super::lease::Millis;
+use super::lease::{Keep, Millis};
 
-/// How the watchdog renews one hold: see [`Lease::Watched`].
+/// How the watchdog renews one hold: see [`Lease::Watched`](super::lease::Lease::Watched).
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(super) struct Watched {
     /// The ticket of the hold.
     pub(super) ticket: NonZeroU32,
     pub(super) ttl: Millis,
-    /// How many times the TTL may be set, counting the last time it was set. `None`: no limit.
-    pub(super) times: Option<NonZeroU32>,
+    /// The hold is not renewed beyond this instant. `None`: no limit.
+    pub(super) until: Option<Instant>,
 }
 
 impl Watched {
-    /// Returns the earliest instant at which the next renewal counts, if the last one was sent at
-    /// `sent`.
-    pub(super) fn counts_from(&self, sent: Instant) -> Instant {
-        // Renewals go out up to a tenth of the period early: see `slack`.
-        sent + self.ttl.duration() / 3 * 9 / 10
-    }
-
-    /// Counts one renewal. The counter stops at 1.
-    pub(super) fn count(&mut self) {
-        let left = |left: NonZeroU32| NonZeroU32::new(left.get() - 1).unwrap_or(left);
-        self.times = self.times.map(left);
-    }
-
-    /// Returns whether the TTL may be set again.
-    pub(super) fn goes_on(&self) -> bool {
-        self.times != Some(NonZeroU32::MIN)
+    /// Returns what a renewal sent at `now` requests for this hold, and until when that lasts.
+    /// Returns `None` if its time is over.
+    pub(super) fn keep(&self, now: Instant) -> Option<(Instant, Keep)> {
+        let ttl = self.ttl.duration();
+        match self.until {
+            Some(until) if until <= now => None,
+            Some(until) if until < now + ttl => Some((until, Keep::Until(until))),
+            _ => Some((now + ttl, Keep::For(ttl))),
+        }
     }
 }
 
@@ -44,38 +37,24 @@ impl Watched {
 pub(super) enum Watches {
     None,
     One(Watched),
-    /// Each hold with the instant from which a renewal counts as its own: another hold may need
-    /// renewals more often.
-    Many(Vec<(Watched, Instant)>),
+    Many(Vec<Watched>),
 }
 
 impl Watches {
-    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = &Watched> + ExactSizeIterator {
-        let (one, many) = match self {
-            Self::None => (&[][..], &[][..]),
-            Self::One(watched) => (slice::from_ref(watched), &[][..]),
-            Self::Many(watched) => (&[][..], &watched[..]),
-        };
-        let at = |at: usize| {
-            if many.is_empty() {
-                &one[at]
-            } else {
-                &many[at].0
-            }
-        };
-        (0..one.len() + many.len()).map(at)
+    pub(super) fn iter(&self) -> slice::Iter<'_, Watched> {
+        match self {
+            Self::None => [].iter(),
+            Self::One(watched) => slice::from_ref(watched).iter(),
+            Self::Many(watched) => watched.iter(),
+        }
     }
 
-    pub(super) fn push(&mut self, watched: Watched, sent: Instant) {
-        let timed = |watched: Watched| {
-            let from = watched.counts_from(sent);
-            (watched, from)
-        };
+    pub(super) fn push(&mut self, watched: Watched) {
         *self = match std::mem::replace(self, Self::None) {
             Self::None => Self::One(watched),
-            Self::One(first) => Self::Many([first, watched].map(timed).into()),
+            Self::One(first) => Self::Many(vec![first, watched]),
             Self::Many(mut many) => {
-                many.push(timed(watched));
+                many.push(watched);
                 Self::Many(many)
             }
         };

@@ -87,8 +87,8 @@ impl RedLock {
                     .unwrap_or(self.options.expiry),
             );
         }
-        if let (None, Some(renewals)) = (options.rare().max_renewals, self.options.max_renewals) {
-            asked = asked.max_renewals(renewals);
+        if let (None, Some(longest)) = (options.rare().max_hold, self.options.max_hold) {
+            asked = asked.max_hold(longest);
         }
         if !self.valued || options.rare().value.is_some() || options.rare().owner.is_some() {
             return asked;

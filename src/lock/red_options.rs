@@ -21,7 +21,7 @@ pub struct RedLockOptions {
     pub(super) fail_fast: bool,
     pub(super) shuffle: bool,
     pub(super) recreate_on_extend: bool,
-    pub(super) max_renewals: Option<u32>,
+    pub(super) max_hold: Option<Duration>,
 }
 
 #[derive(Clone)]
@@ -49,7 +49,7 @@ impl Default for RedLockOptions {
             fail_fast: false,
             shuffle: false,
             recreate_on_extend: false,
-            max_renewals: None,
+            max_hold: None,
         }
     }
 }
@@ -65,7 +65,7 @@ impl fmt::Debug for RedLockOptions {
             .field("fail_fast", &self.fail_fast)
             .field("shuffle", &self.shuffle)
             .field("recreate_on_extend", &self.recreate_on_extend)
-            .field("max_renewals", &self.max_renewals)
+            .field("max_hold", &self.max_hold)
             .finish_non_exhaustive()
     }
 }
@@ -160,10 +160,9 @@ impl RedLockOptions {
         self
     }
 
-    /// Limits how often the lock is renewed; see [`AcquireOptions::max_renewals`]. Default: no
-    /// limit.
-    pub fn max_renewals(mut self, renewals: u32) -> Self {
-        self.max_renewals = Some(renewals);
+    /// Limits how long the lock is held; see [`AcquireOptions::max_hold`]. Default: no limit.
+    pub fn max_hold(mut self, longest: Duration) -> Self {
+        self.max_hold = Some(longest);
         self
     }
 

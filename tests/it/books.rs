@@ -125,16 +125,15 @@ async fn a_lease_that_ends_during_a_nested_acquire_is_a_loss_for_both() {
     assert_eq!(server.dump(), []);
 }
 
-/// A limit of renewals on the inner hold does not limit those of the outer hold, whose record it
-/// shares.
+/// The maximum hold time of the inner hold does not limit the outer hold, whose record it shares.
 #[tokio::test]
-async fn an_inner_holds_limit_of_renewals_is_not_the_outer_ones() {
+async fn an_inner_holds_maximum_hold_time_is_not_the_outer_ones() {
     let server = Server::start();
     let client = client(&server, 450).await;
     let lock = client.reentrant_lock("l").unwrap();
     let outer = lock.lock().await.unwrap();
     let inner = lock
-        .try_lock_with(AcquireOptions::new().max_renewals(1))
+        .try_lock_with(AcquireOptions::new().max_hold(ms(600)))
         .await
         .unwrap()
         .unwrap();
@@ -153,12 +152,12 @@ async fn an_inner_holds_limit_of_renewals_is_not_the_outer_ones() {
 }
 
 #[tokio::test]
-async fn an_outer_holds_limit_of_renewals_survives_a_nested_hold() {
+async fn an_outer_holds_maximum_hold_time_survives_a_nested_hold() {
     let server = Server::start();
     let client = client(&server, 300).await;
     let lock = client.reentrant_lock("l").unwrap();
     let outer = lock
-        .try_lock_with(AcquireOptions::new().max_renewals(2))
+        .try_lock_with(AcquireOptions::new().max_hold(ms(500)))
         .await
         .unwrap()
         .unwrap();

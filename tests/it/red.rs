@@ -475,11 +475,11 @@ async fn members_renew_and_the_loss_of_a_majority_is_reported() {
     assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
     assert_eq!(fleet.values(), [Some("theirs".into()), None, None]);
     fleet.servers[0].call(&["DEL", "l"]);
-    // The options limit the number of renewals.
+    // The options limit the hold time.
     let capped = LockClient::red_lock(
         &clients,
         "l",
-        RedLockOptions::new().expiry(ms(1500)).max_renewals(1),
+        RedLockOptions::new().expiry(ms(1500)).max_hold(ms(2000)),
     )
     .unwrap();
     let guard = loop {

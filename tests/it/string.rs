@@ -389,10 +389,10 @@ async fn a_hold_is_renewed_by_a_ttl_of_its_own() {
             !guard.is_lost() && server.pttl(&other) > 20_000 && longer.remaining() > ms(20_000)
         );
         guard.unlock().await.unwrap();
-        // the number of renewals can be limited
+        // the hold time can be limited
         let start = std::time::Instant::now();
         let guard = lock
-            .try_lock_with(options().max_renewals(2))
+            .try_lock_with(options().max_hold(ms(2500)))
             .await
             .unwrap()
             .unwrap();
@@ -409,7 +409,7 @@ async fn a_hold_is_renewed_by_a_ttl_of_its_own() {
             ),
             "{lost}"
         );
-        // renewed after 500 and 1000 ms
+        // renewed after 500 ms, 1 s, 1.5 s and 2 s
         assert!(start.elapsed() > ms(2300), "{:?}", start.elapsed());
         longer.unlock().await.unwrap();
     }

@@ -819,3 +819,67 @@ async fn a_guard_that_was_lost_once_stays_lost() {
     client.idle().await;
     eventually("released", || async { !server.exists("l") }).await;
 }
+
+/// The record ends at the maximum hold time at the latest, and the guard reports it before that.
+#[tokio::test]
+async fn a_lock_is_held_for_its_maximum_hold_time_and_no_longer() {
+    let server = Server::start();
+    let client = client(&server, ms(600)).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let start = Instant::now();
+    let options = AcquireOptions::new().max_hold(ms(2_000));
+    let guard = lock.lock_with(options).await.unwrap();
+    let granted = Instant::now();
+    while !guard.is_lost() {
+        // in this order: a pause between the two makes the sum smaller
+        let end = granted.elapsed() + guard.remaining();
+        assert!(end <= ms(2_000), "{end:?}");
+        tokio::time::sleep(ms(20)).await;
+    }
+    let lived = start.elapsed();
+    assert!(lived > ms(1_900), "it is renewed up to then: {lived:?}");
+    let lost = tokio::time::timeout(MINUTE, guard.lost()).await.unwrap();
+    assert!(
+        matches!(
+            lost,
+            Error::Lost {
+                reason: LossReason::LeaseExpired,
+                ..
+            }
+        ),
+        "{lost}"
+    );
+    drop(guard);
+    let next = lock.try_lock_for(MINUTE).await.unwrap();
+    next.expect("it ends").unlock().await.unwrap();
+}
+
+/// A maximum hold time shortens a longer lease, and the default one.
+#[tokio::test]
+async fn a_maximum_hold_time_shortens_a_longer_lease() {
+    let server = Server::start();
+    let client = client(&server, MINUTE).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let string = client.string_lock("s").unwrap();
+    for lock in [&lock, &string] {
+        for options in [
+            AcquireOptions::new(),
+            AcquireOptions::new().lease(ms(30_000)),
+            AcquireOptions::new().watchdog_timeout(ms(30_000)),
+        ] {
+            let guard = lock.lock_with(options.max_hold(ms(9_000))).await.unwrap();
+            let ttl = server.pttl(lock.name());
+            assert!((1..=9_000).contains(&ttl), "{}: {ttl}", lock.name());
+            assert!(guard.remaining() <= ms(9_000));
+            guard.unlock().await.unwrap();
+        }
+    }
+    let refused = lock
+        .lock_with(AcquireOptions::new().max_hold(Duration::ZERO))
+        .await;
+    assert!(
+        matches!(refused, Err(Error::InvalidLease { .. })),
+        "{refused:?}"
+    );
+    assert!(!server.exists("l"));
+}

@@ -1,6 +1,6 @@
 //! All transitions of one hold, in any order, against a server that may execute requests late.
 
-use std::{collections::VecDeque, num::NonZeroU32};
+use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
@@ -217,7 +217,7 @@ impl World {
                 let lease = if watched {
                     Lease::Watched {
                         ttl,
-                        times: NonZeroU32::new(3),
+                        max_hold: Some(Millis::of(2 * TTL)),
                     }
                 } else {
                     Lease::Fixed(ttl)

@@ -143,85 +143,117 @@ async fn listen(
     link: &Link,
     mut events: mpsc::UnboundedReceiver<ChannelEvent>,
 ) {
-    let subscriptions = &core.subscriptions;
     let mut connections = link.connections();
-    let mut wanted: Vec<Arc<WaitQueue>> = Vec::new();
-    let mut left: Vec<(Instant, Arc<WaitQueue>)> = Vec::new();
-    // Channels without waiters to which the connection is still subscribed.
-    let mut unused: Vec<String> = Vec::new();
+    let mut node = NodeChannels {
+        core,
+        home,
+        link,
+        wanted: Vec::new(),
+        left: Vec::new(),
+        unused: Vec::new(),
+    };
     loop {
-        let (retry, mut connected) = (!wanted.is_empty() || !unused.is_empty(), false);
-        let grace = left.first().map(|(since, _)| *since + LINGER);
+        let retry = !node.wanted.is_empty() || !node.unused.is_empty();
+        let mut connected = false;
+        let grace = node.left.first().map(|(since, _)| *since + LINGER);
         tokio::select! {
             event = events.recv() => match event {
-                Some(event) => sort_in(event, &mut wanted, &mut left),
+                Some(event) => node.sort_in(event),
                 None => return,
             },
             _ = connections.changed() => {
-                (wanted, connected) = (subscriptions.all(), true);
-                wanted.retain(|queue| queue.is_at(home));
-                unused.clear();
-                // A denied SUBSCRIBE costs the connection. If each new one retried it, that would
-                // never end.
-                wanted.retain(|queue| !queue.denied.load(Ordering::Acquire));
+                connected = true;
+                node.connected();
             }
             () = sleep(LISTEN_AGAIN), if retry => {}
             () = sleep(grace.map_or(LINGER, |grace| grace.saturating_duration_since(Instant::now()))), if grace.is_some() => {}
         }
         while let Ok(event) = events.try_recv() {
-            sort_in(event, &mut wanted, &mut left);
+            node.sort_in(event);
         }
-        connected |= link.is_up();
-        for (_, queue) in left.extract_if(.., |(_, queue)| !queue.is_at(home)) {
-            unused.push(queue.channel.to_string());
+        node.tidy();
+        if connected || link.is_up() {
+            node.subscribe().await;
+        }
+    }
+}
+
+/// The channels to subscribe or unsubscribe on one node.
+struct NodeChannels<'a> {
+    core: &'a Core,
+    home: u16,
+    link: &'a Link,
+    wanted: Vec<Arc<WaitQueue>>,
+    /// Wait queues without waiters, since when.
+    left: Vec<(Instant, Arc<WaitQueue>)>,
+    /// Channels without waiters to which the connection is still subscribed.
+    unused: Vec<String>,
+}
+
+impl NodeChannels<'_> {
+    fn sort_in(&mut self, event: ChannelEvent) {
+        match event {
+            ChannelEvent::Subscribe(queue) => self.wanted.push(queue),
+            ChannelEvent::LastWaiterLeft(queue) => self.left.push((Instant::now(), queue)),
+        }
+    }
+
+    /// Wants all wait queues of this node, since a new connection has no subscriptions.
+    fn connected(&mut self) {
+        self.wanted = self.core.subscriptions.all();
+        // A denied SUBSCRIBE costs the connection. If each new one retried it, that would never
+        // end.
+        self.wanted
+            .retain(|queue| queue.is_at(self.home) && !queue.denied.load(Ordering::Acquire));
+        self.unused.clear();
+    }
+
+    /// Drops from the lists the wait queues that have moved, were abandoned or were removed.
+    fn tidy(&mut self) {
+        let (subscriptions, home) = (&self.core.subscriptions, self.home);
+        for (_, queue) in self.left.extract_if(.., |(_, queue)| !queue.is_at(home)) {
+            self.unused.push(queue.channel.to_string());
             // The task of the new node decides whether the queue is abandoned.
             if queue.waiters() == 0 {
                 subscriptions.send_event(ChannelEvent::LastWaiterLeft(queue));
             }
         }
-        unused.extend(remove_abandoned(subscriptions, &mut left));
-        unused.retain(|channel| {
+        self.unused
+            .extend(remove_abandoned(subscriptions, &mut self.left));
+        self.unused.retain(|channel| {
             subscriptions
                 .get(channel)
                 .is_none_or(|queue| !queue.is_at(home))
         });
         // A retry must not subscribe a wait queue that was removed: it would never be unsubscribed.
-        wanted.retain(|queue| {
+        self.wanted.retain(|queue| {
             queue.is_at(home)
                 && subscriptions
                     .get(&queue.channel)
                     .is_some_and(|kept| Arc::ptr_eq(&kept, queue))
         });
-        if connected {
-            let at_once = link.channels_at_once();
-            let batches = std::mem::take(&mut wanted);
-            let again = join_all(
-                batches
-                    .chunks(at_once)
-                    .map(|batch| subscribe_batch(core, link, batch)),
-            )
-            .await;
-            wanted.extend(again.into_iter().flatten());
-            let batches = std::mem::take(&mut unused);
-            let again = join_all(
-                batches
-                    .chunks(at_once)
-                    .map(|batch| unsubscribe_batch(link, batch)),
-            )
-            .await;
-            unused.extend(again.into_iter().flatten());
-        }
     }
-}
 
-fn sort_in(
-    event: ChannelEvent,
-    wanted: &mut Vec<Arc<WaitQueue>>,
-    left: &mut Vec<(Instant, Arc<WaitQueue>)>,
-) {
-    match event {
-        ChannelEvent::Subscribe(queue) => wanted.push(queue),
-        ChannelEvent::LastWaiterLeft(queue) => left.push((Instant::now(), queue)),
+    /// Subscribes the wanted channels, then unsubscribes the unused ones. Those that fail stay
+    /// listed.
+    async fn subscribe(&mut self) {
+        let at_once = self.link.channels_at_once();
+        let batches = std::mem::take(&mut self.wanted);
+        let again = join_all(
+            batches
+                .chunks(at_once)
+                .map(|batch| subscribe_batch(self.core, self.link, batch)),
+        )
+        .await;
+        self.wanted.extend(again.into_iter().flatten());
+        let batches = std::mem::take(&mut self.unused);
+        let again = join_all(
+            batches
+                .chunks(at_once)
+                .map(|batch| unsubscribe_batch(self.link, batch)),
+        )
+        .await;
+        self.unused.extend(again.into_iter().flatten());
     }
 }
 

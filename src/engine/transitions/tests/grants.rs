@@ -50,7 +50,7 @@ impl World {
         self.state.send(&request, self.epoch, self.now);
         let lease = Lease::Watched {
             ttl: Millis::of(TTL),
-            times: None,
+            max_hold: None,
         };
         let first = Some(First {
             until: lease.valid_until(self.now),

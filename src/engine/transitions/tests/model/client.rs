@@ -24,7 +24,7 @@ use crate::{
 
 pub(super) static LEASE: LazyLock<Lease> = LazyLock::new(|| Lease::Watched {
     ttl: Millis::of(TTL),
-    times: None,
+    max_hold: None,
 });
 
 /// The goal of a future that has the owner lock.
