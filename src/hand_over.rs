@@ -105,7 +105,7 @@ impl HandOver {
             let mut parts = text.splitn(3, '\n');
             let (family, owner, lock) = (parts.next()?, parts.next()?, parts.next()?);
             // a text with a real owner is rejected: the name of a real owner is not secret
-            let owner = owner.parse().ok().filter(OwnerId::is_nobody)?;
+            let owner = owner.parse().ok().filter(OwnerId::is_placeholder)?;
             Some(Self {
                 family: family.into(),
                 lock: lock.into(),
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn a_text_is_read_as_it_was_made() {
         for name in ["order:7", "zwei Zeilen\nund ein ß", ""] {
-            let made = HandOver::new("reentrant", &name.into(), OwnerId::of_nobody());
+            let made = HandOver::new("reentrant", &name.into(), OwnerId::placeholder());
             let text = made.to_text();
             assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{text}");
             assert_eq!(HandOver::from_text(&text).unwrap(), made);
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn what_is_no_hand_over_is_refused() {
-        let text = HandOver::new("reentrant", &"order:7".into(), OwnerId::of_nobody()).to_text();
+        let text = HandOver::new("reentrant", &"order:7".into(), OwnerId::placeholder()).to_text();
         let (cut, longer) = (&text[..text.len() - 1], format!("{text}g0"));
         let holder: OwnerId = "0a1b2c3d-1111-4222-8333-444455556666:42".parse().unwrap();
         let of_a_holder = HandOver::new("reentrant", &"order:7".into(), holder).to_text();
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn it_does_not_print_what_it_is_adopted_with() {
-        let hand_over = HandOver::new("reentrant", &"order:7".into(), OwnerId::of_nobody());
+        let hand_over = HandOver::new("reentrant", &"order:7".into(), OwnerId::placeholder());
         let (printed, secret) = (
             format!("{hand_over:?}"),
             hand_over.owner.as_str()[..36].to_owned(),
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn another_lock_or_kind_is_refused() {
-        let hand_over = HandOver::new("read", &"order:7".into(), OwnerId::of_nobody());
+        let hand_over = HandOver::new("read", &"order:7".into(), OwnerId::placeholder());
         let message = |family, lock| hand_over.owner_for(family, lock).unwrap_err().to_string();
         assert!(message("read", "order:8").contains("\"order:7\""));
         assert!(message("write", "order:7").contains("\"read\""));

@@ -38,7 +38,7 @@ use smallvec::SmallVec;
 use uuid::Uuid;
 
 /// The task part of a placeholder, which owns a hold during a hand-over.
-const NOBODY: &str = "handed-over";
+const PLACEHOLDER: &str = "handed-over";
 /// The longest application or host in a connection name, in characters.
 const MAX_NAME_PART: usize = 64;
 
@@ -209,17 +209,17 @@ impl OwnerId {
     }
 
     /// Returns a new placeholder, which owns a hold during a hand-over.
-    pub(crate) fn of_nobody() -> Self {
-        let mut owner = Self::new(&ClientId::random(), format_args!("{NOBODY}"));
+    pub(crate) fn placeholder() -> Self {
+        let mut owner = Self::new(&ClientId::random(), format_args!("{PLACEHOLDER}"));
         owner.is_exact = true;
         owner
     }
 
-    /// Returns whether this is a placeholder from [`OwnerId::of_nobody`].
-    pub(crate) fn is_nobody(&self) -> bool {
+    /// Returns whether this is a placeholder from [`OwnerId::placeholder`].
+    pub(crate) fn is_placeholder(&self) -> bool {
         self.as_str()
             .split_once(':')
-            .is_some_and(|(_, task)| task == NOBODY)
+            .is_some_and(|(_, task)| task == PLACEHOLDER)
     }
 
     /// Returns the same owner under a name that no earlier request has used. Number 0 is the name

@@ -173,12 +173,9 @@ impl<'a> Acquire<'a> {
     }
 
     fn adopts(&self) -> Option<Adopts> {
-        self.from.map(|_| {
-            if self.asked().is_some() {
-                Adopts::Again
-            } else {
-                Adopts::First
-            }
+        self.from.map(|_| match *self.asked() {
+            Some(_) => Adopts::Again,
+            None => Adopts::First,
         })
     }
 

@@ -200,7 +200,7 @@ impl Core {
         let mut moves = Move {
             ticket,
             given_up: None,
-            to: OwnerId::of_nobody(),
+            to: OwnerId::placeholder(),
             keep,
             deadline,
         };

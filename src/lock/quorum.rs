@@ -68,7 +68,7 @@ enum NodeHold {
     /// An index into [`Quorum::first`].
     First(usize),
     /// Acquired by an extension.
-    Anew(Arc<LockGuard>),
+    Rejoined(Arc<LockGuard>),
 }
 
 #[derive(Clone, Copy)]
@@ -118,7 +118,7 @@ impl Quorum {
     fn guard<'a>(&'a self, held: &'a NodeHold) -> &'a LockGuard {
         match held {
             NodeHold::First(index) => &self.first[*index],
-            NodeHold::Anew(guard) => guard,
+            NodeHold::Rejoined(guard) => guard,
         }
     }
 
@@ -183,9 +183,9 @@ impl Quorum {
         let is_held = places.held[at]
             .as_ref()
             .is_some_and(|held| !self.guard(held).is_lost());
-        let mut anew = Some(NodeHold::Anew(Arc::new(guard)));
+        let mut rejoined = Some(NodeHold::Rejoined(Arc::new(guard)));
         if self.look(&mut places).is_ok() && !is_held {
-            std::mem::swap(&mut places.held[at], &mut anew);
+            std::mem::swap(&mut places.held[at], &mut rejoined);
         }
         // The guard that stays out of its slot is dropped after this: it releases its hold.
         drop(places);
@@ -205,7 +205,7 @@ impl Quorum {
             .filter_map(move |(at, held)| match held? {
                 NodeHold::First(index) => Some((at, first[index].take()?)),
                 // `into_inner` succeeds: any other handle would borrow the quorum.
-                NodeHold::Anew(guard) => Some((at, Arc::into_inner(guard)?)),
+                NodeHold::Rejoined(guard) => Some((at, Arc::into_inner(guard)?)),
             })
     }
 

@@ -1057,6 +1057,70 @@ fn every_interop_worker_speaks_the_protocol() {
 
 // --- documents ---
 
+/// Words that the field does not use, or that hide the subject of a sentence. What to write in place
+/// of each is in the last column.
+const REFUSED: [(&str, &str); 11] = [
+    ("whoever", "the client, the holder, the caller"),
+    ("whom", "name the thing"),
+    ("nobody", "no client, no waiter"),
+    ("somebody", "another client, another task"),
+    ("besides", "also, in addition"),
+    ("lest", "so that .. not"),
+    ("anew", "again"),
+    ("so many", "this many, N"),
+    ("as long may", "how long .. may"),
+    ("under way", "in flight"),
+    ("of its own accord", "by itself"),
+];
+
+/// The prose that users and maintainers read is plain English.
+#[test]
+fn refused_words_are_not_used() {
+    let places = [
+        ("src", "rs"),
+        ("src", "md"),
+        ("crates", "rs"),
+        ("crates", "md"),
+        ("crates", "lua"),
+        ("lua", "lua"),
+        ("lua", "md"),
+        ("examples", "rs"),
+        ("docs", "md"),
+    ];
+    let mut texts: Vec<Source> = places
+        .into_iter()
+        .flat_map(|(folder, extension)| sources(folder, extension))
+        .filter(|file| !file.path.contains("/tests") && !file.path.contains("/target/"))
+        .collect();
+    for path in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"] {
+        texts.push(Source {
+            path: path.to_owned(),
+            text: document(path),
+        });
+    }
+    assert!(texts.len() > 300, "the check sees {} files", texts.len());
+    let mut found = Vec::new();
+    for file in &texts {
+        // a phrase may be broken over two lines
+        let words: Vec<&str> = file
+            .text
+            .split(|letter: char| !(letter.is_alphanumeric() || letter == '_'))
+            .filter(|word| !word.is_empty())
+            .collect();
+        for (refused, better) in REFUSED {
+            let phrase: Vec<&str> = refused.split(' ').collect();
+            let is_it = |window: &&[&str]| {
+                let mut pairs = window.iter().zip(&phrase);
+                pairs.all(|(word, wanted)| word.eq_ignore_ascii_case(wanted))
+            };
+            if words.windows(phrase.len()).any(|window| is_it(&window)) {
+                found.push(format!("{}: {refused:?}; write: {better}", file.path));
+            }
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
 fn document(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }

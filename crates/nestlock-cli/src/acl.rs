@@ -214,13 +214,13 @@ fn parts(acl: &Acl, is_cluster: bool, prefix: &str) -> Vec<Part> {
         matches!(acl.tool, None | Some(For::Exec)),
         acl.tool.is_none(),
     );
-    let besides = [
+    let further = [
         (is_cluster, CLUSTER),
         (acl.replicas && waits.0, REPLICAS),
         (acl.fsync && waits.1, FSYNC),
     ];
     parts.extend(
-        besides
+        further
             .into_iter()
             .filter(|(is_wanted, _)| *is_wanted)
             .map(|(_, part)| Part::from(part)),

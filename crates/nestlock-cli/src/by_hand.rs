@@ -22,7 +22,7 @@ use crate::{
 /// How often `--watch` polls.
 const LOOK: Duration = Duration::from_secs(1);
 /// Exit code: there was no hold to report or to change.
-const NOBODY: u8 = 1;
+const NO_HOLD: u8 = 1;
 
 fn owner(text: &str) -> Result<OwnerId, Unusable> {
     OwnerId::from_value(text).map_err(|error| Unusable(error.to_string()))
@@ -46,7 +46,7 @@ fn code(is_done: bool, name: &str, owner: &str) -> u8 {
         printable(owner),
         printable(name)
     ));
-    NOBODY
+    NO_HOLD
 }
 
 /// The servers, and the prefix of the names there.
@@ -115,7 +115,7 @@ pub(crate) async fn who(server: &Server, who: &Who) -> Result<u8, Failure> {
         ));
     }
     if !who.watch {
-        return Ok(if held.is_some() { 0 } else { NOBODY });
+        return Ok(if held.is_some() { 0 } else { NO_HOLD });
     }
     loop {
         sleep(LOOK).await;
@@ -180,7 +180,7 @@ pub(crate) async fn force(server: &Server, force: &Force) -> Result<u8, Failure>
     let owner = force.if_owner.as_deref().map(owner).transpose()?;
     let sight = Sight::open(server).await?;
     let Some(Held { lock, found, .. }) = sight.held(&force.named).await? else {
-        return Ok(NOBODY);
+        return Ok(NO_HOLD);
     };
     let name = &force.named.name;
     let freed = match &owner {
@@ -191,7 +191,7 @@ pub(crate) async fn force(server: &Server, force: &Force) -> Result<u8, Failure>
             _ => return Ok(code(false, name, owner.as_str())),
         },
         None if lock.force_unlock().await? => found.holders.clone(),
-        None => return Ok(NOBODY),
+        None => return Ok(NO_HOLD),
     };
     for (owner, holds) in freed {
         say(format_args!(

@@ -229,7 +229,7 @@ mod tests {
         let found = Found {
             name: "l".into(),
             record: Record::Signal,
-            holders: vec![("somebody".into(), 1)],
+            holders: vec![("another".into(), 1)],
             ttl: None,
             waiting: None,
             last_token: None,

@@ -248,7 +248,7 @@ pub(crate) fn is_over(error: &Error) -> bool {
 }
 
 /// Returns whether no server is there, so no client is connected to it, either.
-pub(crate) fn is_nobody(error: &Error) -> bool {
+pub(crate) fn is_down(error: &Error) -> bool {
     is_over(error)
         && error
             .details()

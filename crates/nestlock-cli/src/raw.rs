@@ -20,7 +20,7 @@ use crate::{
     args::Server,
     connect::CONNECT_TIMEOUT,
     failure::Failure,
-    node::{Answer, Limits, Node, Words, is_denied, is_nobody, is_not_now, pairs, words},
+    node::{Answer, Limits, Node, Words, is_denied, is_down, is_not_now, pairs, words},
 };
 
 /// Limits for a single server.
@@ -276,7 +276,7 @@ impl<'s> Raw<'s> {
         self.view()?
             .master(key)
             .map(Rc::clone)
-            .ok_or_else(|| nobody(key))
+            .ok_or_else(|| no_node(key))
     }
 
     /// Returns names that begin with `before`, and whose locks are at this server.
@@ -318,14 +318,16 @@ impl<'s> Raw<'s> {
     /// Sends many requests in few round trips. A refused request does not affect the others.
     pub(crate) async fn ask_all(&self, requests: Vec<Words>) -> Vec<Answer> {
         let key = |at: usize| requests[at].get(1).map_or("", String::as_str);
-        let mut answers: Vec<Answer> = (0..requests.len()).map(|at| Err(nobody(key(at)))).collect();
+        let mut answers: Vec<Answer> = (0..requests.len())
+            .map(|at| Err(no_node(key(at))))
+            .collect();
         let mut left = Left::new();
         match self.view() {
             Err(error) => return requests.iter().map(|_| Err(error.clone())).collect(),
             Ok(view) => {
                 for at in 0..requests.len() {
                     match view.master(key(at)) {
-                        None => self.note(SERVICE, Some(&nobody(key(at)))),
+                        None => self.note(SERVICE, Some(&no_node(key(at)))),
                         Some(node) => add(&mut left, Rc::clone(node), at, false),
                     }
                 }
@@ -426,7 +428,7 @@ impl<'s> Raw<'s> {
                         }
                     }
                     // no client is connected there, either
-                    Err(error) if is_nobody(&error) => {}
+                    Err(error) if is_down(&error) => {}
                     Err(error) if is_denied(&error) => {
                         let is_sharded = words[1] == "SHARDNUMSUB";
                         return Err(Unheard::Denied(if is_sharded {
@@ -473,7 +475,7 @@ pub(crate) fn unserved(mut slots: Vec<(u16, u16, usize)>) -> Vec<String> {
     gaps
 }
 
-fn nobody(key: &str) -> Error {
+fn no_node(key: &str) -> Error {
     Error::new(
         ErrorKind::IO,
         format!("no master serves slot {}", redis_keyslot(key.as_bytes())),

@@ -327,7 +327,7 @@ impl World {
             .extend((sent.verb == Verb::Release { holds: 0 }).then_some(name));
         match sent.verb {
             Verb::Acquire { holds } => {
-                let unheard = matches!(to, To::Nobody);
+                let unheard = matches!(to, To::Unawaited);
                 history.blurred = before.is_some() && (history.blurred || holds > 1 && unheard);
                 history.tampered &= before.is_some() || unheard || holds > 1;
                 history

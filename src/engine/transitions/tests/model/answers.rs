@@ -18,7 +18,7 @@ impl Client {
     pub(super) fn hear(&mut self, now: Instant) {
         let (answer, to) = self.answers.remove(0);
         match to {
-            To::Nobody => {}
+            To::Unawaited => {}
             To::Watchdog(at, renewal) => {
                 self.renewed(at, &renewal, answer, now);
                 self.tidy(at);
@@ -136,7 +136,9 @@ impl Client {
             .iter_mut()
             .map(|(_, to)| to)
             .chain(self.answers.iter_mut().map(|(_, to)| to));
-        waiting.filter(|to| of(to)).for_each(|to| *to = To::Nobody);
+        waiting
+            .filter(|to| of(to))
+            .for_each(|to| *to = To::Unawaited);
     }
 
     /// Reports to the future that has the owner lock that its request may have been executed.

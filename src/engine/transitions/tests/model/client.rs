@@ -99,7 +99,7 @@ pub(super) struct Renewal {
 /// The receiver of a reply.
 #[derive(Debug, Clone)]
 pub(super) enum To {
-    Nobody,
+    Unawaited,
     /// The future that has the owner lock of this hold.
     Turn(usize),
     Watchdog(usize, Renewal),
@@ -446,7 +446,7 @@ impl Client {
     /// Sends the janitor's release of an abandoned name.
     pub(super) fn bust(&mut self) {
         let ghost = self.ghosts.remove(0);
-        self.post(&ghost, Verb::Release { holds: 0 }, To::Nobody);
+        self.post(&ghost, Verb::Release { holds: 0 }, To::Unawaited);
     }
 
     /// Forgets a hold that has no residue and no handle.

@@ -140,7 +140,7 @@ impl Met {
                     ..renewal.clone()
                 },
             ),
-            To::Nobody | To::Turn(_) => to.clone(),
+            To::Unawaited | To::Turn(_) => to.clone(),
         }
     }
 
@@ -304,7 +304,7 @@ impl<H: Hasher> Compared<'_, H> {
     fn to(&mut self, to: &To) {
         self.value(std::mem::discriminant(to));
         match to {
-            To::Nobody => {}
+            To::Unawaited => {}
             To::Turn(at) => self.value(at),
             To::Watchdog(
                 at,
