@@ -77,7 +77,7 @@ impl RedLockOptions {
     }
 
     /// Sets the TTL of the records. Default 8 s; 10 ms to 10 years. Renewed every third of it until
-    /// the guard is released, unless an acquire has a [`lease`](AcquireOptions::lease), which takes
+    /// the guard is released, unless an acquire has a [`lease`](crate::AcquireOptions::lease), which takes
     /// its place.
     pub fn expiry(mut self, expiry: Duration) -> Self {
         self.expiry = expiry;
@@ -126,7 +126,7 @@ impl RedLockOptions {
 
     /// Sets the value of the records, instead of a random one for each round: another process that
     /// knows it can extend and release the lock. String records only. See
-    /// [`AcquireOptions::value`].
+    /// [`AcquireOptions::value`](crate::AcquireOptions::value).
     pub fn value(mut self, value: impl Into<String>) -> Self {
         self.value = OwnerValue::Fixed(value.into());
         self
@@ -152,7 +152,7 @@ impl RedLockOptions {
         self
     }
 
-    /// Sets whether [`LockGuard::extend`] also takes the lock on servers where it is free: one call
+    /// Sets whether [`LockGuard::extend`](crate::LockGuard::extend) also takes the lock on servers where it is free: one call
     /// makes a server that was restarted without its data part of the lock again. Only while most
     /// servers hold the lock: a lost lock is reported as lost, not recreated. Default off.
     pub fn recreate_on_extend(mut self, on: bool) -> Self {
@@ -160,7 +160,7 @@ impl RedLockOptions {
         self
     }
 
-    /// Limits how long the lock is held; see [`AcquireOptions::max_hold`]. Default: no limit.
+    /// Limits how long the lock is held; see [`AcquireOptions::max_hold`](crate::AcquireOptions::max_hold). Default: no limit.
     pub fn max_hold(mut self, longest: Duration) -> Self {
         self.max_hold = Some(longest);
         self
