@@ -953,10 +953,10 @@ impl LockClientBuilder {
     /// for TLS with a custom CA, credential providers and the like. nestlock sets retries, timeouts
     /// and the protocol version itself.
     ///
-    /// The name that a certificate must have is the server's own `tls_server_name`. In a cluster,
-    /// for an IP address, it is the host name that the node announces along with the address, or
-    /// else the one of `TlsConfig::hostnames`, whose default host is the first configured one.
-    /// Otherwise it is the host.
+    /// A server's certificate must have the name in the server's own `tls_server_name`, if that is
+    /// set. In a cluster, for an IP address, it must have the host name that the node announces
+    /// along with the address, or else the one from `TlsConfig::hostnames`, whose default host is
+    /// the first configured one. Otherwise it must have the host.
     ///
     /// # Errors
     ///
