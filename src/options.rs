@@ -146,7 +146,10 @@ impl AcquireOptions {
 
     /// Acquires as this owner instead of the calling task; see
     /// [`LockClient::owner`](crate::LockClient::owner). An owner of another client is rejected:
-    /// this client can release and extend its holds, but not acquire as it.
+    /// this client can release and extend its holds, but not acquire as it. The owner of one acquire
+    /// (of a [`mutex`](crate::LockClient::mutex), or after
+    /// [`owner_per_acquire`](crate::Lock::owner_per_acquire)) acquires only while its guard holds the
+    /// lock, to nest a hold; afterwards it is rejected with [`Error::InvalidOwner`].
     pub fn owner(mut self, owner: OwnerId) -> Self {
         self.rare_mut().owner = Some(owner);
         self
