@@ -26,9 +26,9 @@ use crate::{
 /// A client of one Redis or Valkey server, a cluster, or the master of a service; it creates locks.
 /// Cheap to clone.
 ///
-/// The client owns one background thread with two connections. That thread renews leases, wakes
-/// waiters and releases dropped guards, even while the caller's runtime is blocked. Locks and
-/// guards keep the client alive; dropping the last of them ends it.
+/// The client owns one background thread and, to a single server, two connections. The thread
+/// renews leases, wakes waiters and releases dropped guards, even while the caller's runtime is
+/// blocked. Locks and guards keep the client alive; dropping the last of them ends it.
 ///
 /// Dropping the last handle never blocks a thread of a runtime: the client's thread performs the
 /// pending releases. The *end of the runtime* waits for them, for at most half a second, so that a
@@ -130,14 +130,14 @@ impl LockClient {
         }
     }
 
-    /// Returns the mutex with this name: each acquire is an owner of its own, as with
+    /// Returns the mutex with this name: each acquire is a separate owner, as with
     /// `tokio::sync::Mutex`. If in doubt, use this.
     ///
     /// The guard holds the lock, wherever it is moved. Every other acquire waits, even one by the
     /// task that locked: [`hold_count`](Lock::hold_count) of [`current_owner`](Self::current_owner)
     /// is 0 while that task holds the lock. If functions that take the lock call each other, use
-    /// [`reentrant_lock`](Self::reentrant_lock): it uses the same record, so one name excludes
-    /// both.
+    /// [`reentrant_lock`](Self::reentrant_lock): it uses the same record, so a mutex and a
+    /// reentrant lock with one name exclude each other.
     ///
     /// Sends nothing. All locks with one name are the same lock.
     ///
@@ -205,8 +205,8 @@ impl LockClient {
     /// [`LockClient::fenced_get`] and [`LockClient::fenced_set`] do this check; in SQL it is one
     /// more condition, `... AND fence <= ?`.
     ///
-    /// The record is that of the reentrant lock: one name excludes both. A hold taken as a
-    /// reentrant lock has no token.
+    /// The record is that of the reentrant lock, so locks of both kinds with one name exclude each
+    /// other. A hold taken as a reentrant lock has no token.
     ///
     /// # Lifetime of the token
     ///
@@ -239,8 +239,8 @@ impl LockClient {
     /// place; one that is not polled is silent. If the surrounding code may be busy, wait in a
     /// separate task. A try without a wait does not join the queue, and gets the lock only if there
     /// are no waiters. Do not mix this kind with others under one name: a reentrant lock does not
-    /// see the queue. An owner that holds one of them cannot take the other
-    /// ([`Error::NotReentrant`]).
+    /// see the queue. An owner that holds a name as a fair lock cannot take it as another kind, or
+    /// vice versa ([`Error::NotReentrant`]).
     ///
     /// # Errors
     ///
@@ -294,8 +294,8 @@ impl LockClient {
     ///
     /// For many locks with short holds: waiters do not subscribe, and a release sends no message.
     /// Waiters retry after pauses, so the lock is not fair, and a wait costs requests. The record
-    /// is that of the reentrant lock: one name excludes both. A waiter of a reentrant lock notices
-    /// the release of a spin lock within the poll cap.
+    /// is that of the reentrant lock, so locks of both kinds with one name exclude each other. A
+    /// waiter of a reentrant lock notices the release of a spin lock within the poll cap.
     ///
     /// # Errors
     ///
@@ -319,10 +319,10 @@ impl LockClient {
     /// Returns the string lock with this name: the record of RedLock libraries, on one server.
     ///
     /// The record is one string, written with `SET NX PX` and deleted by comparison with its value.
-    /// redsync, node-redlock, RedLock-Hyperf and redis-py use the same record, so they exclude
-    /// nestlock and vice versa. For several servers use [`red_lock`](Self::red_lock). The format
-    /// has no wake-up messages, so waiters retry after pauses, and no count, so it is not reentrant
-    /// ([`Error::NotReentrant`]).
+    /// redsync, node-redlock, RedLock-Hyperf and redis-py use the same record, so locks of those
+    /// libraries and of nestlock exclude each other. For several servers use
+    /// [`red_lock`](Self::red_lock). The format has no wake-up messages, so waiters retry after
+    /// pauses, and no count, so it is not reentrant ([`Error::NotReentrant`]).
     ///
     /// The value is the owner ([`LockGuard::owner`](crate::LockGuard::owner)), or the one set by
     /// [`AcquireOptions::value`](crate::AcquireOptions::value).
@@ -351,7 +351,7 @@ impl LockClient {
     ///
     /// If a wait would never end, the call fails with [`Error::NotReentrant`] at once and without a
     /// request, even if the owner holds the name as a reentrant lock. The record and the messages
-    /// are those of the reentrant lock: one name excludes both.
+    /// are those of the reentrant lock, so locks of both kinds with one name exclude each other.
     ///
     /// # Errors
     ///
@@ -369,8 +369,8 @@ impl LockClient {
     /// The record is the string `lock:{name}`, whose value is the owner. Each release wakes one
     /// waiter, of any process, through the list `lock-signal:{name}`. The owner cannot take the
     /// lock again ([`Error::NotReentrant`]). Leases are whole seconds on the server: a fraction of
-    /// a second counts as one there, but not here. To release or extend a hold of a Python process,
-    /// get its owner from [`Lock::holder`].
+    /// a second counts as one there, but not in [`remaining`](crate::LockGuard::remaining). To
+    /// release or extend a hold of a Python process, get its owner from [`Lock::holder`].
     ///
     /// The first wait opens a connection, on which BLPOP waits for all lists of this client. In a
     /// cluster, waiters re-check the lock after pauses instead, from 10 ms up to the poll cap.
@@ -427,19 +427,21 @@ impl LockClient {
 
     /// Returns the RedLock with this name over independent servers, with one client for each. It is
     /// held while most servers record it, so a minority may fail. It uses the record of redsync,
-    /// node-redlock and RedLock-Hyperf, so they exclude nestlock and vice versa.
+    /// node-redlock and RedLock-Hyperf, so locks of those libraries and of nestlock exclude each
+    /// other.
     ///
-    /// The client sends to all servers at once, and waits for each no longer than a part of the
-    /// TTL; a minority that is dead or hangs costs nothing beyond that. Each member renews its own
-    /// record; the lock is lost when most members are. An acquire without a wait limit ends after
-    /// [`RedLockOptions::tries`] failed rounds in a row.
+    /// The client sends to all servers at once, and waits for each no longer than a part of the TTL
+    /// ([`timeout_factor`](RedLockOptions::timeout_factor)); a minority that is dead or hangs costs
+    /// nothing beyond that. Each member renews its own record; the lock is lost when most members
+    /// are. An acquire without a wait limit ends after [`RedLockOptions::tries`] failed rounds in a
+    /// row.
     ///
     /// # What it cannot promise
     ///
-    /// A RedLock is only as reliable as its clocks: a server whose clock jumps, or that forgets a
-    /// record (restarted without persistence before the TTL is over), can let a second holder in.
-    /// Keep such a server down for one TTL. Nothing here stops a paused holder: only a fencing
-    /// token can, and independent servers cannot count one.
+    /// A RedLock is only as reliable as its servers' clocks and memory: a server whose clock jumps
+    /// ahead, or that forgets a record (restarted without persistence before the TTL is over), can
+    /// let a second holder in. Keep such a server down for one TTL. Nothing here stops a paused
+    /// holder: only a fencing token can, and independent servers have no common counter for one.
     ///
     /// ```no_run
     /// # async fn example(
@@ -483,8 +485,8 @@ impl LockClient {
     }
 
     /// Combines any locks into a RedLock, such as reentrant or fair locks of independent servers.
-    /// All members are acquired as the same task. An owner that is set for an acquire belongs to
-    /// one client; the other clients reject it.
+    /// All members are acquired for the calling task. An owner that is set for an acquire belongs
+    /// to one client; the other clients reject it.
     ///
     /// This client provides the timers.
     ///
@@ -521,7 +523,7 @@ impl LockClient {
     ///
     /// The tokens accepted for one key never go back, whatever clocks, pauses and leases do: once
     /// the holder of a higher token has used [`LockClient::fenced_get`] or this method, a lower
-    /// token can no longer change anything. The lock need not be held any longer.
+    /// token can no longer change anything. This stays so when the lock is no longer held.
     ///
     /// - Until then the lower token may write. If you compute the new value from the old one, read
     ///   it with [`LockClient::fenced_get`], which raises the fence before it reads.
@@ -632,7 +634,7 @@ impl LockClient {
     /// Waits until all background work is done: dropped guards, cancelled calls, lost replies.
     ///
     /// The client retries requests that the server rejects (no replicas, no permission) until the
-    /// record has expired. This method waits for that, and forever if a lock has no expiry.
+    /// record has expired. This method waits for that: forever, if a lock has no expiry.
     ///
     /// # Cancel safety
     ///
@@ -661,7 +663,7 @@ impl LockClient {
         self.anchor.shutdown().await
     }
 
-    /// Returns the operator's calls on locks of other owners. Sends nothing.
+    /// Returns the calls for operators, on locks of other owners. Sends nothing.
     #[must_use]
     pub fn maintenance(&self) -> Maintenance<'_> {
         Maintenance { client: self }
@@ -687,7 +689,7 @@ impl LockClient {
     }
 }
 
-/// Operator's calls on locks of other owners: see [`LockClient::maintenance`].
+/// Calls for operators, on locks of other owners: see [`LockClient::maintenance`].
 #[derive(Debug)]
 pub struct Maintenance<'a> {
     client: &'a LockClient,
@@ -743,7 +745,7 @@ pub struct LockClientBuilder {
 impl LockClientBuilder {
     /// Sets the lease of a lock that is acquired without a fixed lease. The watchdog renews it
     /// every third of this time. If this process dies, its locks are free within this time. Default
-    /// 30 s, as Redisson's `lockWatchdogTimeout`; 200 ms to 10 years.
+    /// 30 s, like Redisson's `lockWatchdogTimeout`; 200 ms to 10 years.
     pub fn watchdog_timeout(mut self, timeout: Duration) -> Self {
         self.config.watchdog_timeout = timeout;
         self
@@ -772,15 +774,15 @@ impl LockClientBuilder {
         self
     }
 
-    /// Sets how long an acquire without a limit to its wait keeps trying while the server is
+    /// Sets how long an acquire that waits without limit keeps trying while the server is
     /// unreachable. Default 10 s. Zero tries once.
     pub fn outage_patience(mut self, patience: Duration) -> Self {
         self.config.outage_patience = patience;
         self
     }
 
-    /// Sets how long a silent waiter of this client at a fair lock keeps its place. Default 15 s;
-    /// 200 ms to 10 years.
+    /// Sets how long a silent waiter of this client keeps its place in the queue of a fair lock.
+    /// Default 15 s; 200 ms to 10 years.
     ///
     /// A waiter re-checks the lock every second, or every third of this time; it is silent if it is
     /// dead, not polled, or disconnected. For the same time, a free lock stays reserved for a
@@ -802,8 +804,8 @@ impl LockClientBuilder {
         self
     }
 
-    /// Sets how often one owner may hold one lock. Default `u32::MAX`; at most 99,999 for the read
-    /// side of a read-write lock.
+    /// Sets how many times one owner may hold one lock. Default `u32::MAX`; at most 99,999 for the
+    /// read side of a read-write lock.
     pub fn max_holds(mut self, holds: u32) -> Self {
         self.config.max_holds = holds;
         self
@@ -951,10 +953,10 @@ impl LockClientBuilder {
     /// for TLS with a custom CA, credential providers and the like. nestlock sets retries, timeouts
     /// and the protocol version itself.
     ///
-    /// The name that a certificate must have is the server's own `tls_server_name`. In a cluster,
-    /// for an IP address, it is the host name that the node announces along with the address, or
-    /// else the one of `TlsConfig::hostnames`, whose default host is the first configured one.
-    /// Otherwise it is the host.
+    /// A server's certificate must have the name in the server's own `tls_server_name`, if that is
+    /// set. In a cluster, for an IP address, it must have the host name that the node announces
+    /// along with the address, or else the one from `TlsConfig::hostnames`, whose default host is
+    /// the first configured one. Otherwise it must have the host.
     ///
     /// # Errors
     ///

@@ -61,7 +61,7 @@ pub enum Error {
         /// The expected holder.
         owner: OwnerId,
     },
-    /// This owner held the lock and lost it. Others may have touched what it guards since.
+    /// This owner held the lock and lost it. Others may have touched what it guards since then.
     #[error("lock {lock:?} was lost by {owner}: {reason}")]
     #[non_exhaustive]
     Lost {
@@ -113,7 +113,7 @@ pub enum Error {
         /// The number.
         token: u64,
     },
-    /// The owner has re-entered the lock too often.
+    /// The owner has re-entered the lock up to [`max_holds`](crate::LockClientBuilder::max_holds).
     #[error("lock {lock:?} is already held {holds} times by {owner}; release some holds first")]
     #[non_exhaustive]
     TooManyHolds {
@@ -124,8 +124,8 @@ pub enum Error {
         /// The hold count.
         holds: u32,
     },
-    /// The owner already holds this non-reentrant lock, or nests a fair and a reentrant one; a wait
-    /// would never end. Its holds are unchanged.
+    /// The owner already holds this non-reentrant lock, or holds the name as a fair lock and requests
+    /// another kind, or vice versa; a wait would never end. Its holds are unchanged.
     #[error(
         "lock {lock:?} is already held by {owner}, and is not reentrant or was taken as another kind; release it first"
     )]
@@ -187,7 +187,9 @@ pub enum Error {
         reason: String,
     },
     /// The request was sent but no reply arrived in time: it may or may not have been executed. The
-    /// client finds out in the background and undoes it; the lease ends it at the latest.
+    /// client settles the outcome in the background: it undoes an acquire and completes a release;
+    /// the lease ends the hold at the latest. [`fenced_set`](crate::LockClient::fenced_set) is not
+    /// settled.
     #[error(
         "lock {lock:?}: no reply from the server, the outcome is unknown and is being settled in the background: {source}"
     )]
@@ -226,7 +228,7 @@ pub enum Error {
         on_disk: Option<bool>,
     },
     /// Too few of a RedLock's servers agreed. A failed acquire is released on the others. A hold
-    /// that could not be extended or released on enough of them stays as it was on each.
+    /// that could not be extended or released on enough servers stays as it was on each of them.
     #[error("lock {lock:?}: no quorum: too few of {} servers agreed, {needed} needed: {}", .nodes.len(), list(.nodes))]
     #[non_exhaustive]
     NoQuorum {

@@ -154,8 +154,9 @@ impl LockGuard {
     ///
     /// [`Error::Lost`] if the lock was lost before: others may have touched what it guards.
     /// [`Error::NotHeld`] if the hold was released without this guard. [`Error::Store`] or
-    /// [`Error::Unconfirmed`] if the server did not reply within the command timeout: the client
-    /// keeps releasing in the background, and the hold is no longer renewed or valid.
+    /// [`Error::Unconfirmed`] if the server rejected the release or did not reply within the
+    /// command timeout: the client keeps releasing in the background, and the hold is no longer
+    /// renewed or valid.
     ///
     /// # Cancel safety
     ///
@@ -171,9 +172,9 @@ impl LockGuard {
         }
     }
 
-    /// Resolves when the lock is lost, no later than its lease ends on this client's monotonic
-    /// clock, or when the hold was released without this guard. Never resolves while the lock is
-    /// held. For `select!`. A multi-lock is lost with its first lost member.
+    /// Resolves when the lock is lost (no later than its lease ends on this client's monotonic
+    /// clock), or when the hold was released without this guard. Never resolves while the lock is
+    /// held. For `select!`. A multi-lock is lost as soon as one member is lost.
     ///
     /// # Cancel safety
     ///
@@ -185,7 +186,8 @@ impl LockGuard {
         }
     }
 
-    /// Returns whether the lock is lost, by this client's clock and knowledge; sends nothing.
+    /// Returns whether the lock is lost, as far as this client knows by its own clock. Sends
+    /// nothing.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.remaining_or_error().is_err()
@@ -261,23 +263,25 @@ impl LockGuard {
     /// and its owner does not re-enter it: its next acquire waits like that of any other owner.
     ///
     /// Until the lease ends, every process that knows the returned owner may
-    /// [`release`](crate::Lock::release) or [`extend`](crate::Lock::extend) the lock. To let another
-    /// task or process carry on under it, [`hand_over`](Self::hand_over).
+    /// [`release`](crate::Lock::release) or [`extend`](crate::Lock::extend) the lock. To let
+    /// another task or process carry on under the lock, use [`hand_over`](Self::hand_over).
     ///
-    /// Other guards of the same owner stay held and renewed, and so does the lock; their releases do
-    /// not end what was left. Each hold that was left needs its own release, after those guards are
-    /// gone: an earlier one is not counted, and the lock then stays held until its lease ends. Before
-    /// you send the owner elsewhere, await [`idle`](crate::LockClient::idle), so that the server has
-    /// counted the releases of dropped guards. If the connection broke during a nested acquire or
-    /// release, the server may record one hold too many or too few until the lease ends. A writer
-    /// that left its nested read lock cannot read again until it has released the write lock.
+    /// Holds of other guards of the same owner stay held and renewed, and so does the lock; their
+    /// releases do not end the hold that was left. Each hold that was left needs its own release,
+    /// after those guards are gone: an earlier one is not counted, and the lock then stays held
+    /// until its lease ends. Before you send the owner elsewhere, await
+    /// [`idle`](crate::LockClient::idle), so that the server has counted the releases of dropped
+    /// guards. If the connection broke during a nested acquire or release, the server may record
+    /// one hold too many or too few until the lease ends. A writer that has left its nested read
+    /// lock to the lease cannot read again until it has released the write lock.
     ///
     /// An owner that is a [`value`](crate::AcquireOptions::value) has no other name: its client may
     /// acquire the lock again a round trip before the lease ends, or after the first lease if another
     /// client has extended it.
     ///
-    /// A lost lock is not left. A multi-lock leaves all members. The returned owner is that of the
-    /// first member; the other members have the same owner only if all belong to one client.
+    /// If the lock is lost, nothing is left to its lease. A multi-lock leaves all its members to
+    /// their leases. The returned owner is that of the first member; the other members have the
+    /// same owner only if all belong to one client.
     ///
     /// ```no_run
     /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
@@ -309,9 +313,9 @@ impl LockGuard {
     /// within `keep` (10 ms to 10 years).
     ///
     /// From then on, this guard holds nothing, and the lock is not renewed: it stays held until it
-    /// is adopted, or for `keep`. To take it back, adopt it: there is no other way. No other client
-    /// gets the lock in between, and it can be adopted once. If `keep` ends sooner than the old
-    /// lease, waiters notice when they next re-check the lock, within the
+    /// is adopted, or for `keep`. The only way to take it back is to adopt it. No other client gets
+    /// the lock in between, and it can be adopted once. If `keep` ends sooner than the old lease,
+    /// waiters notice when they next re-check the lock, within the
     /// [`poll_cap`](crate::LockClientBuilder::poll_cap); a Redisson waiter, which does not
     /// re-check, notices when the lease that the server last reported to it is over, or by the
     /// adopter's release.
@@ -332,13 +336,14 @@ impl LockGuard {
     /// After [`Error::CannotHandOver`] (the owner holds the lock more than once, both reads and
     /// writes, or the lock combines several) and [`Error::InvalidLease`] the guard still holds the
     /// lock. [`Error::Lost`] and [`Error::NotHeld`] as with [`unlock`](Self::unlock). After
-    /// [`Error::Store`] and [`Error::Unconfirmed`] see [`remaining`](Self::remaining): either the
-    /// guard still holds the lock, or it was given up and is being released, even if the server has
-    /// moved it.
+    /// [`Error::Store`] and [`Error::Unconfirmed`], [`remaining`](Self::remaining) shows which is
+    /// the case: either the guard still holds the lock, or the lock was given up and is being
+    /// released, even if the server has moved it.
     ///
     /// # Cancel safety
     ///
-    /// If dropped midway, as after [`Error::Unconfirmed`]: it cannot be adopted, and is released.
+    /// If dropped midway, the same as after [`Error::Unconfirmed`]: the lock cannot be adopted, and
+    /// is released.
     pub async fn hand_over(&self, keep: Duration) -> Result<HandOver> {
         match &self.inner {
             GuardInner::One(single) => {

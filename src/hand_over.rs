@@ -14,8 +14,8 @@ const VERSION: &str = "nl1.";
 /// [`LockGuard::hand_over`](crate::LockGuard::hand_over), and taken over by
 /// [`Lock::adopt`](crate::Lock::adopt), once.
 ///
-/// It is a capability: any client that has it can take the lock. So its `Debug` output omits the
-/// secret; [`to_text`](Self::to_text) returns the text for a message to the other process. Keep
+/// It is a capability: any client that has it can take the lock. Therefore its `Debug` output omits
+/// the secret; [`to_text`](Self::to_text) returns the text for a message to the other process. Keep
 /// that text out of logs and URLs.
 ///
 /// ```no_run

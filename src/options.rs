@@ -123,7 +123,7 @@ impl AcquireOptions {
         self
     }
 
-    /// Returns the default options: the calling task holds the lock until it is released, and the
+    /// Returns the default options: the caller holds the lock until it is released, and the
     /// watchdog renews the lease.
     pub fn new() -> Self {
         Self::default()
@@ -159,13 +159,13 @@ impl AcquireOptions {
     /// systems (string and signal locks): another process that knows the text can extend and
     /// release the lock.
     ///
-    /// Use a text once, and make it unguessable: two processes that acquire with the same text
-    /// **both hold the lock**, because a retried request must succeed. If a request with this text
-    /// got no reply, further requests fail with [`Error::Unconfirmed`], even in an acquire that
-    /// waits, until the client has settled the first: nothing distinguishes the two, and a late
-    /// release ends any hold under its text. **Use another text in that case**: settled means that
-    /// the server has replied twice, one command timeout apart; the client does not wait for a
-    /// request that arrives even later.
+    /// Use each text only once, and make it unguessable: two processes that acquire with the same
+    /// text **both hold the lock**, because a retried request must succeed. If a request with this
+    /// text got no reply, further requests fail with [`Error::Unconfirmed`], even in an acquire
+    /// that waits, until the client has settled the first: nothing distinguishes the two, and a
+    /// late release ends any hold under its text. **Use another text in that case**: "settled"
+    /// means only that the server has replied twice, one command timeout apart; the client does not
+    /// wait for a request that arrives even later.
     pub fn value(mut self, value: impl Into<String>) -> Self {
         self.rare_mut().value = Some(value.into());
         self
@@ -185,12 +185,12 @@ impl AcquireOptions {
     /// ([`LossReason::LeaseExpired`](crate::LossReason::LeaseExpired)), up to 1 % of the TTL and 2 ms
     /// earlier. 1 ms to 10 years; it also shortens a longer [`lease`](Self::lease). Default: no limit.
     ///
-    /// Use it so that a task that hangs does not keep the lock for as long as its process lives, as
-    /// the [description of RedLock](https://redis.io/docs/latest/develop/use/patterns/distributed-locks/)
-    /// calls for.
+    /// Use it so that a task that hangs does not keep the lock until its process ends, as the
+    /// [description of
+    /// RedLock](https://redis.io/docs/latest/develop/use/patterns/distributed-locks/) calls for.
     ///
-    /// Nested holds have a limit each: the lock is renewed while one of them is not over.
-    /// [`LockGuard::extend`](crate::LockGuard::extend) may go beyond it.
+    /// Each nested hold has its own limit: the lock is renewed while one of them has not reached
+    /// its limit. [`LockGuard::extend`](crate::LockGuard::extend) may go beyond the limit.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -217,8 +217,8 @@ impl AcquireOptions {
     /// ms if it has none.
     ///
     /// If an owner holds the lock several times, a renewal needs as many acknowledgements as the
-    /// most demanding of these acquires, until all are released. So does the longer lease of a
-    /// nested acquire; but the acquire itself needs only those that it requires.
+    /// most demanding of these acquires, until all holds are released. So does the longer lease of
+    /// a nested acquire; but the acquire itself needs only those that it requires.
     pub fn replicas(mut self, replicas: u32) -> Self {
         self.rare_mut().replicas = Some(replicas);
         self
@@ -288,8 +288,8 @@ impl SignalOptions {
         Self::default()
     }
 
-    /// Creates records without a TTL for holds without a lease: they are not renewed and last until
-    /// they are released. Like python-redis-lock without `expire`.
+    /// Creates records without a TTL for holds without a lease: such holds are not renewed and last
+    /// until they are released. Like python-redis-lock without `expire`.
     ///
     /// **If this process dies, nothing frees such a lock** except a release with its owner, or a
     /// reset. While it is held, the client does not check for a loss:

@@ -142,8 +142,8 @@ fn host() -> String {
 
 /// The owner of a lock, as in the lock record: `<client uuid>:<task>`.
 ///
-/// The owner is the caller: the [scope](Self::scope), otherwise the tokio task, otherwise the
-/// thread, which is right in the body of `#[tokio::main]` and `block_on`.
+/// By default the owner is the caller: the [scope](Self::scope), otherwise the tokio task,
+/// otherwise the thread, which is right in the body of `#[tokio::main]` and `block_on`.
 ///
 /// # On executors other than tokio's
 ///
@@ -303,8 +303,8 @@ impl OwnerId {
         Arc::clone(&self.text)
     }
 
-    /// Runs `future` as an owner of its own, different from the surrounding task and from every
-    /// other scope.
+    /// Runs `future` as a separate owner, different from the surrounding task and from every other
+    /// scope.
     ///
     /// Use it for a branch of a `join!` or `select!`: branches share the task, and would re-enter
     /// each other's lock. Use it also for each task of an executor other than tokio's, where tasks

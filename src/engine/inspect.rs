@@ -21,8 +21,8 @@ use crate::{
 pub struct ClientStats {
     /// Number of pairs of lock and owner that are held, being acquired or being released.
     pub holds: usize,
-    /// Number of subscribed channels and of lists waited for: locks that this client waits for, or
-    /// did a moment ago.
+    /// Number of channels subscribed to and of lists popped from: those of locks that this client
+    /// waits for, or waited for a moment ago.
     pub channels: usize,
     /// Number of acquires that wait for a release.
     pub waiters: usize,

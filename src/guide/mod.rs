@@ -38,13 +38,13 @@
 //! | `metrics` | what does a lock cost my program, and is any lost? With `--features metrics` |
 //! | `signal_lock` | how do Python (`python-redis-lock`) and Rust share a lock, and what frees it if its holder dies? |
 //! | `hand_over` | how does a worker carry on under the lock that a request took? Two processes |
-//! | `explicit_owner` | what if the task is not the owner? Named owners, giving away, `join!` |
+//! | `explicit_owner` | what if the task is not the owner? Named owners, hand-over, `join!` |
 //! | `fencing` | what stops the late write of a paused holder? |
 //! | `cargo run -p nestlock-recipes --all-features --example ..` with `cached`, `once_per` or `leader` | ready-made patterns |
 //! | `cargo run -p nestlock-examples-axum` | what does a handler reply while another request holds the lock, or the server is unreachable? |
 //! | `cargo run -p nestlock-examples-axum --example layer` | how does a router handle one request at a time, with unchanged handlers? |
 //! | `cargo run -p nestlock-recipes --example locked` | how does a function run under a lock, with an unchanged body? |
-//! | `cargo run -p nestlock-examples-sql` | the same in SQL: `WHERE fence <= ?` |
+//! | `cargo run -p nestlock-examples-sql` | what stops that late write in SQL? `WHERE fence <= ?` |
 //!
 //! # Testing your own code
 //!

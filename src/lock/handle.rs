@@ -28,16 +28,16 @@ use crate::{
 ///
 /// A guard belongs to the owner that acquired it, wherever the guard is moved. With
 /// [`mutex`](crate::LockClient::mutex), and after [`owner_per_acquire`](Self::owner_per_acquire),
-/// each acquire is an owner of its own, as with `tokio::sync::Mutex`. With the other constructors
-/// the owner is the tokio task that makes the call (see [`OwnerId`]): **a guard handed to another
-/// task is still owned by the task that locked**, which may take a reentrant lock again.
-/// Outside tokio's tasks the owner is the thread: tasks of another executor that share a thread
-/// hold a lock together, unless each has an [`OwnerId::scope`].
+/// each acquire is a separate owner, as with `tokio::sync::Mutex`. With the other constructors the
+/// owner is the tokio task that makes the call (see [`OwnerId`]): **a guard handed to another task
+/// is still owned by the task that locked**, which may take a reentrant lock again. Outside tokio's
+/// tasks the owner is the thread: tasks of another executor that share a thread hold a lock
+/// together, unless each has an [`OwnerId::scope`].
 ///
 /// # What it cannot do
 ///
-/// A lock says who *may* act; it cannot stop a process that was paused past its lease from acting
-/// late. Only a fencing token that the guarded resource checks can. Watch [`LockGuard::lost`], and
+/// A lock says who *may* act. It cannot stop a process that was paused past its lease from acting
+/// late; only a fencing token that the guarded resource checks can. Watch [`LockGuard::lost`], and
 /// keep the work under a lock shorter than its lease.
 #[derive(Debug, Clone)]
 pub struct Lock {

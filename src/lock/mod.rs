@@ -77,8 +77,8 @@ impl Lock {
         }
     }
 
-    /// Returns the same lock, but with each acquire as an owner of its own, whichever task makes
-    /// it: the lock is not re-entered, and guards held by one task exclude each other.
+    /// Returns the same lock, but with each acquire as a separate owner, whichever task makes it:
+    /// the lock is not re-entered, and guards held by one task exclude each other.
     ///
     /// An [`AcquireOptions::owner`] or [`AcquireOptions::value`] takes precedence.
     ///
@@ -139,7 +139,7 @@ impl Lock {
     ///   reply. Without a limit to the wait, transient errors are retried for the client's
     ///   [`outage_patience`](crate::LockClientBuilder::outage_patience); with a limit, until the
     ///   wait is over, plus a round trip and 40 ms; a try ends within the command timeout.
-    /// - [`Error::NoQuorum`]: too few servers of a RedLock replied.
+    /// - [`Error::NoQuorum`]: too few servers of a RedLock agreed.
     /// - [`Error::Closed`]: the client was shut down.
     ///
     /// # Cancel safety
@@ -174,8 +174,8 @@ impl Lock {
         self.wait_and_acquire(&options).await
     }
 
-    /// Acquires the lock if it is free. Returns `None` if another owner holds it. Never waits for a
-    /// holder.
+    /// Acquires the lock if it is free, without waiting for a holder. Returns `None` if another
+    /// owner holds it, or if the caller does and cannot take it again.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -189,8 +189,7 @@ impl Lock {
     /// # Errors
     ///
     /// As [`lock`](Self::lock), without [`Error::NotReentrant`] and [`Error::UpgradeRefused`]:
-    /// those say that a wait would never end, and a try does not wait. A lock that the caller
-    /// itself holds and cannot take again is busy.
+    /// those say that a wait would never end, and a try does not wait.
     ///
     /// # Cancel safety
     ///
@@ -226,8 +225,8 @@ impl Lock {
         self.try_to_acquire(&options).await
     }
 
-    /// Acquires the lock, and waits for it at most `wait`. Returns `None` if it was busy all that
-    /// time. Zero tries once; more than 10 years means without limit.
+    /// Acquires the lock, and waits for it for at most `wait`. Returns `None` if it was busy all
+    /// that time. Zero tries once; more than 10 years counts as no limit.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -282,10 +281,10 @@ impl Lock {
     /// another. The watchdog renews it from here on, and a fenced lock's guard has a new, higher
     /// token.
     ///
-    /// One round trip. If two callers adopt the same hand-over, one gets it. The call does not wait
-    /// for replicas, even with [`replicas`](crate::LockClientBuilder::replicas): until its first
-    /// renewal is acknowledged, a failover may end the hold together with the giver's record. Call
-    /// [`extend`](LockGuard::extend) right after it to find out.
+    /// One round trip. If two callers adopt the same hand-over, only one gets the lock. The call
+    /// does not wait for replicas, even with [`replicas`](crate::LockClientBuilder::replicas):
+    /// until its first renewal is acknowledged, a failover may end the hold together with the
+    /// giver's record. Call [`extend`](LockGuard::extend) right after it to find out.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock, text: &str) -> nestlock::Result<()> {
@@ -366,10 +365,10 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// Once polled, the release continues if the future is dropped or the reply is lost. The hold
-    /// count of an owner without a guard here does not belong to this client alone: the client
-    /// repeats the release while the server records the count that it was sent for, and considers
-    /// it done once the server records another.
+    /// Once polled, the release continues if the future is dropped or the reply is lost. Without a
+    /// guard here, this client is not the only one that may change the owner's hold count: it
+    /// repeats the release while the server still records the count that the release was sent for,
+    /// and considers it done once the server records another count.
     pub async fn release(&self, owner: &OwnerId) -> Result<()> {
         match &self.inner {
             LockInner::One(single) => single.anchor.release_owner(&single.kind, owner).await,
@@ -377,8 +376,8 @@ impl Lock {
         }
     }
 
-    /// Extends the holds of `owner` to at least `lease` from now, 10 ms to 10 years. Never
-    /// shortens.
+    /// Extends the holds of `owner` to at least `lease` from now, 10 ms to 10 years. Never shortens
+    /// them.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock, owner: nestlock::OwnerId) -> nestlock::Result<()> {
@@ -404,7 +403,7 @@ impl Lock {
 
     /// Frees the lock, whatever its owner, and wakes a waiter. Returns `false` if it was free.
     ///
-    /// The holder does not take part. It learns of the loss when it next renews or releases.
+    /// The holder is not asked. It learns of the loss when it next renews or releases.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
@@ -518,9 +517,9 @@ impl Lock {
 
     /// Returns the hold count of `owner`, as the server saw it a moment ago.
     ///
-    /// Each acquire of a [`mutex`](crate::LockClient::mutex) is an owner of its own: for a mutex,
-    /// the count of [`current_owner`](crate::LockClient::current_owner) is 0 even while the task
-    /// holds it. Use the guard's [`owner`](LockGuard::owner).
+    /// Each acquire of a [`mutex`](crate::LockClient::mutex) is a separate owner: for a mutex, the
+    /// count of [`current_owner`](crate::LockClient::current_owner) is 0 even while the task holds
+    /// it. Use the guard's [`owner`](LockGuard::owner) instead.
     ///
     /// ```no_run
     /// # async fn example(

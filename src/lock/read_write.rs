@@ -116,7 +116,7 @@ script!(
 /// A waiting writer holds back new readers, except for owners that already read. So a task that
 /// reads must not wait for another task, under another owner, that wants to read. If a writer
 /// queues between them, the writer waits for the first task, the first for the second, and the
-/// second for the writer. Without a limit to one of these waits, they never end. Two tasks of one
+/// second for the writer. If none of these waits has a limit, they never end. Two tasks of one
 /// request are enough. Read once per request and pass on the result; or make the tasks one owner
 /// ([`AcquireOptions::owner`](crate::AcquireOptions::owner) with
 /// [`LockClient::owner`](crate::LockClient::owner)), which may always read again; or bound the
@@ -132,20 +132,20 @@ impl ReadWriteLock {
         Self { read, write }
     }
 
-    /// Returns the readers' side as a lock of its own; readers share it.
+    /// Returns the readers' side as a separate lock; readers share it.
     #[must_use]
     pub fn read_lock(&self) -> Lock {
         self.read.clone()
     }
 
-    /// Returns the writers' side as a lock of its own: one writer at a time, while there are no
+    /// Returns the writers' side as a separate lock: one writer at a time, while there are no
     /// readers.
     #[must_use]
     pub fn write_lock(&self) -> Lock {
         self.write.clone()
     }
 
-    /// Returns the same lock, but with each acquire as an owner of its own: see
+    /// Returns the same lock, but with each acquire as a separate owner: see
     /// [`Lock::owner_per_acquire`]. A task that writes cannot then read as well, and every reader
     /// waits behind a waiting writer.
     #[must_use]

@@ -76,9 +76,9 @@ impl RedLockOptions {
         Self::default()
     }
 
-    /// Sets the TTL of the records. Default 8 s; 10 ms to 10 years. Renewed every third of it until
-    /// the guard is released, unless an acquire has a [`lease`](crate::AcquireOptions::lease), which takes
-    /// its place.
+    /// Sets the TTL of the records. Default 8 s; 10 ms to 10 years. The records are renewed every
+    /// third of it until the guard is released, unless an acquire has a
+    /// [`lease`](crate::AcquireOptions::lease), which takes its place.
     pub fn expiry(mut self, expiry: Duration) -> Self {
         self.expiry = expiry;
         self
@@ -117,15 +117,16 @@ impl RedLockOptions {
     }
 
     /// Sets how long a round waits for servers, as a share of the TTL. Default 0.05, which is 400
-    /// ms of 8 s; above 0, at most 1. Acquire, extend and release take no longer, however many servers
-    /// are silent.
+    /// ms of 8 s; above 0, at most 1. A round, an extension and a release take no longer, however
+    /// many servers are silent; a round that fails may take as long again to release what a
+    /// minority granted.
     pub fn timeout_factor(mut self, factor: f64) -> Self {
         self.timeout_factor = factor;
         self
     }
 
     /// Sets the value of the records, instead of a random one for each round: another process that
-    /// knows it can extend and release the lock. String records only. See
+    /// knows it can extend and release the lock. For string records only. See
     /// [`AcquireOptions::value`](crate::AcquireOptions::value).
     pub fn value(mut self, value: impl Into<String>) -> Self {
         self.value = OwnerValue::Fixed(value.into());
@@ -139,7 +140,7 @@ impl RedLockOptions {
     }
 
     /// Sets whether a round ends as soon as its outcome is certain. Servers that have not replied
-    /// by then are not part of the lock, so it survives fewer failures. Default off.
+    /// by then are not part of the lock, so the lock survives fewer failures. Default off.
     pub fn fail_fast(mut self, on: bool) -> Self {
         self.fail_fast = on;
         self
@@ -153,8 +154,9 @@ impl RedLockOptions {
     }
 
     /// Sets whether [`LockGuard::extend`](crate::LockGuard::extend) also takes the lock on servers where it is free: one call
-    /// makes a server that was restarted without its data part of the lock again. Only while most
-    /// servers hold the lock: a lost lock is reported as lost, not recreated. Default off.
+    /// makes a server that was restarted without its data part of the lock again. It does so only
+    /// while most servers hold the lock: a lost lock is reported as lost, not recreated. Default
+    /// off.
     pub fn recreate_on_extend(mut self, on: bool) -> Self {
         self.recreate_on_extend = on;
         self

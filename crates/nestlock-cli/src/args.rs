@@ -120,9 +120,9 @@ Exit codes: the command's own; 128+N if signal N ended it; 75 (-E) if the lock i
 126, 127 if the command cannot be run, or was not found; 125 if nestlock failed; 64 for wrong usage.
 
 nestlock renews the lock while it runs; if nestlock is gone, the lock is free after the lease. If the lock cannot be renewed,
-the command's process group gets TERM one grace before the last twentieth of the lease, and everything that the command
-started gets KILL when that last twentieth begins: before another client can have the lock. Inside another `exec` of the
-same lock, this one shares the hold of that one.
+the command's process group gets TERM one --grace before the last twentieth of the lease, and everything that the command
+started gets KILL when that last twentieth begins: before another client can have the lock. An `exec` inside another
+`exec` of the same lock shares the hold of the outer one.
 
 When Control-Z stops the command, nestlock stops too, and the lock is not renewed: if the lease has ended when the job
 resumes, the command is killed before it does anything. Processes that the command leaves behind are ended with it, or waited
@@ -148,11 +148,11 @@ pub(crate) struct Exec {
     /// How long the lock stays held without a renewal
     #[arg(long, value_parser = duration, default_value = "30s", value_name = "TIME")]
     pub(crate) lease: Duration,
-    /// Start only when NUMBER replicas have the lock too: without that, a failover may lose it, and
-    /// two clients hold it
+    /// Start only when NUMBER replicas have the lock too, so that a failover is less likely to lose
+    /// it and let in a second client
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     pub(crate) replicas: u32,
-    /// Time between TERM and KILL when the lock is lost; at most a third of the lease
+    /// Grace period: time between TERM and KILL when the lock is lost; at most a third of the lease
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) grace: Option<Duration>,
     /// First signal if the lock is already lost: TERM, with KILL after the grace; or KILL at once

@@ -77,22 +77,22 @@ impl<S: Store, C: Codec> Cached<S, C> {
         self
     }
 
-    /// Sets how long after its end a value is still returned, while it is refreshed in the
+    /// Sets how long a value is still returned after it has expired, while it is refreshed in the
     /// background. Default: not at all; at most 49 days.
     pub fn stale_for(mut self, stale_for: Duration) -> Self {
         self.filler.options.stale_for = stale_for.min(LONGEST_STALE);
         self
     }
 
-    /// Sets how early values are refreshed before their end, in units of the time that a fill
+    /// Sets how early values are refreshed before they expire, in units of the time that a fill
     /// takes. Default 1. With zero, they are not refreshed early.
     pub fn beta(mut self, beta: f64) -> Self {
         self.filler.options.beta = beta;
         self
     }
 
-    /// Sets after how long another process fills a value if the process that was filling it has
-    /// died. The lock is renewed every third of this time. Default 3 s; 10 ms to 10 years.
+    /// Sets how long it takes until another process fills a value if the process that was filling
+    /// it dies. The lock is renewed every third of this time. Default 3 s; 10 ms to 10 years.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.filler.options.lease = lease;
         self

@@ -14,8 +14,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// The first pause of [`Leader::lead`]; each further pause is twice as long, up to the lease.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// A candidate: one of the replicas that elect one of themselves. Cheap to clone; it sends nothing
-/// until it campaigns.
+/// A candidate for an *office*, the leadership with a certain name: one of the replicas that elect
+/// one of themselves. Cheap to clone; it sends nothing until it campaigns.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Leader {
@@ -120,8 +120,8 @@ impl Leader {
     /// again, forever. The work is dropped when the term is lost. Between two terms, and after a
     /// failure, it pauses: 0.2 s at first, then longer, up to the lease.
     ///
-    /// Returns when the client is shut down ([`Error::Closed`]), and if no candidate can ever lead:
-    /// [`Error::InvalidName`] if the name with `:leader` appended is too long or begins with
+    /// Returns only when the client is shut down ([`Error::Closed`]), or if no candidate can ever
+    /// lead: [`Error::InvalidName`] if the name with `:leader` appended is too long or begins with
     /// `lock:`, and [`Error::InvalidLease`]. A panic of the work ends this call, too, and the term
     /// with it.
     ///

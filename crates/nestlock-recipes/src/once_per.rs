@@ -184,7 +184,7 @@ impl OncePer {
 
     /// Runs the job for each tick, forever. Sleeps until the next tick, and checks again every
     /// third of the lease while another replica runs the job or the server is unreachable. Returns
-    /// when the client is shut down ([`Error::Closed`]), and if the job can never run:
+    /// only when the client is shut down ([`Error::Closed`]), or if the job can never run:
     /// [`Error::InvalidName`] if the name with `:tick` appended is too long or begins with `lock:`,
     /// and [`Error::InvalidLease`].
     ///

@@ -40,7 +40,7 @@ pub struct LockLayer {
 
 impl LockLayer {
     /// Creates a layer that handles each request under the reentrant lock with the name that `name`
-    /// returns. `None`: without a lock.
+    /// returns, or without a lock if it returns `None`.
     ///
     /// If the name contains text from the client of the service, that client chooses the lock: put
     /// a prefix of your own before it.
@@ -51,8 +51,8 @@ impl LockLayer {
         Self::of(move |request| Some(client.reentrant_lock(name(request)?)))
     }
 
-    /// Creates a layer that handles each request under the lock that `lock` returns, of any kind.
-    /// `None`: without a lock.
+    /// Creates a layer that handles each request under the lock that `lock` returns, of any kind,
+    /// or without a lock if it returns `None`.
     ///
     /// ```
     /// # use nestlock::LockClient;
@@ -78,7 +78,8 @@ impl LockLayer {
     }
 
     /// Sets how long a request waits for a lock that another request holds. Default zero: it tries
-    /// once. Each waiting request takes memory of this process; limit their number outside.
+    /// once. Each waiting request takes memory of this process; limit the number of requests
+    /// outside the layer.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self

@@ -181,8 +181,8 @@ impl Connection {
         }
     }
 
-    /// Subscribes to a channel, if the user may. With another client, nothing proves that it
-    /// happened.
+    /// Subscribes to a channel, if the user has permission. With another client, nothing proves
+    /// that it happened.
     ///
     /// # Cancel safety
     ///

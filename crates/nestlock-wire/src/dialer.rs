@@ -25,8 +25,8 @@ pub enum Wire {
     /// nestlock's own: sends many requests with few system calls.
     #[default]
     Own,
-    /// The client of the `fred` crate. Slower; for TLS other than rustls, or to find out which
-    /// client has a bug.
+    /// The client of the `fred` crate. Slower. Use it for TLS other than rustls, or to find out
+    /// which client has a bug.
     #[cfg(feature = "fred")]
     Fred,
 }

@@ -1,5 +1,5 @@
-//! Decides when the links of one client try to connect: one at a time, and less often the longer
-//! the server is away.
+//! Decides when a client's links to one server try to connect: one at a time, and less often the
+//! longer the server is away.
 //!
 //! An attempt at a closed port costs only a packet. It is made four to five times a second, so that
 //! a server that comes back is noticed within 250 ms. A server that accepts connections and then
@@ -40,7 +40,7 @@ const BETWEEN_CONNECTIONS: Duration = Duration::from_millis(20);
 /// maximum.
 const SEARCHES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
-/// The back-off between attempts to connect, shared by the links of one client.
+/// The back-off between attempts to connect, shared by a client's links to one server.
 #[derive(Debug)]
 pub struct Pace {
     /// Locked by the link that may connect now.

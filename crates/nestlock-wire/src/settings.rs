@@ -47,7 +47,7 @@ pub trait Credentials: Send + Sync {
 
 /// The host names that servers announce in addition to their IP addresses.
 ///
-/// The nodes of a cluster do so. Clones share the names: a name that is learned later counts for
+/// The nodes of a cluster do so. Clones share the names: a name that is learned later is used by
 /// all connects from then on.
 #[derive(Debug, Clone, Default)]
 pub struct AnnouncedNames(Arc<Mutex<HashMap<Server, Arc<str>>>>);
@@ -108,8 +108,8 @@ pub struct ServerSettings {
     pub tls: Option<TlsSettings>,
     /// The names that the servers' certificates must have, if these settings give none.
     pub announced: AnnouncedNames,
-    /// The configuration from which these settings were made. The second wire takes from it what
-    /// has no place here: another library's TLS, tracing.
+    /// The fred configuration from which these settings were made. The second wire (fred's client)
+    /// takes from it what has no place here: another library's TLS, tracing.
     #[cfg(feature = "fred")]
     pub fred: Option<Arc<FredConfig>>,
 }
@@ -167,7 +167,7 @@ impl ServerSettings {
         name
     }
 
-    /// Returns whether only fred's client can speak the TLS that fred's configuration asks for.
+    /// Returns whether only fred's client can speak the TLS that fred's configuration requires.
     #[cfg(feature = "fred")]
     #[must_use]
     pub fn is_by_freds_tls(&self) -> bool {
