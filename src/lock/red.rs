@@ -123,54 +123,22 @@ impl RedLock {
             .lease
             .or(asked.rare().watchdog_timeout)
             .unwrap_or(self.options.expiry);
-        let limit = self.limit(ttl);
-        let mut order: Vec<usize> = (0..nodes.locks.len()).collect();
-        if self.options.shuffle {
-            order.sort_by_cached_key(|_| Uuid::new_v4());
-        }
-        let calls = order
+        let calls = self
+            .order()
             .into_iter()
             .map(|at| (at, nodes.locks[at].acquire(Wait::No, &asked)));
-        let answers = nodes.ask(calls, limit, |answers| {
-            let agreed = answers
-                .iter()
-                .filter(|(_, answer)| matches!(answer, Ok(Some(_))))
-                .count();
-            self.options.fail_fast && (agreed >= needed || answers.len() - agreed > nodes.spare())
-        });
-
-        let (mut guards, mut said, mut busy, mut hopeless) = (Vec::new(), Vec::new(), 0, 0);
-        for (at, answer) in answers.await {
-            busy += usize::from(matches!(answer, Ok(None)));
-            hopeless += usize::from(matches!(&answer, Err(error) if !may_pass(error)));
-            said.push((
-                at,
-                answer.map(|guard| match guard {
-                    None => NodeSaid::Busy,
-                    Some(guard) => {
-                        guards.push((at, guard));
-                        NodeSaid::Agreed
-                    }
-                }),
-            ));
-        }
+        let answers = nodes
+            .ask(calls, self.limit(ttl), |answers| self.is_decided(answers))
+            .await;
+        let RoundAnswers {
+            guards,
+            said,
+            busy,
+            hopeless,
+        } = RoundAnswers::read(answers);
         let agreed = guards.len();
         if agreed > 0 {
-            let rejoin = if self.options.recreate_on_extend {
-                self.as_now(&asked)
-            } else {
-                Vec::new()
-            };
-            // Each member already deducts 1 % by itself.
-            let drift = (self.options.drift_factor - 0.01).max(0.0);
-            let terms = QuorumTerms {
-                limit,
-                ttl,
-                drift,
-                rejoin,
-                leased: asked.lease.is_some(),
-            };
-            let quorum = Quorum::new(nodes, guards, terms);
+            let quorum = Quorum::new(nodes, guards, self.terms(&asked, ttl));
             // A lazy client has only now learned which server it is connected to.
             let independent = no_twins(&nodes.locks);
             if agreed >= needed && independent.is_ok() && quorum.remaining().is_ok() {
@@ -191,6 +159,73 @@ impl RedLock {
         } else {
             Ok(QuorumAttempt::Failed(error))
         }
+    }
+
+    /// Returns the order in which a round calls the members.
+    fn order(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.nodes.locks.len()).collect();
+        if self.options.shuffle {
+            order.sort_by_cached_key(|_| Uuid::new_v4());
+        }
+        order
+    }
+
+    /// Returns whether a round need not wait for more answers.
+    fn is_decided(&self, answers: &[(usize, Result<Option<LockGuard>>)]) -> bool {
+        let agreed = answers
+            .iter()
+            .filter(|(_, answer)| matches!(answer, Ok(Some(_))))
+            .count();
+        let refused = answers.len() - agreed;
+        self.options.fail_fast && (agreed >= self.nodes.needed() || refused > self.nodes.spare())
+    }
+
+    /// Returns the terms of a quorum that was acquired with these options.
+    fn terms(&self, asked: &AcquireOptions, ttl: Duration) -> QuorumTerms {
+        QuorumTerms {
+            limit: self.limit(ttl),
+            ttl,
+            // Each member already deducts 1 % by itself.
+            drift: (self.options.drift_factor - 0.01).max(0.0),
+            rejoin: if self.options.recreate_on_extend {
+                self.as_now(asked)
+            } else {
+                Vec::new()
+            },
+            leased: asked.lease.is_some(),
+        }
+    }
+}
+
+/// The answers to one round.
+#[derive(Default)]
+struct RoundAnswers {
+    guards: Vec<(usize, LockGuard)>,
+    /// What each member that answered said.
+    said: Vec<(usize, Result<NodeSaid>)>,
+    /// How many members have another holder.
+    busy: usize,
+    /// How many members failed in a way that a later round does not change.
+    hopeless: usize,
+}
+
+impl RoundAnswers {
+    /// Sorts the answers of the members.
+    fn read(answers: Vec<(usize, Result<Option<LockGuard>>)>) -> Self {
+        let mut read = Self::default();
+        for (at, answer) in answers {
+            read.busy += usize::from(matches!(answer, Ok(None)));
+            read.hopeless += usize::from(matches!(&answer, Err(error) if !may_pass(error)));
+            let said = answer.map(|guard| match guard {
+                None => NodeSaid::Busy,
+                Some(guard) => {
+                    read.guards.push((at, guard));
+                    NodeSaid::Agreed
+                }
+            });
+            read.said.push((at, said));
+        }
+        read
     }
 }
 

@@ -32,20 +32,23 @@ use fred::{
     error::Error as FredError,
     interfaces::{ClientLike, EventInterface, LuaInterface, PubsubInterface},
     types::{
-        ClusterHash, CustomCommand, Key, Value as FredValue,
+        ClusterHash, CustomCommand, Key, Message, Value as FredValue,
         config::{Config as FredConfig, Options},
     },
 };
 use futures_util::{FutureExt, future::join};
 use tokio::{
     runtime::Handle,
-    sync::{broadcast::error::RecvError, watch},
+    sync::{
+        broadcast::{Receiver, error::RecvError},
+        watch,
+    },
     task::AbortHandle,
 };
 
 use crate::{
     by_fred::{
-        connector::{build, reachable, start},
+        connector::{build, reachable, set_name, start},
         errors::classify,
     },
     clock::Instant,
@@ -53,7 +56,7 @@ use crate::{
     failure::{Failure, NotConnected},
     limits::REFUSED,
     numbered,
-    push::Push,
+    push::{Push, Sink},
     request::{Channels, Request},
     resp::Value,
     script::{Arg, Call},
@@ -108,20 +111,13 @@ pub(crate) async fn connect(
 ) -> Result<Arc<FredConnection>, NotConnected> {
     let server = reachable(FredConfig::from(&settings.server)).await?;
     let client = build(settings, server)?;
-    let (mut messages, mut connects) = (client.message_rx(), client.reconnect_rx());
+    let (messages, mut connects) = (client.message_rx(), client.reconnect_rx());
     let has_password =
         settings.server.credentials.is_some() || settings.server.login.password.is_some();
     let router = start(&client)
         .await
         .map_err(|error| NotConnected::from_fred(&error, has_password))?;
-    // sent without waiting for the reply: nothing depends on the name
-    let (named, name) = (client.clone(), settings.name.to_string());
-    settings.own.spawn(async move {
-        let hello = CustomCommand::new_static("HELLO", ClusterHash::FirstKey, false);
-        let _ = named
-            .custom::<FredValue, _>(hello, vec!["3", "SETNAME", &name])
-            .await;
-    });
+    set_name(&client, settings);
     let connection = Arc::new(FredConnection {
         client,
         own: settings.own.clone(),
@@ -150,22 +146,25 @@ pub(crate) async fn connect(
         }
     });
     if let Some(sink) = settings.sink.clone() {
-        settings.own.spawn(async move {
-            loop {
-                match messages.recv().await {
-                    Ok(message) => {
-                        if let Some(text) = message.value.as_bytes() {
-                            let channel = &message.channel;
-                            catch_waker_panic(|| sink(Push::Message { channel, text }));
-                        }
-                    }
-                    Err(RecvError::Lagged(_)) => catch_waker_panic(|| sink(Push::Missed)),
-                    Err(RecvError::Closed) => return,
-                }
-            }
-        });
+        settings.own.spawn(pass_messages(messages, sink));
     }
     Ok(connection)
+}
+
+/// Passes messages to the sink until the client has ended.
+async fn pass_messages(mut messages: Receiver<Message>, sink: Sink) {
+    loop {
+        match messages.recv().await {
+            Ok(message) => {
+                if let Some(text) = message.value.as_bytes() {
+                    let channel = &message.channel;
+                    catch_waker_panic(|| sink(Push::Message { channel, text }));
+                }
+            }
+            Err(RecvError::Lagged(_)) => catch_waker_panic(|| sink(Push::Missed)),
+            Err(RecvError::Closed) => return,
+        }
+    }
 }
 
 impl FredConnection {

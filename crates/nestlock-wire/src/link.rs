@@ -389,15 +389,13 @@ impl Link {
         asking: bool,
         (copies, receipt): (Option<Copies>, &mut Option<Receipt>),
     ) -> Result<(Value, Epoch), StoreError> {
-        let is_up = asking || self.is_up();
-        let (mut epoch, mut connection) = if is_up {
+        let (mut epoch, mut connection) = if asking || self.is_up() {
             self.usable()?
         } else {
-            self.up_by(until).await?
-        };
-        if !is_up {
+            let next = self.up_by(until).await?;
             until = until.again(clock::Instant::now());
-        }
+            next
+        };
         let (mut digest, mut tries) = (true, MAX_UNSENT);
         let mut together = self.dial.bundles && copies.is_none() && call.script.bundle.is_some();
         loop {
@@ -430,15 +428,7 @@ impl Link {
                 Err(Failure::Refused(error)) if digest && error.starts_with("NOSCRIPT") => {
                     digest = false;
                 }
-                Err(Failure::RefusedTogether(_)) if together => together = false,
-                // sent alone, its error names the line in the script
-                Err(Failure::Refused(error))
-                    if together
-                        && call.script.source.is_atomic
-                        && refusal::is_unknown_command(&error) =>
-                {
-                    together = false;
-                }
+                Err(failure) if together && goes_alone(&failure, call) => together = false,
                 // a request with ASKING is sent at once or not at all
                 Err(Failure::Unsent) if tries > 0 && !asking => {
                     tries -= 1;
@@ -559,6 +549,18 @@ impl Link {
         if let Some(connection) = self.current() {
             connection.end();
         }
+    }
+}
+
+/// Returns whether a script that may have been bundled is sent again alone after this failure.
+fn goes_alone(failure: &Failure, call: &Call) -> bool {
+    match failure {
+        Failure::RefusedTogether(_) => true,
+        // sent alone, its error names the line in the script
+        Failure::Refused(error) => {
+            call.script.source.is_atomic && refusal::is_unknown_command(error)
+        }
+        _ => false,
     }
 }
 

@@ -218,11 +218,11 @@ impl OwnConnection {
         if !self.home.is_here() {
             return;
         }
-        if out.writer != WriterState::Free {
-            out.writer = WriterState::TakenAgain;
-            return;
-        }
         loop {
+            if out.writer != WriterState::Free {
+                out.writer = WriterState::TakenAgain;
+                return;
+            }
             if out.is_ended || out.buf.is_empty() && !out.is_full {
                 return;
             }
@@ -234,19 +234,9 @@ impl OwnConnection {
                     return self.end(LATE_IN_PART);
                 }
                 out = lock(&self.out);
-                if out.writer != WriterState::Free {
-                    out.writer = WriterState::TakenAgain;
-                    return;
-                }
                 continue;
             }
-            out.bundle();
-            out.ping_if_refused(now, self.limit);
-            (out.writer, out.is_full) = (WriterState::Taken, false);
-            let spare = mem::take(&mut out.spare);
-            let mut chunk = mem::replace(&mut out.buf, spare);
-            out.from = out.end;
-            self.taken.store(out.sent, Ordering::Release);
+            let mut chunk = self.take_buffer(&mut out, now);
             drop(out);
             let (written, outcome) = self.write(&chunk);
             out = lock(&self.out);
@@ -285,6 +275,17 @@ impl OwnConnection {
                 }
             }
         }
+    }
+
+    /// Makes the caller the writer. Returns the buffer, completed for the socket.
+    fn take_buffer(&self, out: &mut Out, now: Instant) -> Vec<u8> {
+        out.bundle();
+        out.ping_if_refused(now, self.limit);
+        (out.writer, out.is_full) = (WriterState::Taken, false);
+        out.from = out.end;
+        self.taken.store(out.sent, Ordering::Release);
+        let spare = mem::take(&mut out.spare);
+        mem::replace(&mut out.buf, spare)
     }
 
     /// Writes bytes to the socket. Returns how many it took, and whether it took and flushed all.

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::{
-    future::join_all,
+    future::{join_all, select_all},
     stream::{FuturesUnordered, StreamExt},
 };
 use nestlock_wire::{CloseOnDrop, Failure, Request, Server, Until, clock::Instant};
@@ -26,42 +26,36 @@ impl Cluster {
         dials: &Arc<ConnectOptions>,
         seeds: &[Server],
     ) -> Result<Arc<Self>> {
-        let refuse = |reason: &str| {
-            Err(Error::InvalidConfig {
-                reason: reason.into(),
-            })
-        };
         if dials.endpoint.wire(&dials.config).is_fred() {
-            return refuse(
+            return Err(refused(
                 "fred's client cannot be used with a cluster (it follows redirects by itself); leave out wire=fred",
-            );
+            ));
         }
         let limit = dials.config.connect_timeout;
         let late = |_| Err(dials.unreachable(dials.timed_out()));
-        let (view, sharded) = timeout(limit, Self::query_seeds(dials, seeds))
+        let (view, can_shard) = timeout(limit, Self::query_seeds(dials, seeds))
             .await
             .unwrap_or_else(late)?;
-        let sharded = match dials.config.messages {
-            Messages::Auto => sharded,
-            Messages::Sharded if !sharded => {
-                return refuse(
-                    "the servers lack sharded pub/sub, or the user may not run PUBSUB SHARDNUMSUB; use Messages::Classic",
-                );
-            }
-            Messages::Sharded => true,
-            Messages::Classic => false,
-        };
+        let sharded = are_sharded(dials.config.messages, can_shard)?;
         let cluster = Arc::new(Self::new(dials, sharded));
         cluster.learn(&[view]);
-        let links: Vec<_> = cluster
+        cluster.wait_for_nodes(limit).await?;
+        dials
+            .own
+            .spawn(Self::keep_refreshed(Arc::downgrade(&cluster)));
+        Ok(cluster)
+    }
+
+    /// Waits until a node can be reached, and a moment longer for the others.
+    async fn wait_for_nodes(&self, limit: Duration) -> Result<()> {
+        let links: Vec<_> = self
             .read()
             .iter()
             .filter_map(|node| node.scripts.clone())
             .collect();
-        let any =
-            futures_util::future::select_all(links.iter().map(|link| Box::pin(link.wait_up())));
+        let any = select_all(links.iter().map(|link| Box::pin(link.wait_up())));
         if timeout(limit, any).await.is_err() {
-            cluster.stop().iter().for_each(|link| link.abandon());
+            self.stop().iter().for_each(|link| link.abandon());
             let each: Vec<String> = links
                 .iter()
                 .map(|link| link.not_connected().said())
@@ -70,21 +64,12 @@ impl Cluster {
                 "no node can be reached at the address that the cluster announces: {}",
                 each.join("; ")
             );
-            return Err(dials.unreachable(StoreError::new(
-                StoreErrorKind::Unavailable,
-                false,
-                why,
-            )));
+            let error = StoreError::new(StoreErrorKind::Unavailable, false, why);
+            return Err(self.connect_options.unreachable(error));
         }
-        let _ = timeout(
-            OTHERS.min(limit),
-            join_all(links.iter().map(|link| link.wait_up())),
-        )
-        .await;
-        dials
-            .own
-            .spawn(Self::keep_refreshed(Arc::downgrade(&cluster)));
-        Ok(cluster)
+        let all = join_all(links.iter().map(|link| link.wait_up()));
+        let _ = timeout(OTHERS.min(limit), all).await;
+        Ok(())
     }
 
     /// Queries all seeds at once, and returns the first map.
@@ -166,4 +151,22 @@ impl Cluster {
         };
         Ok((view?, sharded))
     }
+}
+
+/// Returns whether messages are sharded, as the configuration demands and the servers can.
+fn are_sharded(messages: Messages, can_shard: bool) -> Result<bool> {
+    match messages {
+        Messages::Auto => Ok(can_shard),
+        Messages::Sharded if !can_shard => Err(refused(
+            "the servers lack sharded pub/sub, or the user may not run PUBSUB SHARDNUMSUB; use Messages::Classic",
+        )),
+        Messages::Sharded => Ok(true),
+        Messages::Classic => Ok(false),
+    }
+}
+
+/// Returns the error for a configuration that cannot be used.
+fn refused(reason: &str) -> Error {
+    let reason = reason.into();
+    Error::InvalidConfig { reason }
 }

@@ -27,7 +27,7 @@ pub(super) struct MappedMaster {
 }
 
 /// One node's map.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct NodeMap {
     masters: Vec<MappedMaster>,
     /// First slot, last slot, and the index of their master.
@@ -52,48 +52,9 @@ impl NodeMap {
         let Value::Array(ranges) = slots else {
             return Err(nonsense());
         };
-        let mut view = Self {
-            masters: Vec::new(),
-            ranges: Vec::new(),
-            replicas: Vec::new(),
-            names: Vec::new(),
-        };
+        let mut view = Self::default();
         for range in ranges {
-            let Value::Array(parts) = range else {
-                return Err(nonsense());
-            };
-            let [from, to, master, replicas @ ..] = parts.as_slice() else {
-                return Err(nonsense());
-            };
-            let slot = |value: &Value| {
-                u16::try_from(value.as_number()?)
-                    .ok()
-                    .filter(|slot| usize::from(*slot) < SLOTS)
-            };
-            let (Some(from), Some(to), Some((server, id))) =
-                (slot(from), slot(to), node(master, asked))
-            else {
-                return Err(nonsense());
-            };
-            let is_it = |known: &MappedMaster| {
-                known.server == server && (server.is_some() || known.id == id)
-            };
-            let at = view.masters.iter().position(is_it).unwrap_or_else(|| {
-                view.masters.push(MappedMaster {
-                    server,
-                    id: id.to_owned(),
-                    has_replicas: false,
-                });
-                view.masters.len() - 1
-            });
-            for (replica, _) in replicas.iter().filter_map(|replica| node(replica, asked)) {
-                view.masters[at].has_replicas = true;
-                view.replicas
-                    .extend(replica.filter(|replica| !view.replicas.contains(replica)));
-            }
-            view.names
-                .extend(parts[2..].iter().filter_map(announced_name));
-            view.ranges.push((from, to, at));
+            view.add_range(range, asked).ok_or_else(nonsense)?;
         }
         if view.ranges.is_empty() {
             let none = "the cluster serves no slots; it may not have been created yet";
@@ -106,6 +67,42 @@ impl NodeMap {
         }
         view.ranges.sort_unstable();
         Ok(view)
+    }
+
+    /// Adds a range of slots and its nodes. Returns `None` if this is not a range.
+    fn add_range(&mut self, range: &Value, asked: &str) -> Option<()> {
+        let Value::Array(parts) = range else {
+            return None;
+        };
+        let [from, to, master, replicas @ ..] = parts.as_slice() else {
+            return None;
+        };
+        let (from, to) = (slot(from)?, slot(to)?);
+        let (server, id) = node(master, asked)?;
+        let at = self.index_of_master(server, id);
+        for (replica, _) in replicas.iter().filter_map(|replica| node(replica, asked)) {
+            self.masters[at].has_replicas = true;
+            self.replicas
+                .extend(replica.filter(|replica| !self.replicas.contains(replica)));
+        }
+        self.names
+            .extend(parts[2..].iter().filter_map(announced_name));
+        self.ranges.push((from, to, at));
+        Some(())
+    }
+
+    /// Returns the index of a master, which is added if it is new.
+    fn index_of_master(&mut self, server: Option<Server>, id: &str) -> usize {
+        let is_it =
+            |known: &MappedMaster| known.server == server && (server.is_some() || known.id == id);
+        self.masters.iter().position(is_it).unwrap_or_else(|| {
+            self.masters.push(MappedMaster {
+                server,
+                id: id.to_owned(),
+                has_replicas: false,
+            });
+            self.masters.len() - 1
+        })
     }
 
     pub(super) fn masters(&self) -> &[MappedMaster] {
@@ -127,6 +124,13 @@ impl NodeMap {
         let (_, to, at) = self.ranges[at];
         self.masters[at].server.as_ref().filter(|_| slot <= to)
     }
+}
+
+/// Returns the slot of this number, if there is one.
+fn slot(said: &Value) -> Option<u16> {
+    u16::try_from(said.as_number()?)
+        .ok()
+        .filter(|slot| usize::from(*slot) < SLOTS)
 }
 
 /// Returns a node's address, if it is known, and its ID.

@@ -7,7 +7,7 @@ use fred::{
     error::Error as FredError,
     interfaces::ClientLike,
     types::{
-        Builder, ConnectHandle, RespVersion,
+        Builder, ClusterHash, ConnectHandle, CustomCommand, RespVersion, Value,
         config::{Config as FredConfig, ConnectionConfig, PerformanceConfig, Server, ServerConfig},
     },
 };
@@ -149,6 +149,17 @@ pub(super) async fn start(client: &Client) -> Result<ConnectHandle, FredError> {
     }
     ends.is_connected = true;
     Ok(router)
+}
+
+/// Sets the connection's name, without waiting for the reply: nothing depends on it.
+pub(super) fn set_name(client: &Client, settings: &ConnectionSettings) {
+    let (client, name) = (client.clone(), settings.name.to_string());
+    settings.own.spawn(async move {
+        let hello = CustomCommand::new_static("HELLO", ClusterHash::FirstKey, false);
+        let _ = client
+            .custom::<Value, _>(hello, vec!["3", "SETNAME", &name])
+            .await;
+    });
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::{
     mem,
     pin::{Pin, pin},
     sync::{Arc, Weak, atomic::Ordering},
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::{Buf, BytesMut};
@@ -143,6 +143,27 @@ impl OwnConnection {
             _ => {}
         }
     }
+
+    /// Moves the socket back to the runtime that polls, once it may return. Returns the number of
+    /// its driver there, or `None` if the connection has ended.
+    fn poll_return(&self, cx: &Context<'_>) -> Poll<Option<u64>> {
+        self.resting.register(cx.waker());
+        if !self.may_return.swap(false, Ordering::AcqRel) {
+            // The connection may have ended before the waker was registered. Then nothing would
+            // wake this task.
+            let has_ended = lock(&self.incoming).is_none();
+            return if has_ended {
+                Poll::Ready(None)
+            } else {
+                Poll::Pending
+            };
+        }
+        let moved = self.move_here(false);
+        if let Err(error) = &moved {
+            self.end(&error.to_string());
+        }
+        Poll::Ready(moved.ok().flatten())
+    }
 }
 
 /// The task that reads replies, and writes what the socket did not take at once.
@@ -178,6 +199,38 @@ impl Driver {
             .upgrade()
             .filter(|connection| connection.home.is_here())
     }
+
+    /// Notifies the callers whose replies were read, and writes the PING that proves held replies.
+    /// Returns how many callers there were.
+    fn deliver(&mut self, connection: &OwnConnection) -> usize {
+        let told = self.batch.callers.len();
+        notify_all(self.batch.callers.drain(..));
+        if mem::take(&mut self.batch.proves) {
+            connection.flush(lock(&connection.out), Instant::now());
+        }
+        self.came_back = false;
+        told
+    }
+
+    /// Reschedules the driver if callers may have requests to send. Writes the buffer once the
+    /// driver has come back, or if the socket can take more.
+    fn flush_or_come_back(&mut self, connection: &OwnConnection, cx: &Context<'_>) {
+        let is_writable = connection.writable.is_so.swap(false, Ordering::AcqRel);
+        let mut out = lock(&connection.out);
+        let may_gather = out.last_batch > 1 || !out.buf.is_empty();
+        let is_over = mem::take(&mut self.came_back);
+        self.came_back = !is_over && may_gather;
+        if self.came_back {
+            // Run again after the callers that were just notified: they may have requests to send.
+            cx.waker().wake_by_ref();
+        }
+        if is_over {
+            out.last_batch = 0;
+        }
+        if is_over || is_writable {
+            connection.flush(out, Instant::now());
+        }
+    }
 }
 
 impl Future for Driver {
@@ -196,59 +249,21 @@ impl Future for Driver {
             }
             match read {
                 Ok(ReadStep::Something) => {
-                    let told = this.batch.callers.len();
-                    notify_all(this.batch.callers.drain(..));
-                    if mem::take(&mut this.batch.proves) {
-                        connection.flush(lock(&connection.out), Instant::now());
-                    }
-                    this.came_back = false;
-                    if told >= NOTIFY_BATCH / 2 {
+                    if this.deliver(&connection) >= NOTIFY_BATCH / 2 {
                         cx.waker().wake_by_ref();
                         return Poll::Pending;
                     }
                 }
                 Ok(ReadStep::Nothing) => {
-                    let is_writable = connection.writable.is_so.swap(false, Ordering::AcqRel);
-                    let mut out = lock(&connection.out);
-                    let may_gather = out.last_batch > 1 || !out.buf.is_empty();
-                    let is_over = mem::take(&mut this.came_back);
-                    this.came_back = !is_over && may_gather;
-                    if this.came_back {
-                        // Run again after the callers that were just notified: they may have
-                        // requests to send.
-                        cx.waker().wake_by_ref();
-                    }
-                    if is_over {
-                        out.last_batch = 0;
-                    }
-                    if is_over || is_writable {
-                        connection.flush(out, Instant::now());
-                    }
+                    this.flush_or_come_back(&connection, cx);
                     return Poll::Pending;
                 }
                 Ok(ReadStep::Elsewhere) if this.is_own => return Poll::Ready(()),
                 // This runtime sends the requests, so it is the better place to read the replies.
-                Ok(ReadStep::Elsewhere) => {
-                    connection.resting.register(cx.waker());
-                    if !connection.may_return.swap(false, Ordering::AcqRel) {
-                        // The connection may have ended before the waker was registered. Then
-                        // nothing would wake this task.
-                        let has_ended = lock(&connection.incoming).is_none();
-                        return if has_ended {
-                            Poll::Ready(())
-                        } else {
-                            Poll::Pending
-                        };
-                    }
-                    match connection.move_here(false) {
-                        Ok(Some(number)) => this.number = number,
-                        Ok(None) => return Poll::Ready(()),
-                        Err(error) => {
-                            connection.end(&error.to_string());
-                            return Poll::Ready(());
-                        }
-                    }
-                }
+                Ok(ReadStep::Elsewhere) => match ready!(connection.poll_return(cx)) {
+                    Some(number) => this.number = number,
+                    None => return Poll::Ready(()),
+                },
                 Ok(ReadStep::Ended) => return Poll::Ready(()),
                 Err(why) => {
                     connection.end(&why);

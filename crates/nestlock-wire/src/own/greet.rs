@@ -65,14 +65,28 @@ pub(crate) async fn connect(
     );
     // A handshake that fails or is dropped midway must not leave a connection behind.
     let ends = CloseUntaken(Some(Arc::clone(&connection)));
+    greet(&connection, settings, &hello)
+        .await
+        .map_err(|failure| NotConnected::of_handshake(connection.because(failure), has_password))?;
+    if let Some(driver) = &settings.driver {
+        connection.drive_on(driver);
+    }
+    ends.keep();
+    Ok(connection)
+}
+
+/// Performs the handshake, which begins with the words `hello`, in one round trip.
+async fn greet(
+    connection: &Arc<OwnConnection>,
+    settings: &ConnectionSettings,
+    hello: &[String],
+) -> Result<(), Failure> {
     let limit = settings.connect_timeout.min(HANDSHAKE);
     let until = Until::new(Instant::now(), limit);
-    let because = |failure| NotConnected::of_handshake(connection.because(failure), has_password);
     let ask = |words: &[&str]| {
-        let asked = connection.send(until, Reply::Greeting, |out, number, texts| {
+        connection.send(until, Reply::Greeting, |out, number, texts| {
             Request::Words(words).encode(number, out, texts)
-        });
-        asked.map_err(because)
+        })
     };
     let words: Vec<&str> = hello.iter().map(|word| &**word).collect();
     let login = ask(&words)?;
@@ -92,31 +106,28 @@ pub(crate) async fn connect(
     }
     // One PING for all of them, since the server would refuse it before the login. It proves that
     // each reply belongs to its request.
-    let proof = connection.ping(until).map_err(because)?;
+    let proof = connection.ping(until)?;
     // Await all replies together: the handshake takes one round trip.
     let (login, database, name, proof) =
         join4(login, OptionFuture::from(database), name, proof).await;
-    let login = login.map_err(because)?;
+    let login = login?;
     let selected = database
-        .transpose()
-        .map_err(because)?
+        .transpose()?
         .is_none_or(|selected| selected.as_str() == Some("OK"));
     let is_same = match name {
         Ok(named) => id(&named) == id(&login),
         Err(Failure::Refused(_)) => true,
-        Err(failure) => return Err(because(failure)),
+        Err(failure) => return Err(failure),
     };
     match proof {
         Ok(_) | Err(Failure::Refused(_))
-            if matches!(login, Value::Array(_)) && selected && is_same => {}
-        Ok(_) | Err(Failure::Refused(_)) => return Err(because(Failure::Nonsense(SHIFTED.into()))),
-        Err(failure) => return Err(because(failure)),
+            if matches!(login, Value::Array(_)) && selected && is_same =>
+        {
+            Ok(())
+        }
+        Ok(_) | Err(Failure::Refused(_)) => Err(Failure::Nonsense(SHIFTED.into())),
+        Err(failure) => Err(failure),
     }
-    if let Some(driver) = &settings.driver {
-        connection.drive_on(driver);
-    }
-    ends.keep();
-    Ok(connection)
 }
 
 /// Ends the connection on drop, unless it was kept.

@@ -232,90 +232,117 @@ impl Out {
         callers: &mut Vec<Caller>,
     ) -> Result<(), String> {
         let (at, written) = (self.held.len(), self.written());
-        let next = self.waiting.get(at + 1).map(|next| next.number);
         let Some(waiting) = self
             .waiting
-            .get_mut(at)
+            .get(at)
             .filter(|waiting| waiting.end <= written)
         else {
             return Err("a reply without a request".into());
         };
-        let number = waiting.number;
-        if let (Reply::Script | Reply::Each(_), Frame::Error(error)) = (&waiting.reply, &frame) {
-            self.texts.refused(error);
-        }
         self.pings -= usize::from(waiting.reply == Reply::Ping);
-        let told = match (&mut waiting.reply, frame) {
-            (Reply::Second, Frame::Value(_) | Frame::Error(_)) => {
-                waiting.reply = Reply::Script;
-                return Ok(());
+        match frame {
+            Frame::Value(value) => self.match_value(at, value, callers),
+            Frame::Error(error) => self.match_refusal(at, error, callers),
+            Frame::Push(_) => self.match_confirmation(at, callers),
+        }
+    }
+
+    /// Matches a value to the request at this index.
+    fn match_value(
+        &mut self,
+        at: usize,
+        value: Value,
+        callers: &mut Vec<Caller>,
+    ) -> Result<(), String> {
+        let waiting = &mut self.waiting[at];
+        let number = waiting.number;
+        match &mut waiting.reply {
+            Reply::Second => waiting.reply = Reply::Script,
+            Reply::Unnamed | Reply::Greeting => {
+                let next = self.waiting.get(at + 1);
+                if next.is_some_and(|next| numbered::is_pong(next.number, &value)) {
+                    return Err(ANOTHER.into());
+                }
+                self.hold(Ok(value), callers);
             }
-            (Reply::Echo(refused @ None), Frame::Error(error)) => {
-                *refused = Some(error);
-                return Ok(());
-            }
-            // The PING behind the request was refused, too.
-            (Reply::Echo(refused), Frame::Error(error)) => {
-                Err(Failure::Refused(refused.take().unwrap_or(error)))
-            }
-            (Reply::Pushes(missing @ 2..), Frame::Push(_)) => {
-                *missing -= 1;
-                return Ok(());
-            }
-            (Reply::Each(many), Frame::Error(error)) => {
-                let many = *many;
-                let refused = self.refused_together(error);
-                self.held.extend((0..many).map(|_| Err(refused.clone())));
-                self.resolve_proven(callers);
-                return Ok(());
-            }
-            (Reply::Pushes(_), Frame::Push(_)) => Ok(Value::Null),
-            (Reply::Unnamed | Reply::Greeting, Frame::Value(value))
-                if !next.is_some_and(|next| numbered::is_pong(next, &value)) =>
-            {
-                Ok(value)
-            }
-            (
-                Reply::Script | Reply::Ping | Reply::Unnamed | Reply::Greeting | Reply::Pushes(_),
-                Frame::Error(error),
-            ) => Err(Failure::Refused(error)),
             // The replies below name their requests.
-            (Reply::Each(many), Frame::Value(value)) => {
+            Reply::Each(many) => {
                 let many = *many;
                 let told = numbered::each(number, value, many).ok_or(ANOTHER)?;
                 self.resolve_held(callers);
                 for (waiting, told) in self.waiting.drain(..many).zip(told) {
                     callers.extend(waiting.reply_to.map(|tell| (tell, told)));
                 }
-                return Ok(());
             }
-            (Reply::Script, Frame::Value(value)) => {
+            Reply::Script => {
                 let told = numbered::reply(number, value).ok_or(ANOTHER)?;
-                self.resolve_held(callers);
-                self.resolve_first(Ok(told), callers);
-                return Ok(());
+                self.resolve_named(Ok(told), callers);
             }
-            (Reply::Ping | Reply::Echo(_), Frame::Value(value)) => {
-                let refused = if let Reply::Echo(refused) = &mut waiting.reply {
-                    refused.take()
-                } else {
-                    None
-                };
-                if !numbered::is_pong(number, &value) {
-                    return Err(ANOTHER.into());
-                }
-                self.resolve_held(callers);
-                self.resolve_first(
-                    refused.map_or(Ok(Value::Null), |error| Err(Failure::Refused(error))),
-                    callers,
-                );
-                return Ok(());
+            Reply::Ping | Reply::Echo(None) if numbered::is_pong(number, &value) => {
+                self.resolve_named(Ok(Value::Null), callers);
+            }
+            Reply::Echo(Some(error)) if numbered::is_pong(number, &value) => {
+                let refused = Failure::Refused(mem::take(error));
+                self.resolve_named(Err(refused), callers);
             }
             _ => return Err(ANOTHER.into()),
-        };
+        }
+        Ok(())
+    }
+
+    /// Matches a refusal to the request at this index.
+    fn match_refusal(
+        &mut self,
+        at: usize,
+        error: String,
+        callers: &mut Vec<Caller>,
+    ) -> Result<(), String> {
+        let reply = &mut self.waiting[at].reply;
+        if let Reply::Script | Reply::Each(_) = reply {
+            self.texts.refused(&error);
+        }
+        match reply {
+            Reply::Second => *reply = Reply::Script,
+            Reply::Echo(refused @ None) => *refused = Some(error),
+            // The PING behind the request was refused, too.
+            Reply::Echo(Some(first)) => {
+                let refused = Failure::Refused(mem::take(first));
+                self.hold(Err(refused), callers);
+            }
+            Reply::Each(many) => {
+                let many = *many;
+                let refused = self.refused_together(error);
+                self.held.extend((0..many).map(|_| Err(refused.clone())));
+                self.resolve_proven(callers);
+            }
+            Reply::Script | Reply::Ping | Reply::Unnamed | Reply::Greeting | Reply::Pushes(_) => {
+                self.hold(Err(Failure::Refused(error)), callers);
+            }
+            Reply::OfEach => return Err(ANOTHER.into()),
+        }
+        Ok(())
+    }
+
+    /// Matches a pushed confirmation to the request at this index.
+    fn match_confirmation(&mut self, at: usize, callers: &mut Vec<Caller>) -> Result<(), String> {
+        match &mut self.waiting[at].reply {
+            Reply::Pushes(missing @ 2..) => *missing -= 1,
+            Reply::Pushes(_) => self.hold(Ok(Value::Null), callers),
+            _ => return Err(ANOTHER.into()),
+        }
+        Ok(())
+    }
+
+    /// Holds the result of a request until a later reply proves it.
+    fn hold(&mut self, told: ReplyResult, callers: &mut Vec<Caller>) {
         self.held.push_back(told);
         self.resolve_proven(callers);
-        Ok(())
+    }
+
+    /// Resolves the held replies, and the request behind them, which was named by its reply.
+    fn resolve_named(&mut self, told: ReplyResult, callers: &mut Vec<Caller>) {
+        self.resolve_held(callers);
+        self.resolve_first(told, callers);
     }
 
     /// Takes the first request off the queue, with this result for its caller.
