@@ -183,14 +183,16 @@ impl AcquireOptions {
     /// Limits how long the lock is held, counted from the acquire: the watchdog renews the lock up to
     /// that instant and no further, then the lock is free, and its guard reports it as lost
     /// ([`LossReason::LeaseExpired`](crate::LossReason::LeaseExpired)), up to 1 % of the TTL and 2 ms
-    /// earlier. 1 ms to 10 years; it also shortens a longer [`lease`](Self::lease). Default: no limit.
+    /// earlier. 10 ms to 10 years; it also shortens a longer [`lease`](Self::lease). Default: no limit.
     ///
     /// Use it so that a task that hangs does not keep the lock until its process ends, as the
     /// [description of
     /// RedLock](https://redis.io/docs/latest/develop/use/patterns/distributed-locks/) calls for.
     ///
     /// Each nested hold has its own limit: the lock is renewed while one of them has not reached
-    /// its limit. [`LockGuard::extend`](crate::LockGuard::extend) may go beyond the limit.
+    /// its limit, and lasts for as long as the longest lease that one of them was granted.
+    /// [`LockGuard::extend`](crate::LockGuard::extend) may go beyond the limit. The record of a
+    /// signal lock lives for whole seconds, so up to 1 s longer than its guard.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {

@@ -254,9 +254,9 @@ impl OwnerId {
     }
 
     /// Returns whether a caller that has this name means the hold of `held`. A name that was read
-    /// from a record means its first holder.
+    /// from a record means its present holder.
     pub(crate) fn means(&self, held: &Self) -> bool {
-        !self.is_exact || self == held && self.turn.max(1) == held.turn.max(1)
+        !self.is_exact || self == held && (self.turn == 0 || self.turn == held.turn)
     }
 
     /// Returns whether [`OwnerId::with_suffix`] with this number returns this name.
@@ -405,7 +405,7 @@ mod tests {
         assert!(!first.means(&second) && !second.means(&first));
         assert!(caller.means(&second), "inside its acquire it has one hold");
         let read = OwnerId::recorded(first.as_str());
-        assert!(read.means(&first) && !read.means(&second));
+        assert!(read.means(&first) && read.means(&second));
         let task = OwnerId::current(&client).with_suffix(0);
         assert!(task.turn().is_none() && task.means(&task));
     }

@@ -57,7 +57,7 @@ impl Attempts<'_> {
             return false;
         };
         self.was_busy = true;
-        waiter.poll_after(None);
+        waiter.poll_after_relay();
         true
     }
 }

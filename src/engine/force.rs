@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use nestlock_wire::clock::Instant;
 
 use super::{core::Core, failure::store_error, kind::Kind, settle::CallInFlight};
 
@@ -10,6 +11,24 @@ use crate::{
     error::{Error, LossReason, Result},
     store::Forced,
 };
+
+/// Makes the watchdog check all holds of a lock when dropped. A forced release may have freed them
+/// though no reply says so, because it was lost or its caller dropped, and it may have freed what an
+/// acquire got whose reply is read later.
+struct CheckOnDrop<'a> {
+    core: &'a Core,
+    kind: &'a Arc<dyn Kind>,
+}
+
+impl Drop for CheckOnDrop<'_> {
+    fn drop(&mut self) {
+        if self.core.store.is_ours() {
+            for hold in self.core.holds.of_lock(self.kind) {
+                hold.change(|state, _| state.check_when_granted(Instant::now()));
+            }
+        }
+    }
+}
 
 impl Core {
     /// Frees a lock, no matter which owner holds it. Returns `false` if it was free.
@@ -25,6 +44,7 @@ impl Core {
                 (CallInFlight { core: self, hold }, since)
             })
             .collect();
+        let _check = CheckOnDrop { core: self, kind };
         match self.store.force_release(&kind.force_release()).await {
             Ok(Forced::Freed) => {
                 for (CallInFlight { hold, .. }, since) in &ours {

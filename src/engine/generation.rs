@@ -309,9 +309,12 @@ impl Ledger {
     /// until the next renewal (a third of the shortest TTL). Returns `None` if no hold is renewed,
     /// or each has reached its maximum hold time.
     pub(crate) fn watch(&self, now: Instant) -> Option<(Keep, Duration)> {
-        let keeps = || self.watches.iter().filter_map(|watched| watched.keep(now));
-        let (_, keep) = keeps().max_by_key(|(ends, _)| *ends)?;
-        let shortest = self.watches.iter().map(|watched| watched.ttl).min()?;
+        let live = || {
+            let keep = |watched: &Watched| Some((watched.ttl, watched.keep(now)?));
+            self.watches.iter().filter_map(keep)
+        };
+        let (_, (_, keep)) = live().max_by_key(|(_, (ends, _))| *ends)?;
+        let shortest = live().map(|(ttl, _)| ttl).min()?;
         Some((keep, shortest.duration() / 3))
     }
 

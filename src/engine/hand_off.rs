@@ -61,6 +61,8 @@ impl HoldState {
             && self.late_request.is_none()
             && self.moves_to.is_none()
             && !self.sibling_in_doubt
+            // an extension in flight may let the record live for longer
+            && self.ends <= lease.record_ends(generation.since)
             && self.is_current(generation);
         let is_recent = confirmed.epoch == epoch
             && turn <= HAND_OFFS
@@ -96,14 +98,15 @@ impl HoldState {
 
 impl Generation {
     /// Returns whether a hand-off may still be received: its hold has not ended, the link has no
-    /// new connection that has not confirmed the record, and at least `replicas` replicas have it.
+    /// new connection that has not confirmed the record, at least `replicas` replicas have it, and
+    /// its renewals need as many.
     pub(super) fn may_be_received(&self, replicas: u32, epoch: Epoch, now: Instant) -> bool {
         let ledger = self.ledger();
         ledger.is_held()
             && now < ledger.deadline
             && self.confirmed.epoch == epoch
             && self.confirmed.replicas.map_or(0, u32::from) >= replicas
-            && ledger.replicas >= replicas
+            && ledger.replicas == replicas
     }
 }
 

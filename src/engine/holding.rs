@@ -69,6 +69,12 @@ impl HoldState {
         }
     }
 
+    /// Makes the watchdog check the record: at once, or when an acquire that is in flight is granted.
+    pub(super) fn check_when_granted(&mut self, now: Instant) {
+        self.to_be_checked = self.is_in_doubt();
+        self.check_soon(now);
+    }
+
     /// Records the reply to a renewal. The end of a generation is final: a reply that comes after
     /// it, or after the lease has ended, is ignored, because a guard may already have reported the
     /// loss.

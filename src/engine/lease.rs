@@ -86,8 +86,11 @@ impl Lease {
 /// What a renewal does to the TTL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// Sets this TTL.
-    For(Duration),
+    /// Sets this TTL, but not beyond `until`. A renewal may be sent later than it is planned.
+    For {
+        ttl: Duration,
+        until: Option<Instant>,
+    },
     /// Sets the remainder of a lease that ends at this instant.
     Until(Instant),
     /// Sets nothing: only checks that the record exists.
@@ -98,12 +101,13 @@ impl Keep {
     /// Returns the TTL that a renewal sent at `now` requests, in whole milliseconds and at least 1.
     pub(crate) fn ttl(self, now: Instant) -> Duration {
         let shortest = Duration::from_millis(1);
+        let left = |end: Instant| {
+            let left = end.saturating_duration_since(now).as_millis() as u64;
+            Duration::from_millis(left).max(shortest)
+        };
         match self {
-            Self::For(ttl) => ttl,
-            Self::Until(end) => {
-                Duration::from_millis(end.saturating_duration_since(now).as_millis() as u64)
-                    .max(shortest)
-            }
+            Self::For { ttl, until } => until.map_or(ttl, |until| ttl.min(left(until))),
+            Self::Until(end) => left(end),
             // The scripts only raise a TTL, so this one changes nothing.
             Self::AsItIs => shortest,
         }

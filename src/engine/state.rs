@@ -46,6 +46,8 @@ pub(super) struct HoldState {
     /// or a late request may still acquire it. So this client nests no new one in this hold.
     pub(super) sibling_in_doubt: bool,
     pub(super) server: ServerSide,
+    /// The record must be checked as soon as an acquire that is in flight is granted.
+    pub(super) to_be_checked: bool,
     /// The name to which the hold may have been moved, while that is in doubt.
     pub(super) moves_to: Option<Box<OwnerId>>,
     /// An earlier request under this name that may still be executed: a later request got its reply
@@ -258,6 +260,7 @@ impl HoldState {
             waiters: 0,
             sibling_in_doubt: false,
             server: ServerSide::Holds(0),
+            to_be_checked: false,
             moves_to: None,
             late_request: None,
             last_sent: now,

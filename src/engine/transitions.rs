@@ -29,6 +29,7 @@ use super::{
 
 use crate::{
     error::{LossReason, StoreErrorKind},
+    owner::OwnerId,
     store::Released,
 };
 
@@ -49,14 +50,7 @@ impl HoldState {
         }
         self.forget_ended();
         self.check_loss(mode)?;
-        if let Some(named) = mode.named
-            && siblings.caller.turn().is_some()
-            && !self
-                .held()
-                .is_some_and(|(generation, _)| named.means(&generation.owner))
-        {
-            return Err(Refusal::AcquireEnded(named.clone()));
-        }
+        self.check_turn(mode, siblings.caller)?;
         let again = (mode.adopts == Some(Adopts::Again) || mode.waits && mode.about.queues)
             && self.may_retry();
         if !self.agrees() && !again {
@@ -88,6 +82,23 @@ impl HoldState {
                 return Err(Refusal::Lost(generation.owner.clone(), reason));
             }
             self.current = None;
+        }
+        Ok(())
+    }
+
+    /// Refuses an acquire by the owner of one acquire, unless it is that acquire or is nested in its
+    /// hold: after a hand-off, the record's name is that of another holder.
+    fn check_turn(&self, mode: AcquireMode<'_>, caller: &OwnerId) -> Result<(), Refusal> {
+        let owner = mode.named.unwrap_or(caller);
+        let turns = (owner.turn(), caller.turn());
+        let is_refused = match (self.held(), mode.named) {
+            _ if turns == (None, None) => false,
+            (Some((generation, _ledger)), _) => generation.owner.turn() != turns.0,
+            (None, Some(_)) => true,
+            (None, None) => self.owner.turn() != turns.1,
+        };
+        if is_refused {
+            return Err(Refusal::AcquireEnded(owner.clone()));
         }
         Ok(())
     }
@@ -200,6 +211,9 @@ impl HoldState {
         });
         let ticket = generation.add(grant);
         self.current = Some(generation);
+        if std::mem::take(&mut self.to_be_checked) {
+            self.check_soon(now);
+        }
         Ok(Some(ticket))
     }
 

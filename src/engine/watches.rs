@@ -24,8 +24,10 @@ impl Watched {
         let ttl = self.ttl.duration();
         match self.until {
             Some(until) if until <= now => None,
-            Some(until) if until < now + ttl => Some((until, Keep::Until(until))),
-            _ => Some((now + ttl, Keep::For(ttl))),
+            until => {
+                let ends = until.map_or(now + ttl, |until| until.min(now + ttl));
+                Some((ends, Keep::For { ttl, until }))
+            }
         }
     }
 }

@@ -613,6 +613,10 @@ impl Lock {
 
     /// Acquires for all public methods. Returns `None` if the lock was busy for the whole wait.
     async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
+        if self.owner_per_acquire && self.single().is_none() {
+            // Not an owner of one acquire: each round acquires the members again under its name.
+            return Box::pin(OwnerId::scope(self.acquire_as_caller(wait, options))).await;
+        }
         if self.owner_per_acquire {
             // Boxed, so that waiters without it stay small.
             return Box::pin(OwnerId::of_one_acquire(

@@ -1536,3 +1536,19 @@ async fn r30_a_shutdown_of_the_clients_releases_a_quorum() {
     ));
     assert!(matches!(lock.lock().await, Err(Error::Closed)));
 }
+
+/// With an owner per acquire, an extension also acquires the server that has lost its data.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_per_acquire_rejoins_a_member() {
+    let fleet = Fleet::new(3);
+    let clients = fleet.clients().await;
+    let lock = of_reentrant(&clients, patient().recreate_on_extend(true)).owner_per_acquire();
+    let guard = lock.lock().await.unwrap();
+    fleet.servers[2].call(&["DEL", "l"]);
+    eventually("the third server is acquired again", || async {
+        guard.extend(ms(60_000)).await.unwrap();
+        fleet.servers[2].exists("l")
+    })
+    .await;
+    guard.unlock().await.unwrap();
+}

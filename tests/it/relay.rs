@@ -177,8 +177,7 @@ async fn what_was_held_for_longer_is_released_at_the_server() {
     waiting.await.unwrap();
 }
 
-/// The acquire that handed the lock off is no longer its owner, whatever the record says: neither
-/// by the name from its guard, nor by that name as it is read from the record.
+/// The acquire that handed the lock off is no longer its owner, whatever the record says.
 #[tokio::test]
 async fn a_giver_neither_re_enters_nor_ends_what_it_handed_off() {
     let server = Server::start();
@@ -194,14 +193,14 @@ async fn a_giver_neither_re_enters_nor_ends_what_it_handed_off() {
             matches!(again, Err(Error::InvalidOwner { .. })),
             "two guards: {again:?}"
         );
-        let again = lock.release(name).await;
-        assert!(
-            matches!(again, Err(Error::NotHeld { .. })),
-            "it released what another acquire holds: {again:?}"
-        );
-        let again = lock.extend(name, ms(90_000)).await;
-        assert!(matches!(again, Err(Error::NotHeld { .. })), "{again:?}");
     }
+    let again = lock.release(&first).await;
+    assert!(
+        matches!(again, Err(Error::NotHeld { .. })),
+        "it released what another acquire holds: {again:?}"
+    );
+    let again = lock.extend(&first, ms(90_000)).await;
+    assert!(matches!(again, Err(Error::NotHeld { .. })), "{again:?}");
     assert!(!guard.is_lost() && guard.remaining() < ms(80_000));
     guard.unlock().await.unwrap();
     assert!(!server.exists("l"));
@@ -864,6 +863,146 @@ async fn idle_waits_for_what_lies_there() {
         client.idle().await;
         assert!(!server.exists("l"), "it is released");
         drop(unpolled);
+        client.idle().await;
+    }
+}
+
+/// A name that is read from the record means its present holder, as in any other process.
+#[tokio::test]
+async fn the_reported_holder_can_be_extended_and_released() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let (_, guard) = handed_on(&server, &client).await;
+    let lock = client.mutex("l").unwrap();
+    let holder = lock.holder().await.unwrap().expect("it is held");
+    assert_eq!(lock.hold_count(&holder).await.unwrap(), 1);
+    lock.extend(&holder, ms(90_000)).await.unwrap();
+    assert!(guard.remaining() > ms(80_000), "{:?}", guard.remaining());
+    lock.release(&holder).await.unwrap();
+    assert!(!server.exists("l"));
+    drop(guard);
+}
+
+/// The rounds of a multi-lock acquire its members again and again under one name. What a failed
+/// round gave back may be another acquire's by then.
+#[tokio::test]
+async fn a_multi_lock_does_not_enter_what_it_gave_back() {
+    let server = Server::start();
+    let client = client(&server).await;
+    for _ in 0..5 {
+        let (a, l) = (
+            ByHand::hold(&server, "a", NEVER),
+            ByHand::hold(&server, "l", NEVER),
+        );
+        let members = ["l", "a"].map(|name| client.reentrant_lock(name).unwrap());
+        let multi = client.multi_lock(members).unwrap().owner_per_acquire();
+        let both = tokio::spawn(async move { multi.lock().await.unwrap() });
+        asleep(&server, &client, 1).await;
+        let lock = client.mutex("l").unwrap();
+        let one = tokio::spawn(async move { lock.lock().await.unwrap() });
+        asleep(&server, &client, 2).await;
+        l.release();
+        let guard = one.await.unwrap();
+        // The multi-lock waits for `a` now, and then tries `l`.
+        tokio::time::sleep(ms(50)).await;
+        a.release();
+        let both = tokio::time::timeout(ms(300), both).await;
+        assert!(both.is_err() || guard.is_lost(), "two guards of `l`");
+        drop(guard);
+        if let Ok(both) = both {
+            drop(both.unwrap());
+        }
+        client.idle().await;
+        eventually("the locks are free", || async {
+            client.stats().waiters == 0 && !server.exists("l") && !server.exists("a")
+        })
+        .await;
+    }
+}
+
+/// The extension may be executed after the hand-off. The record would outlive the lease that the
+/// receiver wants.
+#[tokio::test]
+async fn a_hold_with_an_extension_in_flight_is_not_handed_off() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.mutex("l").unwrap();
+    for _ in 0..10 {
+        let other = ByHand::hold(&server, "l", NEVER);
+        let waiter = |extends: bool| {
+            let lock = lock.clone();
+            tokio::spawn(async move {
+                let guard = lock.lock().await.unwrap();
+                if extends {
+                    let mut extend = Box::pin(guard.extend(ms(3_600_000)));
+                    let _ = poll_once(extend.as_mut()).await;
+                }
+                guard
+            })
+        };
+        let first = waiter(true);
+        asleep(&server, &client, 1).await;
+        let second = waiter(false);
+        asleep(&server, &client, 2).await;
+        other.release();
+        first.await.unwrap().unlock().await.unwrap();
+        let guard = second.await.unwrap();
+        tokio::time::sleep(ms(20)).await;
+        let ttl = server.pttl("l");
+        assert!(ttl <= 30_000, "the receiver's record lives for {ttl} ms");
+        guard.unlock().await.unwrap();
+    }
+}
+
+/// A newcomer waits without a request while a series goes on, which may end without a release.
+#[tokio::test]
+async fn what_is_left_after_a_hand_off_is_waited_for() {
+    let server = Server::start();
+    let client = server
+        .client_with(|builder| builder.poll_cap(NEVER).watchdog_timeout(ms(900)))
+        .await;
+    let lock = client.mutex("l").unwrap();
+    for _ in 0..10 {
+        let (_, guard) = handed_on(&server, &client).await;
+        guard.leave_to_lease();
+        let next = lock.try_lock_for(ms(20_000)).await.unwrap();
+        next.expect("the lease ends").unlock().await.unwrap();
+    }
+}
+
+/// A forced release whose caller is dropped, or whose reply overtakes that of an acquire, may have
+/// freed what a guard of this client holds. The guard learns it.
+#[tokio::test]
+async fn a_force_that_no_caller_awaits_is_noticed() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.mutex("l").unwrap();
+    let guard = lock.lock().await.unwrap();
+    {
+        let mut force = Box::pin(lock.force_unlock());
+        while server.exists("l") {
+            assert!(poll_once(force.as_mut()).await.is_pending());
+            tokio::time::sleep(ms(1)).await;
+        }
+    }
+    eventually("the loss is known", || async { guard.is_lost() }).await;
+    drop(guard);
+    for _ in 0..20 {
+        let mut acquire = Box::pin(OwnerId::scope(lock.lock()));
+        let first = poll_once(acquire.as_mut()).await;
+        let mut force = Box::pin(lock.force_unlock());
+        let _ = poll_once(force.as_mut()).await;
+        let guard = match first {
+            Poll::Ready(guard) => guard.unwrap(),
+            Poll::Pending => acquire.await.unwrap(),
+        };
+        if force.await.unwrap() {
+            eventually("the loss is known", || async {
+                guard.is_lost() || server.exists("l")
+            })
+            .await;
+        }
+        drop(guard);
         client.idle().await;
     }
 }

@@ -883,3 +883,56 @@ async fn a_maximum_hold_time_shortens_a_longer_lease() {
     );
     assert!(!server.exists("l"));
 }
+
+/// An inner hold whose time is over does not shorten the period in which the outer one is renewed.
+#[tokio::test]
+async fn a_maximum_hold_time_that_is_over_causes_no_renewals() {
+    let server = Server::start();
+    let client = client(&server, ms(30_000)).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let outer = lock.lock().await.unwrap();
+    let options = AcquireOptions::new().max_hold(ms(10));
+    let inner = lock.lock_with(options).await.unwrap();
+    tokio::time::sleep(ms(200)).await;
+    let before = server.script_count();
+    tokio::time::sleep(ms(1_000)).await;
+    let renewals = server.script_count() - before;
+    assert!(renewals <= 2, "{renewals} renewals in 1 s");
+    drop((inner, outer));
+}
+
+/// Renewals wait for their turn while others are in flight, and are sent later than planned.
+#[tokio::test]
+async fn a_late_renewal_does_not_exceed_the_maximum_hold_time() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = LockClient::builder()
+        .watchdog_timeout(ms(3_000))
+        .connect(proxy.url())
+        .await
+        .unwrap();
+    // Three scripts: more than are in flight at once.
+    let read_write = client.read_write_lock("three").unwrap();
+    let others = [
+        client.reentrant_lock("one").unwrap(),
+        client.fair_lock("two").unwrap(),
+        read_write.write_lock(),
+    ];
+    let mut guards = Vec::new();
+    for lock in &others {
+        guards.push(lock.lock().await.unwrap());
+    }
+    tokio::time::sleep(ms(75)).await;
+    let options = AcquireOptions::new().max_hold(ms(4_200));
+    let lock = client.string_lock("s").unwrap();
+    let guard = lock.lock_with(options).await.unwrap();
+    let granted = Instant::now();
+    proxy.each(Verb::Renew, Action::Late(ms(750)));
+    while !guard.is_lost() {
+        // in this order: a pause between the two makes the sum smaller
+        let end = granted.elapsed() + guard.remaining();
+        assert!(end <= ms(4_200), "{end:?}");
+        tokio::time::sleep(ms(10)).await;
+    }
+    drop(guards);
+}

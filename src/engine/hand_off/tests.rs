@@ -229,6 +229,8 @@ async fn what_fewer_replicas_have_is_not_taken() {
         (None, 1, false),
         (Some(1), 1, true),
         (Some(1), 2, false),
+        // its renewals would need a replica that the receiver did not ask for
+        (Some(1), 0, false),
     ] {
         let mut record = Record::new().await;
         record.had = had;
@@ -261,7 +263,9 @@ fn what_is_renewed_with_fewer_replicas_is_not_taken() {
     let generation = Generation::new(&owner, &grant, confirmed);
     generation.add(&grant);
     assert!(generation.may_be_received(1, Epoch::FIRST, grant.sent));
-    assert!(!generation.may_be_received(2, Epoch::FIRST, grant.sent));
+    for other in [0, 2] {
+        assert!(!generation.may_be_received(other, Epoch::FIRST, grant.sent));
+    }
     assert!(!generation.may_be_received(1, Epoch::FIRST, grant.sent + TTL));
 }
 

@@ -183,6 +183,12 @@ impl<'a> Waiter<'a> {
         *next = if *next <= now { poll } else { poll.min(*next) };
     }
 
+    /// Schedules a poll for an acquire that sent no request: its holder's record has the default
+    /// lease, and may be left to it.
+    pub(crate) fn poll_after_relay(&self) {
+        self.poll_after(Some(self.core.config.watchdog_timeout));
+    }
+
     /// Returns whether a request for the lock would be pointless now: another task of this client
     /// holds it, and hands it off or publishes its release.
     pub(crate) fn is_request_pointless(&self) -> bool {

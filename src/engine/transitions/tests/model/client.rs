@@ -333,7 +333,11 @@ impl Client {
             }
             Err(refusal) => {
                 let lost = matches!(refusal, Refusal::Lost(..)) && inside_a_loss && !after_loss;
-                if !lost && !matches!(refusal, Refusal::TooManyHolds(..)) {
+                // The owner of one acquire whose hold was handed off and has ended.
+                let is_over = matches!(refusal, Refusal::AcquireEnded(..))
+                    && self.holds[at].state.owner.turn() != caller.turn()
+                    && self.holds[at].state.wanted() == 0;
+                if !lost && !is_over && !matches!(refusal, Refusal::TooManyHolds(..)) {
                     self.wrong("only acquires inside a loss are refused");
                 }
                 self.tidy(at);
