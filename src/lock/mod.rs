@@ -540,8 +540,10 @@ impl Lock {
     pub async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
         match &self.inner {
             LockInner::One(SingleLock { anchor, kind }) => {
+                // before and after: the hold may be handed off, or forgotten, in between
+                let has_ended = anchor.has_ended_for(kind, owner);
                 let held = self.inspect().await?;
-                let held = held.filter(|_| !anchor.has_ended_for(kind, owner));
+                let held = held.filter(|_| !has_ended && !anchor.has_ended_for(kind, owner));
                 Ok(held.map_or(0, |held| held.hold_count(owner)))
             }
             LockInner::Several(several) => several.hold_count(owner).await,
