@@ -44,8 +44,15 @@ impl Core {
                 (CallInFlight { core: self, hold }, since)
             })
             .collect();
-        let _check = CheckOnDrop { core: self, kind };
-        match self.store.force_release(&kind.force_release()).await {
+        let check = CheckOnDrop { core: self, kind };
+        let forced = self.store.force_release(&kind.force_release()).await;
+        match &forced {
+            Ok(Forced::Freed) => {}
+            Err(error) if error.may_have_executed() => {}
+            // nothing was freed: a check would be a renewal for nothing
+            _ => std::mem::forget(check),
+        }
+        match forced {
             Ok(Forced::Freed) => {
                 for (CallInFlight { hold, .. }, since) in &ours {
                     // a hand-off begins another generation, with the same `since`

@@ -337,7 +337,8 @@ pub(crate) async fn expire_relays(
                     RelayExpiry::Quiet => return,
                     RelayExpiry::Unclaimed((hold, ticket)) => {
                         log::later!(DEBUG, lock = hold.lock_name(); "no waiter took a hold that was handed off; releasing it");
-                        return core.release_later(&hold, &ticket);
+                        core.release_later(&hold, &ticket);
+                        return queue.relay.expired();
                     }
                 }
                 sleep(TAKEN_WITHIN + core.store.round_trip()).await;

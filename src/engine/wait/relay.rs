@@ -36,6 +36,8 @@ struct RelaySlot {
     number: u64,
     /// Whether a task runs that expires unclaimed hand-offs.
     has_expiry: bool,
+    /// A hand-off was taken to be released, and is not released yet.
+    is_expiring: bool,
     /// This client holds the lock until then, as far as it knows.
     goes_on_until: Option<Instant>,
     closed: bool,
@@ -107,10 +109,16 @@ impl Relay {
         self.slot().hand_off.take()
     }
 
-    /// Returns the number of the hand-off in the slot. Returns `None` if the slot is empty.
+    /// Returns the number of the hand-off in the slot, or of one that is being released. Returns
+    /// `None` if there is none.
     pub(crate) fn lying(&self) -> Option<u64> {
         let slot = self.slot();
-        slot.hand_off.as_ref().map(|_| slot.number)
+        (slot.hand_off.is_some() || slot.is_expiring).then_some(slot.number)
+    }
+
+    /// Reports that the hand-off from [`Relay::expire`] is being settled.
+    pub(crate) fn expired(&self) {
+        self.slot().is_expiring = false;
     }
 
     /// Returns whether a request for the lock would be pointless: its holder hands it on or
@@ -126,9 +134,10 @@ impl Relay {
             return RelayExpiry::Busy(slot.number);
         }
         slot.has_expiry = false;
-        slot.hand_off
-            .take()
-            .map_or(RelayExpiry::Quiet, RelayExpiry::Unclaimed)
+        let unclaimed = slot.hand_off.take();
+        // until its release is on the janitor's list: `idle` would miss it in between
+        slot.is_expiring = unclaimed.is_some();
+        unclaimed.map_or(RelayExpiry::Quiet, RelayExpiry::Unclaimed)
     }
 
     /// Closes the slot: no more holds are handed off.
