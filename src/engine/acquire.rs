@@ -125,6 +125,8 @@ impl<'a> Acquire<'a> {
                     Woken::Notified(permit) => attempts.told = Some(permit),
                     Woken::Handed((hold, ticket)) => {
                         let ticket = self.entered(&hold, ticket)?;
+                        attempts.made += 1;
+                        self.acquired(&attempts);
                         return Ok(Some((hold, ticket)));
                     }
                     Woken::Poll => {}

@@ -46,11 +46,13 @@ impl Core {
             .collect();
         let check = CheckOnDrop { core: self, kind };
         let forced = self.store.force_release(&kind.force_release()).await;
-        match &forced {
-            Ok(Forced::Freed) => {}
-            Err(error) if error.may_have_executed() => {}
-            // nothing was freed: a check would be a renewal for nothing
-            _ => std::mem::forget(check),
+        let may_be_freed = match &forced {
+            Ok(forced) => matches!(forced, Forced::Freed),
+            Err(error) => error.may_have_executed(),
+        };
+        if !may_be_freed {
+            // a check would renew what is held, for nothing
+            std::mem::forget(check);
         }
         match forced {
             Ok(Forced::Freed) => {

@@ -615,18 +615,14 @@ impl Lock {
 
     /// Acquires for all public methods. Returns `None` if the lock was busy for the whole wait.
     async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
-        if self.owner_per_acquire && self.single().is_none() {
-            // Not an owner of one acquire: each round acquires the members again under its name.
-            return Box::pin(OwnerId::scope(self.acquire_as_caller(wait, options))).await;
+        let acquire = self.acquire_as_caller(wait, options);
+        // Boxed, so that waiters without an owner of their own stay small.
+        match &self.inner {
+            _ if !self.owner_per_acquire => acquire.await,
+            LockInner::One(_) => Box::pin(OwnerId::of_one_acquire(acquire)).await,
+            // Not the owner of one acquire: each round acquires the members again under its name.
+            LockInner::Several(_) => Box::pin(OwnerId::scope(acquire)).await,
         }
-        if self.owner_per_acquire {
-            // Boxed, so that waiters without it stay small.
-            return Box::pin(OwnerId::of_one_acquire(
-                self.acquire_as_caller(wait, options),
-            ))
-            .await;
-        }
-        self.acquire_as_caller(wait, options).await
     }
 
     async fn acquire_as_caller(
