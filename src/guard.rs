@@ -13,8 +13,7 @@ use async_trait::async_trait;
 use crate::{
     engine::{
         Anchor,
-        generation::Ticket,
-        hold::{Entered, Hold},
+        hold::{Entered, Hold, generation::Ticket},
     },
     error::{Error, LossReason, Result},
     hand_over::HandOver,

@@ -17,8 +17,7 @@ use tokio::{
 use super::{
     begin::Beginning,
     failure::store_error,
-    hold::Hold,
-    holds::Holds,
+    hold::{Hold, registry::Holds},
     jobs::Janitor,
     kind::{Kind, Wake},
     wait::{queue::WaitQueue, subscriptions::Subscriptions},
@@ -317,7 +316,7 @@ impl Core {
         now: Instant,
     ) -> Result<(SemaphorePermit<'h>, Instant), StoreError> {
         match hold.owner_lock.try_acquire() {
-            Ok(turn) => Ok((turn, now)),
+            Ok(permit) => Ok((permit, now)),
             Err(_) => Ok((self.lock_owner(hold, deadline).await?, Instant::now())),
         }
     }
@@ -332,17 +331,17 @@ impl Core {
         hold: &'h Hold,
         deadline: Option<Instant>,
     ) -> Result<SemaphorePermit<'h>, StoreError> {
-        if let Ok(turn) = hold.owner_lock.try_acquire() {
-            return Ok(turn);
+        if let Ok(permit) = hold.owner_lock.try_acquire() {
+            return Ok(permit);
         }
         let longest = Instant::now() + 2 * self.config.command_timeout();
         let deadline = deadline.map_or(longest, |deadline| deadline.min(longest));
-        let turn = tokio::select! {
+        let permit = tokio::select! {
             biased;
-            turn = hold.owner_lock.acquire() => turn.ok(),
+            permit = hold.owner_lock.acquire() => permit.ok(),
             () = self.sleep_until(deadline) => None,
         };
         let stuck = "another call of this owner is in flight; check that its future is polled";
-        turn.ok_or_else(|| StoreError::new(StoreErrorKind::Overloaded, false, stuck))
+        permit.ok_or_else(|| StoreError::new(StoreErrorKind::Overloaded, false, stuck))
     }
 }

@@ -19,12 +19,11 @@ use tokio::{
 
 use super::{
     core::{Core, LOCKS_AT_ONCE},
-    hold::Hold,
+    hold::{Hold, state::Residue},
     jobs::{Janitor, Job, LentOwnerLock, UnsettledRequest},
     kind::Kind,
     retry::Retry,
     settle::Agreement,
-    state::Residue,
     wait::{queue::WaitQueue, relay::RelayExpiry},
 };
 
@@ -84,7 +83,7 @@ pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>)
         for job in jobs.drain(..) {
             match job {
                 Job::Settle(hold) => holds.push(hold),
-                Job::Leave { place, turn } => leave(&core, place, turn),
+                Job::Leave { place, permit } => leave(&core, place, permit),
                 other => drop(spawn(work(Arc::clone(&core), other))),
             }
         }
@@ -136,10 +135,10 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
     loop {
         // The future that has the owner lock may never be polled again. Then the watchdog orphans
         // the hold, or its lease ends, and this loop must notice that, hence the timeout.
-        let turn = core
+        let permit = core
             .lock_owner(&hold, Some(Instant::now() + core.holds.due.overdue()))
             .await;
-        let Ok(turn) = turn else {
+        let Ok(permit) = permit else {
             hold.unlist();
             if hold.residue() != Residue::Doubt || !hold.list() {
                 break;
@@ -173,7 +172,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
                 Some(error)
             }
         };
-        drop((turn, slot));
+        drop((permit, slot));
         // A change made before this line saw the hold on the list and did not post it again. So
         // check for a residue after unlisting.
         hold.unlist();
@@ -247,7 +246,7 @@ async fn clean_up(core: &Core, ghost: &UnsettledRequest) {
 ///
 /// The first poll hands the release to the connection. The owner's next request then goes out
 /// behind it, without waiting for its reply.
-fn leave(core: &Arc<Core>, place: UnsettledRequest, turn: LentOwnerLock) {
+fn leave(core: &Arc<Core>, place: UnsettledRequest, permit: LentOwnerLock) {
     let core_of_task = Arc::clone(core);
     let mut leaving = Box::pin(async move {
         let _done = Done(&core_of_task.janitor, 1);
@@ -256,8 +255,8 @@ fn leave(core: &Arc<Core>, place: UnsettledRequest, turn: LentOwnerLock) {
     let is_left = leaving.as_mut().now_or_never().is_some();
     // Tidy before the owner lock is free: otherwise the owner's next request, while in flight,
     // could be taken for a doubt to settle.
-    core.tidy(&turn.0);
-    drop(turn);
+    core.tidy(&permit.0);
+    drop(permit);
     if !is_left {
         spawn(leaving);
     }
@@ -294,7 +293,7 @@ async fn take_off(
     // otherwise a release that this client has not settled yet would be taken for this one
     if let Some(left) = core.holds.left(kind, owner)
         && left.residue() == Residue::Doubt
-        && let Ok(_turn) = core.lock_owner(&left, None).await
+        && let Ok(_permit) = core.lock_owner(&left, None).await
     {
         core.agree(&left, Instant::now()).await;
     }

@@ -48,7 +48,7 @@ pub(crate) enum Job {
     /// owner lock until the connection has that request.
     Leave {
         place: UnsettledRequest,
-        turn: LentOwnerLock,
+        permit: LentOwnerLock,
     },
     /// Take one hold off the record, and report the outcome of the first attempt to `tell`.
     TakeOff {

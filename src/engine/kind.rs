@@ -37,10 +37,10 @@ pub(crate) struct AcquireTerms<'a> {
     /// Whether the caller waits if the lock is busy.
     pub(crate) waits: bool,
     /// Set if the lock may be granted to this waiter by a release.
-    pub(crate) turn: Option<WaitId>,
+    pub(crate) wait_id: Option<WaitId>,
 }
 
-/// The number of a wait to which a release may grant the lock: see [`super::turn`]. Together with
+/// The number of a wait to which a release may grant the lock: see [`super::hold::granted`]. Together with
 /// the server's time it identifies one place in the queue, and no earlier place of the same owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WaitId(NonZeroU32);
@@ -130,7 +130,7 @@ pub(crate) struct KindInfo {
     /// The family that uses the same record but a separate hold count: no owner may hold both.
     pub(crate) rival: Option<&'static str>,
     /// A hold may pass between waiters of one client without a request: see
-    /// [`hand_off`](super::hand_off).
+    /// [`hand_off`](super::hold::hand_off).
     pub(crate) relayed: bool,
 }
 

@@ -24,11 +24,16 @@ use std::{
 use nestlock_wire::clock::Instant;
 
 use super::{
-    attempt::{Acquire, Attempt, Busy},
+    acquire::{
+        attempt::{Attempt, Busy},
+        options::Acquire,
+    },
     core::Core,
-    generation::{Generation, Ledger, Ticket},
-    hold::Hold,
-    state::{Effects, HoldState, Ownership},
+    hold::{
+        Hold,
+        generation::{Generation, Ledger, Ticket},
+        state::{Effects, HoldState, Ownership},
+    },
 };
 
 use crate::{
@@ -39,7 +44,7 @@ use crate::{
 
 impl HoldState {
     /// Notes until when the record may live, before a hold stops being renewed.
-    pub(super) fn note_end(&mut self, ledger: &Ledger) {
+    pub(crate) fn note_end(&mut self, ledger: &Ledger) {
         if let Some(ttl) = ledger.longest_ttl() {
             self.ends = self
                 .ends
@@ -50,7 +55,7 @@ impl HoldState {
     /// Marks the hold as left if no guard of it remains. The client reports its end now, since it
     /// need not notice the end of the lease. The hold counts as held for as long as its record may
     /// live.
-    pub(super) fn notice_left(
+    pub(crate) fn notice_left(
         &mut self,
         generation: &Arc<Generation>,
         mut ledger: MutexGuard<'_, Ledger>,
@@ -65,7 +70,7 @@ impl HoldState {
 
     /// Leaves the hold of a guard to its lease: it stays in the hold count, and is no longer
     /// renewed.
-    pub(super) fn leave_to_lease(&mut self, ticket: &Ticket, now: Instant, effects: &mut Effects) {
+    pub(crate) fn leave_to_lease(&mut self, ticket: &Ticket, now: Instant, effects: &mut Effects) {
         if self.is_current(&ticket.generation) {
             self.lose_if_over(now, effects);
         }
@@ -77,7 +82,7 @@ impl HoldState {
     }
 
     /// Ends what guards hold, because the client shuts down. What was left to its lease stays.
-    pub(super) fn shut_down(&mut self, effects: &mut Effects) {
+    pub(crate) fn shut_down(&mut self, effects: &mut Effects) {
         if self.is_left {
             return;
         }
@@ -111,7 +116,7 @@ impl Core {
 
     /// Gives up on the request of a read lock inside a write lock that was left: the owner is no
     /// longer inside that.
-    pub(super) fn orphan_nested(&self, hold: &Arc<Hold>) {
+    pub(crate) fn orphan_nested(&self, hold: &Arc<Hold>) {
         let sibling = hold.kind().about().sibling;
         if sibling.is_some_and(|sibling| sibling.excludes)
             && let Some(nested) = self.holds.known_sibling(hold.kind(), &hold.caller)
@@ -128,7 +133,7 @@ impl<'a> Acquire<'a> {
     /// Checks the record before an acquire under a value whose hold was left to its lease. The
     /// server cannot tell the two holders of a value apart, so the acquire may be sent only if the
     /// record does not list the value. Returns `None` if it may be sent. Boxed, as it is rare.
-    pub(super) fn attempt_by_a_value_that_is_left(
+    pub(crate) fn attempt_by_a_value_that_is_left(
         &self,
         deadline: Option<Instant>,
     ) -> Pin<Box<dyn Future<Output = Option<Result<Attempt<'a>>>> + Send + '_>> {

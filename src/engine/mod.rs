@@ -4,26 +4,12 @@
 
 mod begin;
 mod failure;
-mod refusal;
 mod retry;
 
 mod kind;
 mod lease;
 
-mod due;
-pub(crate) mod generation;
-mod pending;
-
-mod state;
-
-mod holding;
-mod transitions;
-
-mod hand_off;
-mod turn;
-
 pub(crate) mod hold;
-mod holds;
 
 mod core;
 mod jobs;
@@ -31,22 +17,18 @@ mod wait;
 
 mod redirect;
 mod settle;
+mod watchdog;
 
-pub(crate) mod attempt;
-mod copies;
-mod left;
-
-mod acquire;
+pub(crate) mod acquire;
 mod force;
 mod inspect;
+mod left;
 pub(crate) mod release;
 pub(crate) mod together;
 mod transfer;
 
 mod janitor;
 mod start;
-mod watchdog;
-mod watches;
 
 pub use self::inspect::ClientStats;
 pub(crate) use self::{

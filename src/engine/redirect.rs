@@ -11,8 +11,10 @@ use nestlock_wire::{Call, Epoch, clock::Instant};
 
 use super::{
     core::Core,
-    hold::Hold,
-    state::{HoldRequest, HoldState, Ownership},
+    hold::{
+        Hold,
+        state::{HoldRequest, HoldState, Ownership},
+    },
 };
 
 use crate::{

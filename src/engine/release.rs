@@ -19,15 +19,17 @@ use tokio::sync::oneshot;
 use super::{
     core::Core,
     failure::{NOT_CONFIRMED, no_reply, not_replicated, store_error},
-    generation::{Generation, Ticket},
-    hand_off::HAND_OFF_WINDOW,
-    hold::Hold,
+    hold::{
+        Hold,
+        generation::{Generation, Ticket},
+        hand_off::HAND_OFF_WINDOW,
+        state::{Effects, HoldState, Ownership},
+    },
     jobs::Job,
     kind::{Kind, Wake},
     lease::RenewalReply,
     retry::Retry,
     settle::{Agreement, CallInFlight},
-    state::{Effects, HoldState, Ownership},
     watchdog,
 };
 

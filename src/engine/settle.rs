@@ -18,9 +18,11 @@ use nestlock_wire::{Epoch, clock::Instant};
 
 use super::{
     core::Core,
-    hold::Hold,
+    hold::{
+        Hold,
+        state::{Abandoned, Answered, HoldRequest, Ownership, Residue},
+    },
     jobs::{Job, LentOwnerLock, UnsettledRequest},
-    state::{Abandoned, Answered, HoldRequest, Ownership, Residue},
 };
 
 use crate::{
@@ -106,7 +108,7 @@ impl Core {
             hold: rival,
         };
         // Do not wait: that call may be waiting for the owner lock that this one holds.
-        let Ok(_turn) = under_way.hold.owner_lock.try_acquire() else {
+        let Ok(_permit) = under_way.hold.owner_lock.try_acquire() else {
             return Err(StoreError::new(
                 StoreErrorKind::Overloaded,
                 false,
@@ -181,18 +183,18 @@ impl Core {
             return;
         }
         // If a call has the owner lock, it may be about to send under this name.
-        let turn = hold.owner_lock.try_acquire();
+        let permit = hold.owner_lock.try_acquire();
         if let Some(place) = hold.change(|state, _| {
-            state.leave_queue_once(turn.is_ok(), self.epoch(hold), Instant::now())
+            state.leave_queue_once(permit.is_ok(), self.epoch(hold), Instant::now())
         }) {
-            if let Ok(turn) = turn {
-                turn.forget();
+            if let Ok(permit) = permit {
+                permit.forget();
             }
             self.retire_name(hold, &place.owner);
-            let (place, turn) = (unsettled(hold, place), LentOwnerLock(Arc::clone(hold)));
-            return self.janitor.post(Job::Leave { place, turn });
+            let (place, permit) = (unsettled(hold, place), LentOwnerLock(Arc::clone(hold)));
+            return self.janitor.post(Job::Leave { place, permit });
         }
-        drop(turn);
+        drop(permit);
         self.tidy(hold);
     }
 

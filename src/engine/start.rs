@@ -28,7 +28,7 @@ use tokio::{
 use super::{
     begin::Beginning,
     core::{Anchor, Core},
-    holds::Holds,
+    hold::registry::Holds,
     janitor,
     jobs::Janitor,
     retry::Retry,
@@ -157,14 +157,15 @@ fn core(
     });
     let client = ClientId::random();
     let name = connection_name(config.application.as_deref(), &client).into();
-    let store = Store::new(ConnectOptions::new(
+    let store = Store::new(ConnectOptions {
         endpoint,
-        config.clone(),
+        config: config.clone(),
         name,
-        runtime.clone(),
+        own: runtime.clone(),
         driver,
         sink,
-    ));
+        epochs: Arc::default(),
+    });
     let (signals, lists) = Subscriptions::new();
     let (janitor, list) = Janitor::new();
     let (relays, relayed) = mpsc::unbounded_channel();

@@ -15,13 +15,18 @@ use nestlock_wire::{Arg, Call, Epoch, clock::Instant};
 use tokio::sync::SemaphorePermit;
 
 use super::{
-    attempt::{Acquire, AcquireReply, why_not_entered},
+    acquire::{
+        enter::{AcquireReply, why_not_entered},
+        options::Acquire,
+    },
     core::{Core, LOCKS_AT_ONCE},
     failure::{NO_REPLY, no_reply, store_error},
-    hold::{Entered, Hold},
+    hold::{
+        Entered, Hold,
+        state::{AcquirePlan, HoldRequest},
+    },
     kind::{JointScripts, Kind, Wake},
     settle::CallInFlight,
-    state::{AcquirePlan, HoldRequest},
 };
 
 use crate::{
@@ -42,7 +47,7 @@ pub(crate) enum JointOutcome {
 struct Planned<'h> {
     hold: &'h Arc<Hold>,
     request: HoldRequest,
-    _turn: SemaphorePermit<'h>,
+    _permit: SemaphorePermit<'h>,
 }
 
 /// Returns the scripts, if one request can take all these locks.
@@ -58,6 +63,31 @@ fn scripts<'a>(
         && kinds.len() <= LOCKS_AT_ONCE
         && core.store.takes_together(kinds.map(|kind| kind.name()));
     first.together().filter(|_| together)
+}
+
+/// Records that the server has not executed the request.
+fn not_executed(planned: &[Planned<'_>]) {
+    for Planned { hold, request, .. } in planned {
+        hold.change(|state, _| state.not_executed(request));
+    }
+}
+
+/// Records that nothing was granted, because of the lock at this index.
+fn busy_together(
+    planned: &[Planned<'_>],
+    at: usize,
+    why: &Acquired,
+    epoch: Epoch,
+) -> Result<JointOutcome> {
+    for Planned { hold, request, .. } in planned {
+        hold.change(|state, _| state.busy(request, false, epoch));
+    }
+    match why {
+        Acquired::WrongKind => Err(Error::WrongLockKind {
+            lock: planned[at].hold.lock_name().to_string(),
+        }),
+        _ => Ok(JointOutcome::Busy(at)),
+    }
 }
 
 impl Acquire<'_> {
@@ -104,44 +134,26 @@ impl Acquire<'_> {
         for Planned { hold, request, .. } in &planned {
             hold.send(request, self.lease, route.epoch(), sent);
         }
-        let not_executed = || {
-            for Planned { hold, request, .. } in &planned {
-                hold.change(|state, _| state.not_executed(request));
-            }
-        };
         // checked after the holds are in doubt: a shutdown that this check misses waits for the
         // owner locks
-        core.check_open().inspect_err(|_| not_executed())?;
+        core.check_open().inspect_err(|_| not_executed(&planned))?;
         // the lock that has a rival reports the error in its own attempt
         let has_rival = |one: &Planned<'_>| core.holds.rival(one.hold, one.request.count).is_some();
         if planned.iter().any(has_rival) {
-            not_executed();
+            not_executed(&planned);
             return Ok(JointOutcome::NotThisWay);
         }
 
         let names = kinds.iter().map(|kind| Arc::clone(kind.name()));
         let owner = Arg::from(&planned[0].request.owner);
-        let call = Call::new(
-            scripts.acquire,
-            names,
-            vec![owner, self.lease.millis().into()],
-        );
+        let args = vec![owner, self.lease.millis().into()];
+        let call = Call::new(scripts.acquire, names, args);
         match core.store.acquire_together(&mut route, &call).await {
             Ok((None, epoch)) => self.granted_together(&planned, &route, sent, epoch).await,
-            Ok((Some((at, why)), epoch)) => {
-                for Planned { hold, request, .. } in &planned {
-                    hold.change(|state, _| state.busy(request, false, epoch));
-                }
-                match why {
-                    Acquired::WrongKind => Err(Error::WrongLockKind {
-                        lock: kinds[at].name().to_string(),
-                    }),
-                    _ => Ok(JointOutcome::Busy(at)),
-                }
-            }
+            Ok((Some((at, why)), epoch)) => busy_together(&planned, at, &why, epoch),
             Err(error) if error.may_have_executed() => self.no_reply(error),
             Err(_) => {
-                not_executed();
+                not_executed(&planned);
                 Ok(JointOutcome::NotThisWay)
             }
         }
@@ -157,7 +169,7 @@ impl Acquire<'_> {
         let mut planned: Vec<Planned<'h>> = Vec::with_capacity(kinds.len());
         for (CallInFlight { hold, .. }, kind) in under_way.iter().zip(kinds) {
             // also fails if one lock is named twice
-            let Ok(turn) = hold.owner_lock.try_acquire() else {
+            let Ok(permit) = hold.owner_lock.try_acquire() else {
                 return Ok(None);
             };
             if hold.count() > 0 {
@@ -173,7 +185,7 @@ impl Acquire<'_> {
             planned.push(Planned {
                 hold,
                 request,
-                _turn: turn,
+                _permit: permit,
             });
         }
         // a name may have been retired since the first plan, but the script takes one owner for all
@@ -281,19 +293,19 @@ impl Core {
         let Some(scripts) = scripts(self, holds.iter().map(|hold| hold.kind())) else {
             return Ok(());
         };
-        let (mut turns, mut asked) = (
+        let (mut permits, mut asked) = (
             Vec::with_capacity(holds.len()),
             Vec::with_capacity(holds.len()),
         );
         let now = Instant::now();
         let mut route = self.route(holds[0], now);
         for hold in holds {
-            let Ok(turn) = hold.owner_lock.try_acquire() else {
+            let Ok(permit) = hold.owner_lock.try_acquire() else {
                 continue;
             };
             match hold.send_release(route.epoch(), now) {
                 Some(release) if release.ends_a_hold() => {
-                    turns.push(turn);
+                    permits.push(permit);
                     asked.push((*hold, release));
                 }
                 // more than the plain end of a hold: it is settled by itself

@@ -15,15 +15,17 @@ use nestlock_wire::{
 };
 
 use super::{
-    attempt::Acquire,
+    acquire::options::Acquire,
     core::Core,
     failure::no_reply,
-    generation::{Generation, GenerationEnd, Ticket},
-    hold::{Entered, Hold},
+    hold::{
+        Entered, Hold,
+        generation::{Generation, GenerationEnd, Ticket},
+        state::{Abandoned, Answered, Effects, HoldRequest, HoldState},
+    },
     kind::Kind,
     release::Repeat,
     settle::{Agreement, CallInFlight},
-    state::{Abandoned, Answered, Effects, HoldRequest, HoldState},
 };
 
 use crate::{

@@ -116,13 +116,13 @@ impl Kind for Fair {
             lease_ms,
             holds,
             waits,
-            turn,
+            wait_id,
         } = terms;
         let patience = millis(self.patience);
         // A granted record lives at first for the rest of the waiter's patience, which must not
         // exceed its lease.
-        let turn = turn.filter(|_| self.grants && patience <= lease_ms);
-        let waits = turn.map_or(u32::from(waits), WaitId::number);
+        let wait_id = wait_id.filter(|_| self.grants && patience <= lease_ms);
+        let waits = wait_id.map_or(u32::from(waits), WaitId::number);
         let args = [
             owner.into(),
             lease_ms.into(),

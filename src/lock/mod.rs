@@ -42,7 +42,7 @@ use self::{
     observed::Observed,
 };
 use crate::{
-    engine::{Anchor, Kind, attempt::Acquire},
+    engine::{Anchor, Kind, acquire::options::Acquire},
     error::{Error, Result},
     guard::LockGuard,
     hand_over::HandOver,

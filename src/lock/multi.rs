@@ -12,7 +12,7 @@ use futures_util::future::{join_all, select_all};
 use nestlock_wire::clock::Instant;
 
 use crate::{
-    engine::{Anchor, Kind, attempt::Acquire, random_fraction, together::JointOutcome},
+    engine::{Anchor, Kind, acquire::options::Acquire, random_fraction, together::JointOutcome},
     error::{Error, Result, StoreError, StoreErrorKind},
     guard::{Held, LockGuard, of_one_client},
     options::{AcquireOptions, Wait},

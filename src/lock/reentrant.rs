@@ -180,7 +180,7 @@ mod tests {
             lease_ms: 30_000,
             holds: 1,
             waits: false,
-            turn: None,
+            wait_id: None,
         };
         for call in [
             lock.acquire(terms),

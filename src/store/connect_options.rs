@@ -32,25 +32,6 @@ pub(crate) struct ConnectOptions {
 }
 
 impl ConnectOptions {
-    pub(crate) fn new(
-        endpoint: Endpoint,
-        config: Config,
-        name: Arc<str>,
-        own: Handle,
-        driver: Option<Handle>,
-        sink: Sink,
-    ) -> Self {
-        Self {
-            endpoint,
-            config,
-            name,
-            own,
-            driver,
-            sink,
-            epochs: Arc::default(),
-        }
-    }
-
     /// Returns the connect error for this cause, with the address. Adds a hint if the cause is a
     /// timeout or a connection that the server closed in plain text.
     pub(crate) fn unreachable(&self, source: StoreError) -> Error {
@@ -131,7 +112,7 @@ impl ConnectOptions {
 
 impl fmt::Debug for ConnectOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dials")
+        f.debug_struct("ConnectOptions")
             .field("endpoint", &self.endpoint)
             .finish_non_exhaustive()
     }

@@ -24,23 +24,22 @@ impl Store {
         if let Some(server) = &self.played {
             return Ok((server.answer(call.clone()).await?, route.epoch()));
         }
-        let answer = route
+        let reply = route
             .link
-            .eval(
-                call,
-                route.until,
-                route.asking,
-                (route.copies, &mut route.receipt),
-            )
+            .eval(call, route.until, route.asking, route.copies)
             .await;
-        let Servers::Cluster(cluster) = self.servers() else {
-            return answer;
-        };
-        answer.map_err(|error| {
-            let error = call.script.refusal(error);
-            route.next = cluster.next(route.slot, call, &route.link, &error);
-            error
-        })
+        match (reply, self.servers()) {
+            (Ok(reply), _) => {
+                route.receipt = reply.receipt;
+                Ok((reply.value, reply.epoch))
+            }
+            (Err(error), Servers::Cluster(cluster)) => {
+                let error = call.script.refusal(error);
+                route.next = cluster.next(route.slot, call, &route.link, &error);
+                Err(error)
+            }
+            (Err(error), _) => Err(error),
+        }
     }
 
     /// Sends a request that no ledger records, over the current route of its first key. Follows

@@ -29,14 +29,15 @@ static NOWHERE: LazyLock<Arc<Link>> = LazyLock::new(|| {
 
 /// Returns the options of a client that receives no messages.
 pub(crate) fn dials(url: &str, config: Config, own: Handle) -> ConnectOptions {
-    ConnectOptions::new(
-        Endpoint::from_url(url).unwrap(),
+    ConnectOptions {
+        endpoint: Endpoint::from_url(url).unwrap(),
         config,
-        NAME.into(),
+        name: NAME.into(),
         own,
-        None,
-        Arc::new(|_| {}),
-    )
+        driver: None,
+        sink: Arc::new(|_| {}),
+        epochs: Arc::default(),
+    }
 }
 
 /// The name of its connections.

@@ -35,13 +35,13 @@ use crate::error::{Error, Result, StoreError, StoreErrorKind};
 pub struct Tls {
     /// Empty: the system's CAs.
     authorities: Vec<Vec<u8>>,
-    client: Option<Client>,
+    client: Option<ClientCertificate>,
     server_name: Option<String>,
 }
 
 /// The client certificate and its key, in PEM.
 #[derive(Clone)]
-struct Client {
+struct ClientCertificate {
     chain: Vec<u8>,
     key: Vec<u8>,
 }
@@ -83,7 +83,7 @@ impl Tls {
     ///
     /// Sentinels receive the same certificate.
     pub fn client_cert_pem(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        self.client = Some(Client {
+        self.client = Some(ClientCertificate {
             chain: chain.into(),
             key: key.into(),
         });
@@ -117,7 +117,7 @@ impl Tls {
         };
         let config = match &self.client {
             None => builder.with_no_client_auth(),
-            Some(Client { chain, key }) => {
+            Some(ClientCertificate { chain, key }) => {
                 let chain = certificates(chain, "Tls::client_cert_pem")?;
                 let Ok(key) = PrivateKeyDer::from_pem_slice(key) else {
                     return refuse(

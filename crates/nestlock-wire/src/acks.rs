@@ -101,6 +101,17 @@ pub struct Receipt {
     copies: Copies,
 }
 
+/// The reply to a script.
+#[derive(Debug)]
+pub struct ScriptReply {
+    /// What the script returned.
+    pub value: Value,
+    /// The connection that brought it.
+    pub epoch: Epoch,
+    /// For [`Link::acknowledged`](crate::Link::acknowledged), if copies were asked for.
+    pub receipt: Option<Receipt>,
+}
+
 impl std::fmt::Debug for Receipt {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Receipt")
@@ -126,7 +137,8 @@ impl WaitRequests {
     /// next. Without `sends`, no WAIT is sent: the script has already failed.
     pub(crate) fn behind(
         &self,
-        (epoch, connection): (Epoch, &Connection),
+        epoch: Epoch,
+        connection: &Connection,
         sends: bool,
         copies: Copies,
         limit: Duration,

@@ -44,7 +44,7 @@ pub use crate::error::advice::all_advice;
 #[cfg(feature = "rustls")]
 pub use crate::settings::TlsSettings;
 pub use crate::{
-    acks::{Acks, Copies, Receipt, send_wait},
+    acks::{Acks, Copies, Receipt, ScriptReply, send_wait},
     address::{Address, Server},
     bundle::Bundle,
     connection::{CloseOnDrop, Connection},

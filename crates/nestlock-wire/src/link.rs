@@ -26,7 +26,7 @@ use std::{
 use tokio::{sync::watch, time::sleep};
 
 use crate::{
-    acks::{Copies, Receipt, WaitRequests},
+    acks::{Copies, ScriptReply, WaitRequests},
     address::Address,
     clock,
     connection::Connection,
@@ -38,7 +38,6 @@ use crate::{
     pace::Pace,
     refusal,
     request::Request,
-    resp::Value,
     round_trip::RoundTrip,
     script::Call,
     until::{NOT_SENT, Until},
@@ -368,13 +367,11 @@ impl Link {
         connection.as_ref().map_or(Epoch::NONE, |(epoch, _)| *epoch)
     }
 
-    /// Runs a script, and returns its reply and the epoch of the connection that brought it. If the
-    /// server has forgotten the script, the request is sent again with the text; if its bundle was
+    /// Runs a script, and returns its reply. If the server has forgotten the script, the request is sent again with the text; if its bundle was
     /// refused, it is sent again alone. Any other retry is of a request that was not sent when the
     /// connection ended.
     ///
-    /// `copies`: the copies that its write must have. [`Link::acknowledged`] takes the receipt, and
-    /// waits for them.
+    /// `copies`: the copies that its write must have. [`Link::acknowledged`] waits for them.
     ///
     /// # Cancel safety
     ///
@@ -387,8 +384,8 @@ impl Link {
         call: &Call,
         mut until: Until,
         asking: bool,
-        (copies, receipt): (Option<Copies>, &mut Option<Receipt>),
-    ) -> Result<(Value, Epoch), StoreError> {
+        copies: Option<Copies>,
+    ) -> Result<ScriptReply, StoreError> {
         let (mut epoch, mut connection) = if asking || self.is_up() {
             self.usable()?
         } else {
@@ -408,22 +405,22 @@ impl Link {
                 (false, false) => Request::Source(call, sharded),
             };
             let is_held_up = self.wait_requests.hold_up();
-            let answer = match copies {
-                None => connection.call(request, until).await,
+            let (answer, receipt) = match copies {
+                None => (connection.call(request, until).await, None),
                 Some(copies) => {
-                    let asked =
-                        Box::pin(self.call_and_wait((epoch, &connection), request, until, copies));
-                    let (answer, of_it) = asked.await;
-                    *receipt = Some(of_it);
-                    answer
+                    Box::pin(self.call_and_wait(epoch, &connection, request, until, copies)).await
                 }
             };
             match answer {
                 // it may have granted a lock that no other server knows of
                 Ok(_) if self.is_left() => return Err(self.failed(Failure::Ended)),
-                Ok(answer) => {
+                Ok(value) => {
                     self.round_trip.take(until.asked(), is_held_up);
-                    return Ok((answer, epoch));
+                    return Ok(ScriptReply {
+                        value,
+                        epoch,
+                        receipt,
+                    });
                 }
                 Err(Failure::Refused(error)) if digest && error.starts_with("NOSCRIPT") => {
                     digest = false;

@@ -53,14 +53,20 @@ impl Request<'_> {
     ) -> Option<BundlePart> {
         match self {
             Self::Digest(call, sharded) => {
-                call.encode(texts.verb(call.script.text(*sharded)), number, out);
+                let (text, digest) = call.script.text(*sharded);
+                let (verb, script) = texts.verb(text, digest);
+                call.encode(verb, script, number, out);
             }
-            Self::Together(call) => match texts.verb(call.script.text(false)) {
-                ("EVAL", text) => call.encode(("EVAL", text), number, out),
-                (_, digest) => return call.encode_part(digest, number, out),
-            },
+            Self::Together(call) => {
+                let (text, digest) = call.script.text(false);
+                match texts.verb(text, digest) {
+                    ("EVAL", text) => call.encode("EVAL", text, number, out),
+                    (_, digest) => return call.encode_part(digest, number, out),
+                }
+            }
             Self::Source(call, sharded) => {
-                call.encode(texts.again(call.script.text(*sharded).0), number, out);
+                let (verb, text) = texts.again(call.script.text(*sharded).0);
+                call.encode(verb, text, number, out);
             }
             Self::Asking(call, sharded) => {
                 Self::Words(&["ASKING"]).encode(number, out, texts);
@@ -85,7 +91,7 @@ impl Call {
         out: &mut Vec<u8>,
     ) -> Option<BundlePart> {
         let begin = out.len();
-        self.encode_head(("EVALSHA", digest), out);
+        self.encode_head("EVALSHA", digest, out);
         let key = out.len();
         self.encode_keys(out);
         let args = out.len();
@@ -108,14 +114,14 @@ impl Call {
         })
     }
 
-    fn encode(&self, verb: (&str, &str), number: u64, out: &mut Vec<u8>) {
-        self.encode_head(verb, out);
+    fn encode(&self, verb: &str, script: &str, number: u64, out: &mut Vec<u8>) {
+        self.encode_head(verb, script, out);
         self.encode_keys(out);
         self.encode_args(out);
         resp::write_integer(out, number);
     }
 
-    fn encode_head(&self, (verb, script): (&str, &str), out: &mut Vec<u8>) {
+    fn encode_head(&self, verb: &str, script: &str, out: &mut Vec<u8>) {
         resp::write_head(out, 4 + self.keys.len() + self.args.len());
         resp::write_word(out, verb.as_bytes());
         resp::write_word(out, script.as_bytes());

@@ -21,7 +21,8 @@ impl Texts {
     /// Returns how to run a script: EVAL and its text the first time, then EVALSHA and its digest.
     pub(crate) fn verb(
         &mut self,
-        (text, digest): (&'static str, &'static str),
+        text: &'static str,
+        digest: &'static str,
     ) -> (&'static str, &'static str) {
         if self.knows(text) {
             ("EVALSHA", digest)

@@ -115,8 +115,8 @@ async fn run(
 ) -> Result<Value, StoreError> {
     let call = Call::new(script, [key.into()], args.iter().cloned());
     let until = link.until(clock::Instant::now());
-    let answer = link.eval(&call, until, false, (None, &mut None)).await;
-    answer.map(|(value, _)| value)
+    let answer = link.eval(&call, until, false, None).await;
+    answer.map(|reply| reply.value)
 }
 
 async fn get(link: &Link, key: &str) -> Value {
@@ -406,8 +406,8 @@ async fn what_is_first_polled_too_late_is_not_sent() {
     let server = SpawnedServer::start().unwrap();
     let link = link(&server).await;
     let call = Call::new(&INCR, ["late".into()], []);
-    let (until, mut receipt) = (Until::new(clock::Instant::now(), ms(50)), None);
-    let script = link.eval(&call, until, false, (None, &mut receipt));
+    let until = Until::new(clock::Instant::now(), ms(50));
+    let script = link.eval(&call, until, false, None);
     sleep(ms(60)).await;
     let error = script.await.unwrap_err();
     assert_eq!(
@@ -648,11 +648,7 @@ async fn limits_hold_over_freds_client() {
     server.stop().unwrap();
     let call = Call::new(&ONE, ["key".into()], []);
     let until = Until::new(clock::Instant::now(), ms(100));
-    let script = timeout(
-        20 * SECOND,
-        link.eval(&call, until, false, (None, &mut None)),
-    )
-    .await;
+    let script = timeout(20 * SECOND, link.eval(&call, until, false, None)).await;
     assert_eq!(script.unwrap().unwrap_err().kind(), StoreErrorKind::Timeout);
     let command = link.command(&["PING"], Duration::ZERO);
     assert!(timeout(20 * SECOND, command).await.unwrap().is_err());

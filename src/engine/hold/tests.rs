@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::{
     engine::{
-        holds::Holds,
+        hold::registry::Holds,
         kind::KindInfo,
         lease::{Lease, Millis},
     },
@@ -182,7 +182,7 @@ async fn comes_and_goes(
 ) -> bool {
     loop {
         let hold = holds.get_or_insert(kind, owner);
-        let turn = hold.owner_lock.acquire().await.unwrap();
+        let permit = hold.owner_lock.acquire().await.unwrap();
         if hold.is_left() {
             holds.forget(&hold);
             continue;
@@ -195,7 +195,7 @@ async fn comes_and_goes(
         if leaves {
             holds.retire_names();
             hold.change(|state, effects| state.leave_to_lease(&ticket, Instant::now(), effects));
-            drop(turn);
+            drop(permit);
             moments(3).await;
             holds.forget(&hold);
             moments(3).await;
@@ -208,7 +208,7 @@ async fn comes_and_goes(
             hold.change(|state, effects| {
                 state.released(&request, Released::Free, Epoch::FIRST, effects)
             });
-            drop(turn);
+            drop(permit);
         }
         drop(ticket);
         holds.reap(&hold);

@@ -27,7 +27,7 @@ use super::{
 };
 
 use crate::{
-    engine::{core::Core, turn::Granted},
+    engine::{core::Core, hold::granted::Granted},
     error::StoreErrorKind,
 };
 

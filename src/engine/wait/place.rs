@@ -8,7 +8,10 @@
 
 use std::sync::Arc;
 
-use crate::engine::{core::Core, hold::Hold, turn::LastLook};
+use crate::engine::{
+    core::Core,
+    hold::{Hold, granted::LastLook},
+};
 
 /// A place in the lock's queue, kept for one waiter. When a hold's last entry is dropped, the
 /// client leaves the queue on the server.

@@ -22,7 +22,10 @@ use nestlock_wire::clock::Instant;
 use super::relay::Relay;
 
 use crate::{
-    engine::{hold::Entered, kind::Kind, turn::Granted},
+    engine::{
+        hold::{Entered, granted::Granted},
+        kind::Kind,
+    },
     meter::Source,
     sync::{
         Mutex, MutexGuard, Semaphore,

@@ -1,5 +1,5 @@
 //! The slot through which a hold passes from its holder to a waiter of the same wait queue: see
-//! [`HoldState::hand_off`](crate::engine::state::HoldState::hand_off).
+//! [`HoldState::hand_off`](crate::engine::hold::state::HoldState::hand_off).
 //!
 //! Hand-offs have permits of their own, for the waiters that can take them. A waiter that is
 //! dropped passes its permit on; the last one releases the hold in the slot. A future that is no
@@ -13,7 +13,7 @@ use std::sync::{Arc, PoisonError};
 use nestlock_wire::clock::Instant;
 
 use crate::{
-    engine::{hand_off::HAND_OFF_WINDOW, hold::Entered},
+    engine::hold::{Entered, hand_off::HAND_OFF_WINDOW},
     sync::{Mutex, MutexGuard, Semaphore},
 };
 

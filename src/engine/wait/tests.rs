@@ -24,11 +24,10 @@ use super::{
 
 use crate::{
     engine::{
-        attempt::Acquire,
+        acquire::options::Acquire,
         begin::Beginning,
         core::Core,
-        hold::{Entered, Hold},
-        holds::Holds,
+        hold::{Entered, Hold, registry::Holds},
         janitor,
         jobs::Janitor,
         kind::Kind,

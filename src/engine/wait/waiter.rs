@@ -23,11 +23,9 @@ use super::{
 use crate::{
     engine::{
         core::Core,
-        generation::Ticket,
-        hold::{Entered, Hold},
+        hold::{Entered, Hold, generation::Ticket, state::HoldRequest},
         kind::{Kind, Wake},
         lease::Lease,
-        state::HoldRequest,
     },
     meter::Source,
     owner::OwnerId,

@@ -124,11 +124,11 @@ pub async fn fred_client(
 /// Connects a client. fred's `init` leaves the task that has the connection behind if it is dropped
 /// midway; this does not.
 pub(super) async fn start(client: &Client) -> Result<ConnectHandle, FredError> {
-    struct EndOnDrop {
+    struct AbortOnDrop {
         router: AbortHandle,
         is_connected: bool,
     }
-    impl Drop for EndOnDrop {
+    impl Drop for AbortOnDrop {
         fn drop(&mut self) {
             if !self.is_connected {
                 self.router.abort();
@@ -139,7 +139,7 @@ pub(super) async fn start(client: &Client) -> Result<ConnectHandle, FredError> {
     let mut connected = pin!(client.wait_for_connect());
     let at_once = connected.as_mut().now_or_never();
     let router = client.connect();
-    let mut ends = EndOnDrop {
+    let mut abort = AbortOnDrop {
         router: router.abort_handle(),
         is_connected: false,
     };
@@ -147,7 +147,7 @@ pub(super) async fn start(client: &Client) -> Result<ConnectHandle, FredError> {
         Some(connected) => connected?,
         None => connected.await?,
     }
-    ends.is_connected = true;
+    abort.is_connected = true;
     Ok(router)
 }
 

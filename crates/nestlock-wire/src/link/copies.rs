@@ -25,21 +25,23 @@ impl Link {
     /// Sends a script, and a WAIT right behind it unless one is in flight.
     pub(crate) async fn call_and_wait(
         &self,
-        (epoch, connection): (Epoch, &Connection),
+        epoch: Epoch,
+        connection: &Connection,
         request: Request<'_>,
         until: Until,
         copies: Copies,
-    ) -> (Result<Value, Failure>, Receipt) {
+    ) -> (Result<Value, Failure>, Option<Receipt>) {
         let mut asked = pin!(connection.call(request, until));
         let at_once = poll!(asked.as_mut());
         let (receipt, mut along) = self.wait_requests.behind(
-            (epoch, connection),
+            epoch,
+            connection,
             at_once.is_pending(),
             copies,
             self.limit(),
         );
         if let Poll::Ready(answer) = at_once {
-            return (answer, receipt);
+            return (answer, Some(receipt));
         }
         let answer = future::poll_fn(|cx| {
             // the WAIT is queued, and written only if it is polled
@@ -51,7 +53,7 @@ impl Link {
             }
             asked.as_mut().poll(cx)
         });
-        (answer.await, receipt)
+        (answer.await, Some(receipt))
     }
 
     /// Waits until enough replicas have what a script wrote, or the time for that is over. Returns

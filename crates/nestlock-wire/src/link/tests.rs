@@ -65,7 +65,7 @@ fn what_is_asked_again_has_one_command_timeout() {
                     &call(&large),
                     link.until(clock::Instant::now()),
                     false,
-                    (None, &mut None)
+                    None
                 ))
                 .await
                 .is_none()
@@ -74,14 +74,9 @@ fn what_is_asked_again_has_one_command_timeout() {
         let (asked, victim) = (Instant::now(), call("victim"));
         let told = async {
             (
-                link.eval(
-                    &victim,
-                    link.until(clock::Instant::now()),
-                    false,
-                    (None, &mut None),
-                )
-                .await
-                .unwrap_err(),
+                link.eval(&victim, link.until(clock::Instant::now()), false, None)
+                    .await
+                    .unwrap_err(),
                 asked.elapsed(),
             )
         };

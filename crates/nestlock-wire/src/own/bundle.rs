@@ -93,7 +93,8 @@ impl Out {
         let Some(bundle) = self.waiting[at].part.as_ref().map(|part| part.bundle) else {
             return;
         };
-        let (verb, script) = self.texts.verb(bundle.text());
+        let (text, digest) = bundle.text();
+        let (verb, script) = self.texts.verb(text, digest);
         let begin = self.buf.len();
         resp::write_head(&mut self.buf, 4 + many * 5);
         resp::write_word(&mut self.buf, verb.as_bytes());

@@ -9,6 +9,20 @@
 //! A future that is no longer polled may keep the owner lock. So waiting for it is bounded, and
 //! fails with `Store(Overloaded)`; the watchdog orphans the hold (decision 7).
 
+pub(crate) mod generation;
+pub(super) mod watches;
+
+pub(super) mod due;
+pub(super) mod refusal;
+pub(super) mod state;
+
+pub(super) mod granted;
+pub(super) mod hand_off;
+mod holding;
+mod transitions;
+
+pub(super) mod registry;
+
 use std::{
     fmt,
     sync::{Arc, PoisonError},
@@ -17,16 +31,19 @@ use std::{
 use nestlock_wire::{Epoch, clock::Instant};
 use tokio::sync::Semaphore;
 
-use super::{
+use self::{
     due::{DueQueue, QueueSlot, Queued},
-    failure::{NOT_CONFIRMED, no_reply, store_error},
     generation::{Generation, GenerationEnd, Grant, Ticket},
-    kind::Kind,
-    lease::{Lease, RenewalReply},
     state::{
         AcquireMode, AcquirePlan, Due, Effects, HoldRequest, HoldState, Ownership, Residue,
         SiblingState,
     },
+};
+
+use super::{
+    failure::{NOT_CONFIRMED, no_reply, store_error},
+    kind::Kind,
+    lease::{Lease, RenewalReply},
 };
 
 use crate::{

@@ -9,14 +9,16 @@ use super::super::server::{Answer, OVERDUE, Sent, TTL, Verb};
 
 use crate::{
     engine::{
-        generation::{Generation, GenerationEnd, Ticket},
+        hold::{
+            generation::{Generation, GenerationEnd, Ticket},
+            refusal::Refusal,
+            state::{
+                Abandoned, AcquireMode, AcquirePlan, Due, DueRenewal, Effects, HoldRequest,
+                HoldState, Ownership, Residue, ServerSide, SiblingState,
+            },
+        },
         kind::KindInfo,
         lease::{Lease, Millis},
-        refusal::Refusal,
-        state::{
-            Abandoned, AcquireMode, AcquirePlan, Due, DueRenewal, Effects, HoldRequest, HoldState,
-            Ownership, Residue, ServerSide, SiblingState,
-        },
     },
     error::LossReason,
     owner::OwnerId,

@@ -8,10 +8,12 @@ use self::server::{Answer, OVERDUE, Sent, Server, TTL, Verb};
 use super::*;
 use crate::{
     engine::{
-        generation::Ticket,
+        hold::{
+            generation::Ticket,
+            state::{Due, DueRenewal, Residue},
+        },
         kind::KindInfo,
         lease::{Lease, Millis, RenewalReply},
-        state::{Due, DueRenewal, Residue},
     },
     owner::{ClientId, OwnerId},
     store::tests::scripts::GRAIN,

@@ -80,7 +80,7 @@ impl Server {
                     lease_ms: Millis::of(TTL).get(),
                     holds,
                     waits: false,
-                    turn: None,
+                    wait_id: None,
                 };
                 match scripts::acquire(record, &LOCK.acquire(terms)) {
                     Acquired::Yes { token: None } => Answer::Held,

@@ -18,6 +18,8 @@
 //!
 //! `LockGuard::lost` does not rely on this: it has its own timer at the deadline.
 
+mod pending;
+
 use std::{
     collections::{HashMap, HashSet},
     pin::Pin,
@@ -31,14 +33,17 @@ use nestlock_wire::{
     log,
 };
 
+use self::pending::{Group, Pending};
+
 use super::{
     core::{Core, LOCKS_AT_ONCE},
-    due::POLL,
-    hold::Hold,
+    hold::{
+        Hold,
+        due::POLL,
+        state::{Due, DueRenewal},
+    },
     kind::Kind,
     lease::{Keep, RenewalReply},
-    pending::{Group, Pending},
-    state::{Due, DueRenewal},
 };
 
 use crate::{
@@ -47,6 +52,7 @@ use crate::{
     owner::OwnerId,
     store::Renewed,
 };
+
 use futures_util::{
     future::join_all,
     stream::{FuturesUnordered, StreamExt},

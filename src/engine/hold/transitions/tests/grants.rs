@@ -3,10 +3,12 @@
 use super::{Guard, TTL, World};
 use crate::{
     engine::{
-        generation::{First, Grant},
+        hold::{
+            generation::{First, Grant},
+            state::{AcquireMode, AcquirePlan, Effects, SiblingState},
+        },
         kind::KindInfo,
         lease::{Lease, Millis},
-        state::{AcquireMode, AcquirePlan, Effects, SiblingState},
     },
     store::tests::scripts::Record,
 };

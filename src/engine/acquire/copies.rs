@@ -7,14 +7,16 @@ use std::{
 
 use nestlock_wire::{Acks, Copies, clock::Instant};
 
-use super::{
-    attempt::{Acquire, Attempt},
-    failure::{NO_RECEIPT, no_reply, not_replicated},
-    hold::Hold,
-    state::HoldRequest,
-};
+use super::{attempt::Attempt, options::Acquire};
 
-use crate::{error::Result, store::Route};
+use crate::{
+    engine::{
+        failure::{NO_RECEIPT, no_reply, not_replicated},
+        hold::{Hold, state::HoldRequest},
+    },
+    error::Result,
+    store::Route,
+};
 
 /// How many replicas have the record, if that is known. `Err`: the attempt ends with this outcome.
 type HasCopies<'a, 'b> =
@@ -23,7 +25,7 @@ type HasCopies<'a, 'b> =
 impl<'a> Acquire<'a> {
     /// Returns the copies to wait for. An inner hold moves the deadline of the outer one, which may
     /// need more replicas.
-    pub(super) fn copies_for_outer(&self, hold: &Hold, request: &HoldRequest) -> Option<Copies> {
+    pub(crate) fn copies_for_outer(&self, hold: &Hold, request: &HoldRequest) -> Option<Copies> {
         let outer = (request.count > 1).then(|| hold.generation()).flatten();
         let of_outer = outer.map_or(0, |outer| outer.ledger().replicas);
         self.core.config.copies(self.replicas().max(of_outer))
@@ -31,7 +33,7 @@ impl<'a> Acquire<'a> {
 
     /// Waits until enough copies of the record exist, and undoes the acquire if they do not.
     /// Returns how many replicas have it, if that is known. Boxed, as it is rare.
-    pub(super) fn copied<'b>(
+    pub(crate) fn copied<'b>(
         &'b self,
         hold: &'b Arc<Hold>,
         route: &'b Route,

@@ -1,14 +1,14 @@
 //! Reasons for which the client refuses an acquire without sending it.
 
-use super::failure::no_reply;
 use crate::{
+    engine::failure::no_reply,
     error::{Error, LossReason},
     owner::OwnerId,
 };
 
 /// Why an acquire is not sent.
 #[derive(Debug)]
-pub(super) enum Refusal {
+pub(crate) enum Refusal {
     /// A guard of a lost hold is still alive.
     Lost(OwnerId, LossReason),
     NotReentrant(OwnerId),
@@ -26,7 +26,7 @@ pub(super) enum Refusal {
 
 impl Refusal {
     /// Returns the error that the caller gets.
-    pub(super) fn into_error(self, lock: &str) -> Error {
+    pub(crate) fn into_error(self, lock: &str) -> Error {
         let lock = lock.to_owned();
         match self {
             Self::Lost(owner, reason) => Error::Lost {

@@ -3,10 +3,12 @@
 use super::*;
 use crate::{
     engine::{
-        generation::Confirmed,
+        hold::{
+            generation::Confirmed,
+            refusal::Refusal,
+            state::{AcquireMode, AcquirePlan, HoldRequest, SiblingState},
+        },
         kind::{Adopts, KindInfo},
-        refusal::Refusal,
-        state::{AcquireMode, AcquirePlan, HoldRequest, SiblingState},
     },
     owner::{ClientId, OwnerId},
     store::Released,

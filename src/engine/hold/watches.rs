@@ -4,23 +4,23 @@ use std::{num::NonZeroU32, slice};
 
 use nestlock_wire::clock::Instant;
 
-use super::lease::{Keep, Millis};
+use crate::engine::lease::{Keep, Millis};
 
-/// How the watchdog renews one hold: see [`Lease::Watched`](super::lease::Lease::Watched).
+/// How the watchdog renews one hold: see [`Lease::Watched`](crate::engine::lease::Lease::Watched).
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
-pub(super) struct Watched {
+pub(crate) struct Watched {
     /// The ticket of the hold.
-    pub(super) ticket: NonZeroU32,
-    pub(super) ttl: Millis,
+    pub(crate) ticket: NonZeroU32,
+    pub(crate) ttl: Millis,
     /// The hold is not renewed beyond this instant. `None`: no limit.
-    pub(super) until: Option<Instant>,
+    pub(crate) until: Option<Instant>,
 }
 
 impl Watched {
     /// Returns what a renewal sent at `now` requests for this hold, and until when that lasts.
     /// Returns `None` if its time is over.
-    pub(super) fn keep(&self, now: Instant) -> Option<(Instant, Keep)> {
+    pub(crate) fn keep(&self, now: Instant) -> Option<(Instant, Keep)> {
         let ttl = self.ttl.duration();
         match self.until {
             Some(until) if until <= now => None,
@@ -36,14 +36,14 @@ impl Watched {
 /// may hold many locks.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
-pub(super) enum Watches {
+pub(crate) enum Watches {
     None,
     One(Watched),
     Many(Vec<Watched>),
 }
 
 impl Watches {
-    pub(super) fn iter(&self) -> slice::Iter<'_, Watched> {
+    pub(crate) fn iter(&self) -> slice::Iter<'_, Watched> {
         match self {
             Self::None => [].iter(),
             Self::One(watched) => slice::from_ref(watched).iter(),
@@ -51,7 +51,7 @@ impl Watches {
         }
     }
 
-    pub(super) fn push(&mut self, watched: Watched) {
+    pub(crate) fn push(&mut self, watched: Watched) {
         *self = match std::mem::replace(self, Self::None) {
             Self::None => Self::One(watched),
             Self::One(first) => Self::Many(vec![first, watched]),
@@ -62,7 +62,7 @@ impl Watches {
         };
     }
 
-    pub(super) fn remove(&mut self, at: usize) {
+    pub(crate) fn remove(&mut self, at: usize) {
         match self {
             Self::Many(many) => _ = many.remove(at),
             Self::None | Self::One(_) => *self = Self::None,

@@ -3,7 +3,10 @@
 use nestlock_wire::clock::Instant;
 
 use crate::{
-    engine::{generation::Grant, lease::RenewalReply, state::HoldState},
+    engine::{
+        hold::{generation::Grant, state::HoldState},
+        lease::RenewalReply,
+    },
     error::StoreErrorKind,
     store::Renewed,
 };

@@ -12,14 +12,22 @@
 //! then is also the check after subscribing. Otherwise the first busy reply subscribes, and one
 //! more attempt follows when the subscription is confirmed.
 
+pub(super) mod attempt;
+mod copies;
+pub(super) mod enter;
+pub(crate) mod options;
+
 use std::{future::Future, pin::Pin, time::Duration};
 
 use nestlock_wire::clock::{Instant, millis};
 use tokio::sync::OwnedSemaphorePermit;
 
+use self::{
+    attempt::{Attempt, Busy},
+    options::Acquire,
+};
+
 use super::{
-    attempt::{Acquire, Attempt, Busy},
-    core::REPLY_GRACE,
     failure::{NO_REPLY, no_reply, store_error},
     hold::Entered,
     kind::Wake,
@@ -271,54 +279,6 @@ impl<'a> Acquire<'a> {
                 None
             }
             Wake::Poll(backoff) => Some(self.back_off(backoff.pause(attempts), ttl)),
-        }
-    }
-
-    /// Returns when an attempt is given up. A waiter gets a short grace after its deadline; an
-    /// attempt that does not wait gets the time that one request may take. Without a deadline, only
-    /// a long outage ends it.
-    pub(super) fn attempt_deadline(&self, outage: Option<Instant>) -> Option<Instant> {
-        match self.deadline {
-            Some(_) if !self.waits => {
-                Some(self.started + self.core.config.command_timeout() + REPLY_GRACE)
-            }
-            Some(deadline) => Some(deadline + self.core.grace()),
-            None => outage,
-        }
-    }
-
-    /// Extends `deadline` if something of this owner had to be settled first, such as the release
-    /// of a dropped guard: the request that is sent at `asked` still gets a round trip.
-    pub(super) fn after_what_came_first(
-        &self,
-        deadline: Option<Instant>,
-        asked: Instant,
-    ) -> Option<Instant> {
-        let longer = self
-            .deadline
-            .map(|_| asked + REPLY_GRACE + self.core.grace());
-        deadline.max(longer)
-    }
-
-    /// Runs a step of an attempt. Returns `None` if it was given up at `deadline`, which counts as
-    /// a cancellation.
-    ///
-    /// Sets no timer if the command timeout ends the request earlier. Takes the step by reference:
-    /// by value, the future would store it once for each branch.
-    pub(super) async fn in_time<F: Future>(
-        &self,
-        deadline: Option<Instant>,
-        step: Pin<&mut F>,
-    ) -> Option<F::Output> {
-        match deadline {
-            Some(deadline) if deadline < Instant::now() + self.core.config.command_timeout() => {
-                tokio::select! {
-                    biased;
-                    output = step => Some(output),
-                    () = self.core.sleep_until(deadline) => None,
-                }
-            }
-            _ => Some(step.await),
         }
     }
 

@@ -24,52 +24,57 @@ use nestlock_wire::{Epoch, clock::Instant};
 
 use super::{
     generation::{Generation, GenerationEnd, Ledger},
-    kind::{Adopts, KindInfo},
-    lease::Keep,
     refusal::Refusal,
 };
 
-use crate::{error::LossReason, owner::OwnerId};
+use crate::{
+    engine::{
+        kind::{Adopts, KindInfo},
+        lease::Keep,
+    },
+    error::LossReason,
+    owner::OwnerId,
+};
 
 /// What the client knows about one owner and one lock.
 #[derive(Debug)]
-pub(super) struct HoldState {
-    pub(super) ownership: Ownership,
+pub(crate) struct HoldState {
+    pub(crate) ownership: Ownership,
     /// The owner as the server knows it.
-    pub(super) owner: OwnerId,
+    pub(crate) owner: OwnerId,
     /// All that is held was left to its lease, so the owner is no longer inside it: it continues
     /// with another hold, under another name.
-    pub(super) is_left: bool,
+    pub(crate) is_left: bool,
     /// Acquires of this owner that are waiting in the lock's wait queue.
-    pub(super) waiters: u32,
+    pub(crate) waiters: u32,
     /// A hold of the sibling kind may exist under the name of this hold: it was left to its lease,
     /// or a late request may still acquire it. So this client nests no new one in this hold.
-    pub(super) sibling_in_doubt: bool,
-    pub(super) server: ServerSide,
+    pub(crate) sibling_in_doubt: bool,
+    pub(crate) server: ServerSide,
     /// The record must be checked as soon as an acquire that is in flight is granted.
-    pub(super) to_be_checked: bool,
+    pub(crate) to_be_checked: bool,
     /// The name to which the hold may have been moved, while that is in doubt.
-    pub(super) moves_to: Option<Box<OwnerId>>,
+    pub(crate) moves_to: Option<Box<OwnerId>>,
     /// An earlier request under this name that may still be executed: a later request got its reply
     /// over another connection.
-    pub(super) late_request: Option<LateRequest>,
+    pub(crate) late_request: Option<LateRequest>,
     /// When the last request was sent.
-    pub(super) last_sent: Instant,
+    pub(crate) last_sent: Instant,
     /// Until when a record may live that this owner requested by an acquire, an extension or a
     /// move.
-    pub(super) ends: Instant,
+    pub(crate) ends: Instant,
     /// The generation that is held; or that was given up, until the server agrees; or that was
     /// lost, while a guard of it is alive.
-    pub(super) current: Option<Arc<Generation>>,
+    pub(crate) current: Option<Arc<Generation>>,
 }
 
 /// A request that may still be executed although a later one has its reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct LateRequest {
+pub(crate) struct LateRequest {
     /// The connection that carried it.
-    pub(super) epoch: Epoch,
+    pub(crate) epoch: Epoch,
     /// Until when it is expected: a record that it might create has ended by then.
-    pub(super) until: Instant,
+    pub(crate) until: Instant,
 }
 
 /// Whether a hold is this client's to manage.
@@ -84,7 +89,7 @@ pub(crate) enum Ownership {
 
 /// What the server records for this owner, as far as the client knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ServerSide {
+pub(crate) enum ServerSide {
     /// This hold count.
     Holds(u32),
     /// The owner is in the wait queue and holds nothing.
@@ -106,8 +111,8 @@ pub(crate) struct HoldRequest {
     /// The hold count that it leads to.
     pub(crate) count: u32,
     /// What the server records until it is executed.
-    pub(super) before: ServerSide,
-    pub(super) is_release: bool,
+    pub(crate) before: ServerSide,
+    pub(crate) is_release: bool,
 }
 
 impl HoldRequest {
@@ -140,25 +145,25 @@ pub(crate) struct AcquireMode<'a> {
 #[derive(Debug)]
 pub(crate) struct SiblingState<'a> {
     /// The owner without a suffix. New names derive from this one.
-    pub(super) caller: &'a OwnerId,
+    pub(crate) caller: &'a OwnerId,
     /// The same owner's hold of the sibling kind.
-    pub(super) sibling: Option<HeldSibling>,
+    pub(crate) sibling: Option<HeldSibling>,
     /// The name and the loss of the same owner's hold of the sibling kind, while a guard of it is
     /// alive.
-    pub(super) lost_sibling: Option<(OwnerId, LossReason)>,
+    pub(crate) lost_sibling: Option<(OwnerId, LossReason)>,
     /// The suffix for a new name. Late requests may still use earlier ones.
-    pub(super) suffix: u64,
+    pub(crate) suffix: u64,
     /// The owner is a value that late requests may still use. A value has no other name.
-    pub(super) value_in_doubt: bool,
+    pub(crate) value_in_doubt: bool,
 }
 
 /// The other half of a read-write lock, held by the same owner.
 #[derive(Debug)]
-pub(super) struct HeldSibling {
+pub(crate) struct HeldSibling {
     /// The owner as the server knows it there.
-    pub(super) owner: OwnerId,
+    pub(crate) owner: OwnerId,
     /// Why this hold excludes another one of its sibling kind. `None` if it does not.
-    pub(super) refusal: Option<Refusal>,
+    pub(crate) refusal: Option<Refusal>,
 }
 
 /// The next step of an acquire.
@@ -174,23 +179,23 @@ pub(crate) enum AcquirePlan {
 /// Side effects of a transition, to run after the state is unlocked: wakers and subscribers are
 /// user code.
 #[derive(Debug, Default)]
-pub(super) struct Effects {
+pub(crate) struct Effects {
     /// The generation that ended: notify its guards.
-    pub(super) ended: Option<Arc<Generation>>,
+    pub(crate) ended: Option<Arc<Generation>>,
     /// The reason and the number of holds, if it was lost while a guard was alive.
-    pub(super) lost: Option<(LossReason, u32)>,
+    pub(crate) lost: Option<(LossReason, u32)>,
 }
 
 /// The outcome of a release that has its reply.
 #[derive(Debug)]
-pub(super) struct Answered {
+pub(crate) struct Answered {
     /// Whether the server recorded this owner, or may have.
-    pub(super) held: bool,
+    pub(crate) held: bool,
     /// A name that is no longer used.
-    pub(super) abandoned: Option<Abandoned>,
+    pub(crate) abandoned: Option<Abandoned>,
     /// The name to which the hold may have been moved, if no caller has received it. No later
     /// request moves a hold there.
-    pub(super) untold: Option<Abandoned>,
+    pub(crate) untold: Option<Abandoned>,
 }
 
 /// A name that is no longer used, but that late requests may still act under.
@@ -242,17 +247,17 @@ pub(crate) struct DueRenewal {
 }
 
 /// How early a stuck request may be reported, so that many are reported together.
-pub(super) const STUCK_SLACK: Duration = Duration::from_millis(256);
+pub(crate) const STUCK_SLACK: Duration = Duration::from_millis(256);
 
 /// Returns how early a hold may be renewed: a tenth of its period, for fewer and fuller batches.
-pub(super) fn slack(ledger: &Ledger) -> Duration {
+pub(crate) fn slack(ledger: &Ledger) -> Duration {
     ledger.period().map_or(Duration::ZERO, |period| period / 10)
 }
 
 // --- queries ---
 
 impl HoldState {
-    pub(super) fn new(owner: OwnerId, now: Instant) -> Self {
+    pub(crate) fn new(owner: OwnerId, now: Instant) -> Self {
         Self {
             ownership: Ownership::Ours,
             owner,
@@ -270,14 +275,14 @@ impl HoldState {
     }
 
     /// Returns the generation that is held, with its ledger locked.
-    pub(super) fn held(&self) -> Option<(&Arc<Generation>, MutexGuard<'_, Ledger>)> {
+    pub(crate) fn held(&self) -> Option<(&Arc<Generation>, MutexGuard<'_, Ledger>)> {
         let generation = self.current.as_ref()?;
         let ledger = generation.ledger();
         ledger.is_held().then_some((generation, ledger))
     }
 
     /// Returns the hold count that the server should record for this owner.
-    pub(super) fn wanted(&self) -> u32 {
+    pub(crate) fn wanted(&self) -> u32 {
         self.held().map_or(0, |(_, ledger)| ledger.count)
     }
 
@@ -290,7 +295,7 @@ impl HoldState {
     }
 
     /// Returns the owner and the loss of a generation while a guard of it is alive.
-    pub(super) fn lost_inside(&self, now: Instant) -> Option<(OwnerId, LossReason)> {
+    pub(crate) fn lost_inside(&self, now: Instant) -> Option<(OwnerId, LossReason)> {
         let generation = self.current.as_ref()?;
         let ledger = generation.ledger();
         let reason = match ledger.end {
@@ -302,29 +307,29 @@ impl HoldState {
     }
 
     /// Returns whether a guard holds it and its lease has not ended.
-    pub(super) fn is_valid(&self, now: Instant) -> bool {
+    pub(crate) fn is_valid(&self, now: Instant) -> bool {
         self.held()
             .is_some_and(|(_, ledger)| ledger.guards > 0 && ledger.deadline > now)
     }
 
     /// Returns whether it was left to a lease that has not ended.
-    pub(super) fn is_left_to_lease(&self) -> bool {
+    pub(crate) fn is_left_to_lease(&self) -> bool {
         self.is_left && self.held().is_some()
     }
 
     /// Returns whether this is the current generation, which may have ended.
-    pub(super) fn is_current(&self, generation: &Arc<Generation>) -> bool {
+    pub(crate) fn is_current(&self, generation: &Arc<Generation>) -> bool {
         self.current
             .as_ref()
             .is_some_and(|current| Arc::ptr_eq(current, generation))
     }
 
-    pub(super) fn is_in_doubt(&self) -> bool {
+    pub(crate) fn is_in_doubt(&self) -> bool {
         matches!(self.server, ServerSide::InDoubt { .. })
     }
 
     /// Returns whether the server records what the client wants.
-    pub(super) fn agrees(&self) -> bool {
+    pub(crate) fn agrees(&self) -> bool {
         match self.server {
             // Another party may have extended the record: do not release it.
             _ if self.is_left && self.held().is_none() => true,
@@ -338,7 +343,7 @@ impl HoldState {
 
     /// Returns the epoch of the requests that may still be executed, where `before` is the server's
     /// side. Returns `None` if there are none.
-    pub(super) fn doubts(&self, before: ServerSide) -> Option<Epoch> {
+    pub(crate) fn doubts(&self, before: ServerSide) -> Option<Epoch> {
         match before {
             ServerSide::InDoubt { epoch, .. } => Some(
                 self.late_request
@@ -350,7 +355,7 @@ impl HoldState {
 
     /// Returns whether only the acquire of a first hold is in doubt. A retry under the same name is
     /// then idempotent.
-    pub(super) fn may_retry(&self) -> bool {
+    pub(crate) fn may_retry(&self) -> bool {
         matches!(
             self.server,
             ServerSide::InDoubt {
@@ -361,7 +366,7 @@ impl HoldState {
     }
 
     /// Returns what a call on this hold leaves behind.
-    pub(super) fn residue(&self) -> Residue {
+    pub(crate) fn residue(&self) -> Residue {
         match self.ownership {
             // Leave the release to the guards: settling now would cut the lease short.
             Ownership::Ours if self.is_expired() && !self.is_in_doubt() => Residue::Held,
@@ -377,7 +382,7 @@ impl HoldState {
     }
 
     /// Returns until when the record may live, as far as the client knows.
-    pub(super) fn record_ends(&self) -> Instant {
+    pub(crate) fn record_ends(&self) -> Instant {
         // Take the later one: `ends` includes the drift allowance, but renewals move only the
         // deadline.
         self.current.as_ref().map_or(self.ends, |generation| {
@@ -387,7 +392,7 @@ impl HoldState {
 
     /// Returns when the watchdog must poll the hold, and how much earlier it may. Returns `None` if
     /// it need not. `overdue`: the longest time that a request can be in flight.
-    pub(super) fn next_poll(&self, overdue: Duration) -> Option<(Instant, Duration)> {
+    pub(crate) fn next_poll(&self, overdue: Duration) -> Option<(Instant, Duration)> {
         let in_doubt = self.may_be_stuck();
         let stuck = in_doubt.then(|| (self.last_sent + overdue, STUCK_SLACK));
         let Some((_, ledger)) = self.held() else {
@@ -413,7 +418,7 @@ impl HoldState {
 impl HoldState {
     /// Drops a generation that has ended and is no longer needed: a loss is kept until its last
     /// guard is gone, any other end until the server agrees. Part of every change.
-    pub(super) fn forget_ended(&mut self) {
+    pub(crate) fn forget_ended(&mut self) {
         let over = self.current.as_ref().is_some_and(|generation| {
             let ledger = generation.ledger();
             match ledger.end {
@@ -433,7 +438,7 @@ impl HoldState {
 
     /// Treats the last request as sent just now, so that it does not count as stuck: if a waiter is
     /// in the wait queue, or if the janitor settles what was left. Returns whether that is so.
-    pub(super) fn bear(&mut self, now: Instant) -> bool {
+    pub(crate) fn bear(&mut self, now: Instant) -> bool {
         let bears = self.waiters > 0 || self.is_left;
         if bears {
             self.last_sent = now;
@@ -442,7 +447,7 @@ impl HoldState {
     }
 
     /// Marks the server's side as in doubt, by a request over the connection `epoch`.
-    pub(super) fn doubt(&mut self, epoch: Epoch, outermost: bool, now: Instant) {
+    pub(crate) fn doubt(&mut self, epoch: Epoch, outermost: bool, now: Instant) {
         let (epoch, before) = match self.server {
             ServerSide::InDoubt {
                 epoch: doubt,
@@ -460,7 +465,7 @@ impl HoldState {
     /// Records that a request has its reply, over the connection `epoch`. If earlier requests are
     /// in doubt that another connection carried, the reply does not prove that they are over: they
     /// count as late.
-    pub(super) fn overtake(&mut self, before: ServerSide, epoch: Epoch) {
+    pub(crate) fn overtake(&mut self, before: ServerSide, epoch: Epoch) {
         let overtaken =
             matches!(before, ServerSide::InDoubt { epoch: doubt, .. } if doubt != epoch);
         let until = self
@@ -474,7 +479,7 @@ impl HoldState {
     }
 
     /// Abandons the name to requests that may still be executed, and assumes an empty record.
-    pub(super) fn abandon(&mut self, epoch: Epoch) -> Abandoned {
+    pub(crate) fn abandon(&mut self, epoch: Epoch) -> Abandoned {
         self.server = ServerSide::Holds(0);
         self.late_request = None;
         Abandoned {
@@ -486,7 +491,7 @@ impl HoldState {
     }
 
     /// Marks the generation that is held as lost, if there is one.
-    pub(super) fn lose(&mut self, reason: LossReason, effects: &mut Effects) {
+    pub(crate) fn lose(&mut self, reason: LossReason, effects: &mut Effects) {
         let Some((generation, mut ledger)) = self.held() else {
             return;
         };
@@ -510,12 +515,12 @@ impl HoldState {
 
     /// Returns whether a request has been in flight for longer than is possible if its future is
     /// polled.
-    pub(super) fn is_stuck(&self, now: Instant, overdue: Duration) -> bool {
+    pub(crate) fn is_stuck(&self, now: Instant, overdue: Duration) -> bool {
         self.may_be_stuck() && self.last_sent + overdue <= now + STUCK_SLACK
     }
 
     /// Marks the generation as lost if its lease has ended. Returns whether it had.
-    pub(super) fn lose_if_over(&mut self, now: Instant, effects: &mut Effects) -> bool {
+    pub(crate) fn lose_if_over(&mut self, now: Instant, effects: &mut Effects) -> bool {
         let over = self
             .held()
             .is_some_and(|(_, ledger)| ledger.deadline <= now);

@@ -16,15 +16,17 @@ use nestlock_wire::{Epoch, clock::Instant};
 
 use super::{
     generation::{First, Grant, Ticket},
-    lease::{Lease, Millis},
     state::{Effects, HoldRequest, HoldState, ServerSide},
 };
 
-use crate::store::Score;
+use crate::{
+    engine::lease::{Lease, Millis},
+    store::Score,
+};
 
 /// The message that the lock was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Granted {
+pub(crate) struct Granted {
     score: Score,
     /// The TTL of the record at that time.
     ttl: Millis,
@@ -32,7 +34,7 @@ pub(super) struct Granted {
 
 impl Granted {
     /// Parses a message. Returns `None` if it does not grant the lock.
-    pub(super) fn parse(message: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(message: &[u8]) -> Option<Self> {
         let (place, ttl) = std::str::from_utf8(message).ok()?.split_once(' ')?;
         let ttl = ttl.parse().ok().filter(|ttl| *ttl > 0)?;
         Some(Self {
@@ -45,10 +47,10 @@ impl Granted {
 /// A waiter's place in the queue, as of its last poll.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LastLook {
-    pub(super) place: Score,
+    pub(crate) place: Score,
     /// When that poll was sent, and over which connection.
-    pub(super) sent: Instant,
-    pub(super) epoch: Epoch,
+    pub(crate) sent: Instant,
+    pub(crate) epoch: Epoch,
 }
 
 impl LastLook {
@@ -56,7 +58,7 @@ impl LastLook {
     /// about another place, if its TTL is longer than the lease, if the link has a new connection
     /// since the poll, or if less than `renewal` is left: the time of a renewal that fails and is
     /// retried.
-    pub(super) fn grant(
+    pub(crate) fn grant(
         self,
         granted: Granted,
         lease: Lease,
@@ -85,7 +87,7 @@ impl HoldState {
     /// Enters a hold that another owner's release granted, in place of the planned request. Returns
     /// `None`, with nothing changed, if the server may record more about this owner than its place
     /// in the queue, or if the grant is over.
-    pub(super) fn take_granted(
+    pub(crate) fn take_granted(
         &mut self,
         request: &HoldRequest,
         grant: &Grant,

@@ -9,80 +9,38 @@
 //! With replicas, an acquire that too few of them have acknowledged is released under the same
 //! owner lock, before the caller learns of it (decision 22).
 
-use std::{
-    num::NonZeroU64,
-    pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{pin::pin, sync::Arc, time::Duration};
 
-use nestlock_wire::{Call, Copies, Epoch, clock::Instant};
+use nestlock_wire::{Epoch, clock::Instant};
 
 use super::{
-    core::Core,
-    failure::{not_entered, store_error},
-    generation::{Copied, Grant, Ticket},
-    hand_off::relayed_lease,
-    hold::{Entered, Hold},
-    kind::{AcquireTerms, Adopts, Kind, WaitId, Wake},
-    lease::{Lease, Millis},
-    settle::CallInFlight,
-    state::{AcquireMode, AcquirePlan, HoldRequest, HoldState, Ownership},
-    turn::LastLook,
-    wait::{place::QueueEntry, waiter::Waiter},
+    enter::{AcquireReply, why_not_entered},
+    options::Acquire,
 };
 
 use crate::{
+    engine::{
+        failure::store_error,
+        hold::{
+            Entered, Hold,
+            granted::LastLook,
+            state::{AcquirePlan, HoldRequest},
+        },
+        kind::Wake,
+        settle::CallInFlight,
+        wait::{place::QueueEntry, waiter::Waiter},
+    },
     error::{Error, Result, StoreError},
-    options::{AcquireOptions, Wait, checked_lease},
-    owner::OwnerId,
     store::{Acquired, Route},
 };
-
-/// The reply that granted the lock.
-#[derive(Clone, Copy)]
-pub(super) struct AcquireReply {
-    /// When the request was sent: the lease counts from here.
-    pub(super) sent: Instant,
-    pub(super) token: Option<NonZeroU64>,
-    /// The connection that brought the reply.
-    pub(super) epoch: Epoch,
-    /// How many replicas have acknowledged it. `None` if that is unknown.
-    pub(super) replicas: Option<u8>,
-}
 
 /// How many waiters must be ahead for a waiter to skip its second attempt after it has subscribed.
 /// That many hand-overs do not happen while a subscription is in flight, so it has missed no
 /// message; if it has, it polls within the poll cap.
 const FAR: u32 = 16;
 
-/// One call that acquires a lock, with all options resolved.
-pub(crate) struct Acquire<'a> {
-    pub(super) core: &'a Core,
-    pub(super) kind: &'a Arc<dyn Kind>,
-    pub(super) owner: OwnerId,
-    /// The caller passed an owner, rather than acquiring as itself.
-    is_named: bool,
-    pub(super) lease: Lease,
-    /// The copies that must exist before the acquire counts.
-    pub(super) copies: Option<Copies>,
-    pub(super) waits: bool,
-    /// The number under which the server may grant the lock to this waiter.
-    wait_id: Option<WaitId>,
-    /// The owner whose hold is adopted.
-    pub(super) from: Option<&'a OwnerId>,
-    /// When the first adopt request that may have been executed was sent. While that is in doubt,
-    /// attempts send the same request again.
-    first_sent: Mutex<Option<Instant>>,
-    /// See [`AcquireOptions::after_a_loss`].
-    pub(super) after_loss: bool,
-    pub(super) started: Instant,
-    /// When the wait is over; `None`: never.
-    pub(super) deadline: Option<Instant>,
-}
-
 /// The outcome of one attempt.
-pub(super) enum Attempt<'a> {
+pub(crate) enum Attempt<'a> {
     Entered(Entered),
     Busy(Busy<'a>),
     /// A transient failure: a retry may succeed. Nothing is held.
@@ -96,98 +54,19 @@ pub(super) enum Attempt<'a> {
 }
 
 /// A reply that the lock is busy.
-pub(super) struct Busy<'a> {
-    pub(super) ttl: Option<Duration>,
+pub(crate) struct Busy<'a> {
+    pub(crate) ttl: Option<Duration>,
     /// How the waiter learns that another attempt is worthwhile.
-    pub(super) wake: Wake,
-    pub(super) queue_entry: Option<QueueEntry<'a>>,
+    pub(crate) wake: Wake,
+    pub(crate) queue_entry: Option<QueueEntry<'a>>,
     /// Whether at least [`FAR`] waiters are ahead of this one.
-    pub(super) far: bool,
-}
-
-/// Returns the reason why a granted lock was not entered.
-pub(super) fn why_not_entered(hold: &Hold) -> StoreError {
-    not_entered(hold.ownership() == Ownership::Orphaned)
+    pub(crate) far: bool,
 }
 
 impl<'a> Acquire<'a> {
-    pub(crate) fn new(
-        core: &'a Core,
-        kind: &'a Arc<dyn Kind>,
-        options: &AcquireOptions,
-        wait: Wait,
-    ) -> Result<Self> {
-        core.check_ours(kind.name())?;
-        let started = Instant::now();
-        let checked = |lease| checked_lease(kind.name(), lease).map(Millis::of);
-        let max_hold = options.rare().max_hold.map(checked).transpose()?;
-        let at_most = |ttl: Millis| max_hold.map_or(ttl, |longest| ttl.min(longest));
-        let watched = |ttl| Lease::Watched {
-            ttl: at_most(ttl),
-            max_hold,
-        };
-        let lease = match (options.lease, options.rare().watchdog_timeout) {
-            (Some(lease), _) => Lease::Fixed(at_most(checked(lease)?)),
-            (None, Some(ttl)) => watched(checked(ttl)?),
-            (None, None) if kind.about().endless => max_hold.map_or(Lease::Endless, Lease::Fixed),
-            (None, None) => watched(Millis::of(core.config.watchdog_timeout)),
-        };
-        let (waits, copies) = (
-            wait != Wait::No,
-            core.config
-                .copies(options.rare().replicas.unwrap_or(core.config.replicas)),
-        );
-        // only a plain acquire may be granted by another release: a fixed lease would start short,
-        // and replicas and counted renewals need a request of its own
-        let is_plain = copies.is_none() && matches!(lease, Lease::Watched { max_hold: None, .. });
-        Ok(Self {
-            core,
-            kind,
-            lease,
-            copies,
-            waits,
-            wait_id: (waits && is_plain && kind.about().own_channel)
-                .then(|| WaitId::next(&core.owner_locks_taken)),
-            from: None,
-            first_sent: Mutex::default(),
-            after_loss: options.rare().after_loss,
-            started,
-            deadline: wait.until(started),
-            owner: core.resolve(kind, options)?,
-            is_named: options.rare().owner.is_some(),
-        })
-    }
-
-    /// Returns how this call acquires a lock of this kind.
-    pub(super) fn acquire_mode(&self, kind: &Arc<dyn Kind>, waits: bool) -> AcquireMode<'_> {
-        let about = kind.about();
-        let max_holds = self.core.config.max_holds.min(about.max_holds);
-        AcquireMode {
-            about,
-            waits,
-            adopts: self.adopts(),
-            max_holds,
-            after_loss: self.after_loss,
-            named: self.is_named.then_some(&self.owner),
-        }
-    }
-
-    fn adopts(&self) -> Option<Adopts> {
-        self.from.map(|_| match *self.asked() {
-            Some(_) => Adopts::Again,
-            None => Adopts::First,
-        })
-    }
-
-    fn asked(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.first_sent
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Makes one attempt. `waiter`: a release may have granted the lock to it. `now` is the current
     /// time.
-    pub(super) async fn attempt(
+    pub(crate) async fn attempt(
         &self,
         waiter: Option<&Waiter<'a>>,
         mut now: Instant,
@@ -212,8 +91,8 @@ impl<'a> Acquire<'a> {
             hold: core.holds.get_or_insert(kind, &self.owner),
         };
         let hold = &under_way.hold;
-        let (_turn, now) = match core.lock_owner_at(hold, deadline, now).await {
-            Ok(turn) => turn,
+        let (_permit, now) = match core.lock_owner_at(hold, deadline, now).await {
+            Ok(permit) => permit,
             Err(error) => return Ok(Attempt::OwnerLockTimeout(store_error(kind.name(), error))),
         };
         let (request, sent) = match self.plan(hold, deadline, now).await {
@@ -351,14 +230,24 @@ impl<'a> Acquire<'a> {
                 let lock = kind.name().to_string();
                 Err(Error::WrongLockKind { lock })
             }
-            Err(error) => {
-                if !error.may_have_executed() {
-                    hold.change(|state, _| state.not_executed(request));
-                    self.asked().take_if(|asked| *asked == sent);
-                }
-                self.failed(error)
-            }
+            Err(error) => self.no_outcome(hold, request, sent, error),
         }
+    }
+
+    /// Records that the request brought no reply, or was refused. If it was not executed, nothing
+    /// is in doubt.
+    fn no_outcome(
+        &self,
+        hold: &Arc<Hold>,
+        request: &HoldRequest,
+        sent: Instant,
+        error: StoreError,
+    ) -> Result<Attempt<'a>> {
+        if !error.may_have_executed() {
+            hold.change(|state, _| state.not_executed(request));
+            self.asked().take_if(|asked| *asked == sent);
+        }
+        self.failed(error)
     }
 
     /// Records the reply that the hold to adopt or to re-enter is gone. Returns the error.
@@ -388,98 +277,7 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Returns the script call, and the instant from which its lease counts. A retried adoption
-    /// counts from its first request, which may have been executed.
-    fn call(&self, request: &HoldRequest, sent: Instant) -> (Call, Instant) {
-        let Self {
-            kind,
-            waits,
-            wait_id: turn,
-            ..
-        } = *self;
-        let (owner, lease_ms, holds) = (&request.owner, self.lease.millis(), request.count);
-        if let Some(from) = self.from {
-            return (
-                kind.adopt(from, owner, lease_ms),
-                *self.asked().get_or_insert(sent),
-            );
-        }
-        (
-            kind.acquire(AcquireTerms {
-                owner,
-                lease_ms,
-                holds,
-                waits,
-                turn,
-            }),
-            sent,
-        )
-    }
-
-    /// Enters the hold that the server has granted. Returns `None` if its lease is over already, or
-    /// if the hold is no longer this client's.
-    pub(super) fn take_in(
-        &self,
-        hold: &Arc<Hold>,
-        request: &HoldRequest,
-        reply: AcquireReply,
-    ) -> Result<Option<Ticket>> {
-        let core = self.core;
-        let AcquireReply {
-            sent,
-            token,
-            epoch,
-            replicas,
-        } = reply;
-        // other holders of a shared record may shorten its TTL (Redisson's readers do), so the
-        // watchdog keeps sending a fixed lease
-        let is_told_again = self.kind.about().shared && !self.lease.is_watched();
-        let kept_every = is_told_again.then(|| Millis::of(core.config.watchdog_timeout / 3));
-        let copied = Copied {
-            wanted: self.replicas(),
-            had: replicas,
-        };
-        let grant = Grant {
-            kept_every,
-            token,
-            copied,
-            ..Grant::of(sent, self.lease)
-        };
-        let ticket = hold.granted(request, &grant, epoch)?;
-        ticket.map(|ticket| self.entered(hold, ticket)).transpose()
-    }
-
-    /// Returns how many replicas must have the record of a hand-off to this acquire. Returns `None`
-    /// if it cannot receive one: only an acquire of a mutex with the default lease and without a
-    /// given owner can.
-    pub(super) fn takes(&self) -> Option<u32> {
-        let config = &self.core.config;
-        let is_plain = config.tuning.relay
-            && self.kind.about().relayed
-            && self.owner.turn().is_some()
-            && !self.is_named
-            && self.from.is_none()
-            && self.lease == relayed_lease(config.watchdog_timeout);
-        is_plain.then(|| self.replicas())
-    }
-
-    /// Returns the ticket, or releases the hold if the client was shut down. Checked after the hold
-    /// is entered: a shutdown that this check misses ends the hold itself.
-    pub(super) fn entered(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<Ticket> {
-        if let Err(closed) = self.core.check_open() {
-            hold.change(HoldState::shut_down);
-            self.core.release_later(hold, &ticket);
-            return Err(closed);
-        }
-        Ok(ticket)
-    }
-
-    /// Returns how many replicas must have the record.
-    pub(super) fn replicas(&self) -> u32 {
-        self.copies.map_or(0, |copies| copies.replicas)
-    }
-
-    pub(super) fn failed(&self, error: StoreError) -> Result<Attempt<'a>> {
+    pub(crate) fn failed(&self, error: StoreError) -> Result<Attempt<'a>> {
         let transient = error.is_transient();
         let error = store_error(self.kind.name(), error);
         if transient {

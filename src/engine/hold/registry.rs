@@ -14,14 +14,14 @@ use std::{
 use nestlock_wire::clock::Instant;
 
 use super::{
+    Hold,
     due::DueQueue,
-    hold::Hold,
-    kind::Kind,
     refusal::Refusal,
     state::{HeldSibling, Residue, SiblingState},
 };
 
 use crate::{
+    engine::kind::Kind,
     error::Result,
     meter::Meter,
     owner::OwnerId,
@@ -39,7 +39,7 @@ pub(crate) struct Holds {
     /// Holds of which nothing is left, but that another task still had a handle of.
     to_be_reaped: Mutex<Vec<Weak<Hold>>>,
     /// The holds that the watchdog must poll.
-    pub(super) due: Arc<DueQueue<Hold>>,
+    pub(crate) due: Arc<DueQueue<Hold>>,
     meter: Meter,
     /// The suffix for new names. Late requests may still use earlier ones: see
     /// [`OwnerId::with_suffix`].
@@ -133,14 +133,14 @@ impl Hash for HoldEntry {
 }
 
 /// The exact name of a hold: its family, its lock, and its owner as the server knows it.
-pub(super) type ExactName = (&'static str, Arc<str>, OwnerId);
+pub(crate) type ExactName = (&'static str, Arc<str>, OwnerId);
 
 fn exact_name(kind: &Arc<dyn Kind>, owner: &OwnerId) -> ExactName {
     (kind.about().family, Arc::clone(kind.name()), owner.clone())
 }
 
 impl Holds {
-    pub(super) fn new(command_timeout: Duration, meter: Meter) -> Self {
+    pub(crate) fn new(command_timeout: Duration, meter: Meter) -> Self {
         Self {
             by_lock_and_owner: DashMap::new(),
             to_be_reaped: Mutex::default(),
@@ -167,7 +167,7 @@ impl Holds {
     }
 
     /// Returns the hold that this owner left to a lease that has not ended, if it is known.
-    pub(super) fn left(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
+    pub(crate) fn left(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
         self.get(kind, owner)
             .filter(|hold| hold.is_left_to_lease() && hold.generation_of(owner).is_some())
     }
@@ -179,7 +179,7 @@ impl Holds {
     }
 
     /// Returns the same owner's hold of the lock's sibling kind, held or not.
-    pub(super) fn known_sibling(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
+    pub(crate) fn known_sibling(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
         let sibling = kind.about().sibling?;
         self.find(Key {
             family: sibling.family,
@@ -188,7 +188,7 @@ impl Holds {
     }
 
     /// Returns the same owner's hold of the lock's sibling kind, if it is held.
-    pub(super) fn held_sibling(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
+    pub(crate) fn held_sibling(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
         self.known_sibling(kind, owner)
             .filter(|hold| hold.state().is_valid(Instant::now()))
     }
@@ -219,7 +219,7 @@ impl Holds {
 
     /// Removes a hold from the map: its owner continues with another one, under another name. A
     /// value has no other name: what it left to a lease stays.
-    pub(super) fn forget(&self, hold: &Arc<Hold>) {
+    pub(crate) fn forget(&self, hold: &Arc<Hold>) {
         if hold.caller.is_value() && hold.is_left_to_lease() {
             return;
         }
@@ -243,7 +243,7 @@ impl Holds {
     }
 
     /// Tries again to forget holds that had another handle. Returns whether any of them is left.
-    pub(super) fn reap_again(&self) -> bool {
+    pub(crate) fn reap_again(&self) -> bool {
         let mut left = std::mem::take(&mut *self.to_be_reaped());
         left.retain(|hold| {
             let Some(hold) = hold.upgrade() else {
@@ -299,7 +299,7 @@ impl Holds {
     }
 
     /// Returns what an acquire must know beyond the state of its own hold.
-    pub(super) fn sibling_state<'a>(&self, hold: &'a Hold) -> SiblingState<'a> {
+    pub(crate) fn sibling_state<'a>(&self, hold: &'a Hold) -> SiblingState<'a> {
         let (mut sibling, mut lost_sibling) = (None, None);
         if let Some(of) = hold.kind().about().sibling
             && let Some(other) = self.known_sibling(hold.kind(), &hold.caller)
@@ -340,7 +340,7 @@ impl Holds {
     /// on the server, so settling it later would end this hold.
     ///
     /// Of two concurrent acquires, at least one sees the other, because both are in doubt by then.
-    pub(super) fn rival(&self, hold: &Hold, count: u32) -> Option<Result<Arc<Hold>>> {
+    pub(crate) fn rival(&self, hold: &Hold, count: u32) -> Option<Result<Arc<Hold>>> {
         if count > 1 {
             return None;
         }
@@ -370,7 +370,7 @@ impl Holds {
     }
 
     /// Marks a value that late requests may still use.
-    pub(super) fn doubt_value(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) {
+    pub(crate) fn doubt_value(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) {
         self.values_in_doubt.insert(exact_name(kind, owner));
     }
 
@@ -379,7 +379,7 @@ impl Holds {
     }
 
     /// Clears the mark of [`Holds::doubt_value`] after the requests in doubt are settled.
-    pub(super) fn doubt_is_over(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) {
+    pub(crate) fn doubt_is_over(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) {
         self.values_in_doubt.remove(&exact_name(kind, owner));
     }
 }

@@ -19,7 +19,6 @@ use nestlock_wire::{Epoch, clock::Instant};
 
 use super::{
     generation::{Confirmed, Generation, GenerationEnd, Grant, Ledger, Ticket},
-    kind::Adopts,
     refusal::Refusal,
     state::{
         Abandoned, AcquireMode, AcquirePlan, Answered, Effects, HeldSibling, HoldRequest,
@@ -28,6 +27,7 @@ use super::{
 };
 
 use crate::{
+    engine::kind::Adopts,
     error::{LossReason, StoreErrorKind},
     owner::OwnerId,
     store::Released,
@@ -37,7 +37,7 @@ use crate::{
 
 impl HoldState {
     /// Plans the next acquire.
-    pub(super) fn plan(
+    pub(crate) fn plan(
         &mut self,
         mode: AcquireMode<'_>,
         siblings: SiblingState<'_>,
@@ -152,7 +152,7 @@ impl HoldState {
 
     /// Plans the release that makes the server agree. Returns `None` if it agrees already, or if
     /// this client no longer owns the hold.
-    pub(super) fn plan_release(&self) -> Option<HoldRequest> {
+    pub(crate) fn plan_release(&self) -> Option<HoldRequest> {
         (self.ownership == Ownership::Ours && !self.agrees()).then(|| HoldRequest {
             owner: self.owner.clone(),
             count: self.wanted(),
@@ -162,12 +162,12 @@ impl HoldState {
     }
 
     /// Marks the request as in flight: if its reply is lost, the server's side stays in doubt.
-    pub(super) fn send(&mut self, request: &HoldRequest, epoch: Epoch, now: Instant) {
+    pub(crate) fn send(&mut self, request: &HoldRequest, epoch: Epoch, now: Instant) {
         self.doubt(epoch, !request.is_release && request.count == 1, now);
     }
 
     /// Records that the server did not execute the request: nothing new is in doubt.
-    pub(super) fn not_executed(&mut self, request: &HoldRequest) {
+    pub(crate) fn not_executed(&mut self, request: &HoldRequest) {
         if self.ownership == Ownership::Ours {
             self.server = request.before;
             self.moves_to = self.moves_to.take().filter(|_| self.is_in_doubt());
@@ -177,7 +177,7 @@ impl HoldState {
     /// Records an acquire that the server confirmed over the connection `epoch`. Returns `Ok(None)`
     /// if the lease has already ended or the owner no longer uses the hold. Returns `Err` if the
     /// hold that it was to be nested in was lost.
-    pub(super) fn granted(
+    pub(crate) fn granted(
         &mut self,
         request: &HoldRequest,
         grant: &Grant,
@@ -219,7 +219,7 @@ impl HoldState {
 
     /// Records the reply that another owner holds the lock. `queued`: this request has a place in
     /// its wait queue.
-    pub(super) fn busy(&mut self, request: &HoldRequest, queued: bool, epoch: Epoch) {
+    pub(crate) fn busy(&mut self, request: &HoldRequest, queued: bool, epoch: Epoch) {
         if self.ownership != Ownership::Ours {
             return;
         }
@@ -233,7 +233,7 @@ impl HoldState {
     }
 
     /// Records the reply that the record is of another kind. A place in the queue stays as it was.
-    pub(super) fn refused_as_another_kind(&mut self, request: &HoldRequest, effects: &mut Effects) {
+    pub(crate) fn refused_as_another_kind(&mut self, request: &HoldRequest, effects: &mut Effects) {
         if self.ownership != Ownership::Ours {
             return;
         }
@@ -246,7 +246,7 @@ impl HoldState {
     }
 
     /// Records the reply that this owner does not hold what it re-entered.
-    pub(super) fn refused_as_lost(&mut self, effects: &mut Effects) {
+    pub(crate) fn refused_as_lost(&mut self, effects: &mut Effects) {
         if self.ownership == Ownership::Ours {
             self.server = ServerSide::Holds(0);
             self.was_not_released(GenerationEnd::Lost(LossReason::RecordMissing));
@@ -265,7 +265,7 @@ impl HoldState {
     }
 
     /// Records the reply to a release over the connection `epoch`.
-    pub(super) fn released(
+    pub(crate) fn released(
         &mut self,
         request: &HoldRequest,
         released: Released,
@@ -315,7 +315,7 @@ impl HoldState {
     /// `in_turn`: the caller has the owner lock, so no request is planned. Then the name is
     /// abandoned with the place, and the owner continues under another name. Otherwise the next
     /// settlement gives the place up.
-    pub(super) fn leave_queue_once(
+    pub(crate) fn leave_queue_once(
         &mut self,
         in_turn: bool,
         epoch: Epoch,
@@ -335,7 +335,7 @@ impl HoldState {
     }
 
     /// Removes all waiters from the queue.
-    pub(super) fn leave_queue(&mut self, epoch: Epoch, now: Instant) {
+    pub(crate) fn leave_queue(&mut self, epoch: Epoch, now: Instant) {
         self.waiters = 0;
         if self.server == ServerSide::Waits {
             self.doubt(epoch, true, now);
@@ -347,7 +347,7 @@ impl HoldState {
 
 impl HoldState {
     /// Gives back the hold of a guard. Returns `Err` if its generation has already ended.
-    pub(super) fn leave(
+    pub(crate) fn leave(
         &mut self,
         ticket: &Ticket,
         now: Instant,
@@ -370,7 +370,7 @@ impl HoldState {
 
     /// Gives back one hold of a generation, whichever guard it belongs to. Returns `Ok(false)` if
     /// it is not held, or no guard holds it, and `Err` if it was lost just now.
-    pub(super) fn leave_without_guard(
+    pub(crate) fn leave_without_guard(
         &mut self,
         generation: &Arc<Generation>,
         now: Instant,
@@ -409,7 +409,7 @@ impl HoldState {
     /// Gives up on a request whose future is no longer polled. Returns `None` if the request is no
     /// longer in doubt, or if the hold is held or no longer this client's. What was left to its
     /// lease is orphaned, and nothing is undone: what the request may acquire ends with that lease.
-    pub(super) fn orphan(&mut self) -> Option<Abandoned> {
+    pub(crate) fn orphan(&mut self) -> Option<Abandoned> {
         let ServerSide::InDoubt { .. } = self.server else {
             return None;
         };
@@ -427,7 +427,7 @@ impl HoldState {
     /// Abandons the owner's name to late requests: those in doubt, and those that a newer reply
     /// overtook. Returns `None` if there are none or the lock is held: a late nested request only
     /// changes the hold count, which each release sets again.
-    pub(super) fn abandon_name_in_doubt(&mut self) -> Option<Abandoned> {
+    pub(crate) fn abandon_name_in_doubt(&mut self) -> Option<Abandoned> {
         if self.wanted() > 0 || self.is_left || self.ownership != Ownership::Ours {
             return None;
         }
@@ -441,7 +441,7 @@ impl HoldState {
     }
 
     /// Leaves a record whose release was refused to its lease, and its name to late requests.
-    pub(super) fn write_off(&mut self, refusal: StoreErrorKind) -> Option<Abandoned> {
+    pub(crate) fn write_off(&mut self, refusal: StoreErrorKind) -> Option<Abandoned> {
         // First: `abandon_name_in_doubt` would mark the end as unconfirmed.
         self.was_not_released(GenerationEnd::Refused(refusal));
         let abandoned = self.abandon_name_in_doubt();

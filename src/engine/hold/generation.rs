@@ -21,13 +21,13 @@ use nestlock_wire::{Epoch, clock::Instant, log};
 use tokio::sync::Notify;
 use tracing::Level;
 
-use super::{
-    kind::Kind,
-    lease::{Keep, Lease, Millis},
-    watches::{Watched, Watches},
-};
+use super::watches::{Watched, Watches};
 
 use crate::{
+    engine::{
+        kind::Kind,
+        lease::{Keep, Lease, Millis},
+    },
     error::{LossReason, StoreErrorKind},
     meter::{self, HoldEnd, Meter},
     owner::OwnerId,
@@ -57,7 +57,7 @@ pub(crate) struct Confirmed {
     pub(crate) at: Instant,
     pub(crate) epoch: Epoch,
     /// The number of replicas that had acknowledged the record by then, as
-    /// [`counted`](crate::store::Acks::counted). `None`: not requested, or unknown.
+    /// [`counted`](nestlock_wire::Acks::counted). `None`: not requested, or unknown.
     pub(crate) replicas: Option<u8>,
 }
 
@@ -234,7 +234,7 @@ impl Generation {
 
     /// Returns a generation of the holds that were left to the lease, without those that guards
     /// hold. `None` if there are none. `ledger`: its own.
-    pub(super) fn left_over(&self, ledger: &Ledger) -> Option<Arc<Self>> {
+    pub(crate) fn left_over(&self, ledger: &Ledger) -> Option<Arc<Self>> {
         let count = ledger.count.saturating_sub(ledger.guards);
         (count > 0).then(|| {
             Arc::new(Self {

@@ -9,7 +9,7 @@ use super::{
     world::{World, number},
 };
 use crate::{
-    engine::{
+    engine::hold::{
         generation::{Generation, GenerationEnd},
         state::ServerSide,
     },

@@ -11,7 +11,7 @@
 //! see a hand-off between two holders. The window counts from the server's reply, so `unlock`
 //! returns `Ok` by a reply that is at most 2 ms old. Decision 13.
 //!
-//! [`Hold`]: super::hold::Hold
+//! [`Hold`]: super::Hold
 
 use std::time::Duration;
 
@@ -19,19 +19,20 @@ use nestlock_wire::{Epoch, clock::Instant};
 
 use super::{
     generation::{Copied, Generation, Grant, Ticket},
-    lease::{Lease, Millis},
     state::{Effects, HoldState, Ownership, ServerSide},
 };
+
+use crate::engine::lease::{Lease, Millis};
 
 /// How many times a hold may change hands in a series. Then a release gives other clients their
 /// turn.
 const HAND_OFFS: u8 = 64;
 /// How long after the server's reply a hold may change hands.
-pub(super) const HAND_OFF_WINDOW: Duration = Duration::from_millis(2);
+pub(crate) const HAND_OFF_WINDOW: Duration = Duration::from_millis(2);
 
 /// Returns the lease that a hold must have to be handed off, and that its receiver must want: the
 /// default one, renewed without a limit.
-pub(super) fn relayed_lease(watchdog_timeout: Duration) -> Lease {
+pub(crate) fn relayed_lease(watchdog_timeout: Duration) -> Lease {
     Lease::Watched {
         ttl: Millis::of(watchdog_timeout),
         max_hold: None,
@@ -45,7 +46,7 @@ impl HoldState {
     /// receiver, or `None` if it does not qualify; then nothing has changed.
     ///
     /// Requires the owner lock.
-    pub(super) fn hand_off(
+    pub(crate) fn hand_off(
         &mut self,
         ticket: &Ticket,
         epoch: Epoch,
@@ -100,7 +101,7 @@ impl Generation {
     /// Returns whether a hand-off may still be received: its hold has not ended, the link has no
     /// new connection that has not confirmed the record, at least `replicas` replicas have it, and
     /// its renewals need as many.
-    pub(super) fn may_be_received(&self, replicas: u32, epoch: Epoch, now: Instant) -> bool {
+    pub(crate) fn may_be_received(&self, replicas: u32, epoch: Epoch, now: Instant) -> bool {
         let ledger = self.ledger();
         ledger.is_held()
             && now < ledger.deadline

@@ -7,15 +7,19 @@ use nestlock_wire::clock::Instant;
 
 use super::{
     generation::Generation,
-    lease::{Keep, RenewalReply},
     state::{Due, DueRenewal, Effects, HoldState, slack},
 };
 
-use crate::{error::LossReason, options::validity, store::Renewed};
+use crate::{
+    engine::lease::{Keep, RenewalReply},
+    error::LossReason,
+    options::validity,
+    store::Renewed,
+};
 
 impl HoldState {
     /// Returns what the watchdog must do now.
-    pub(super) fn poll(
+    pub(crate) fn poll(
         &mut self,
         now: Instant,
         overdue: std::time::Duration,
@@ -62,7 +66,7 @@ impl HoldState {
     }
 
     /// Makes the watchdog check the record at once, by a renewal if the hold is renewed.
-    pub(super) fn check_soon(&mut self, now: Instant) {
+    pub(crate) fn check_soon(&mut self, now: Instant) {
         if let Some((_, mut ledger)) = self.held() {
             ledger.to_be_checked = true;
             ledger.renew_by(now);
@@ -70,7 +74,7 @@ impl HoldState {
     }
 
     /// Makes the watchdog check the record: at once, or when an acquire that is in flight is granted.
-    pub(super) fn check_when_granted(&mut self, now: Instant) {
+    pub(crate) fn check_when_granted(&mut self, now: Instant) {
         self.to_be_checked = self.is_in_doubt();
         self.check_soon(now);
     }
@@ -78,7 +82,7 @@ impl HoldState {
     /// Records the reply to a renewal. The end of a generation is final: a reply that comes after
     /// it, or after the lease has ended, is ignored, because a guard may already have reported the
     /// loss.
-    pub(super) fn renewed(
+    pub(crate) fn renewed(
         &mut self,
         generation: &Arc<Generation>,
         reply: RenewalReply,
@@ -122,7 +126,7 @@ impl HoldState {
     }
 
     /// Records that a renewal was not confirmed. It is due again at `next`.
-    pub(super) fn not_renewed(
+    pub(crate) fn not_renewed(
         &mut self,
         generation: &Arc<Generation>,
         next: Instant,

@@ -26,7 +26,7 @@ use crate::sync::{
 
 /// Poll interval of the watchdog while any lock is held: a timer does not notice that the machine
 /// was suspended.
-pub(super) const POLL: Duration = Duration::from_millis(250);
+pub(crate) const POLL: Duration = Duration::from_millis(250);
 /// The bucket of an entry that is not queued.
 const NOWHERE: u64 = u64::MAX;
 
@@ -37,7 +37,7 @@ const NOWHERE: u64 = u64::MAX;
 /// locked, so no other `put` moves the entry. The watchdog may take it out in between and then
 /// polls it.
 #[derive(Debug)]
-pub(super) struct QueueSlot {
+pub(crate) struct QueueSlot {
     bucket: AtomicU64,
     index: AtomicU32,
 }
@@ -52,7 +52,7 @@ impl Default for QueueSlot {
 }
 
 /// An entry of a [`DueQueue`].
-pub(super) trait Queued {
+pub(crate) trait Queued {
     fn queue_slot(&self) -> &QueueSlot;
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct DueQueue<T> {
 }
 
 impl<T: Queued> DueQueue<T> {
-    pub(super) fn new(command_timeout: Duration) -> Self {
+    pub(crate) fn new(command_timeout: Duration) -> Self {
         Self {
             overdue: command_timeout + Duration::from_secs(1),
             buckets: Mutex::default(),
@@ -81,7 +81,7 @@ impl<T: Queued> DueQueue<T> {
         }
     }
 
-    pub(super) fn overdue(&self) -> Duration {
+    pub(crate) fn overdue(&self) -> Duration {
         self.overdue
     }
 
@@ -137,7 +137,7 @@ impl<T: Queued> DueQueue<T> {
     }
 
     /// Wakes the watchdog.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.sooner.notify_one();
     }
 

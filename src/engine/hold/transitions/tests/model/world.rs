@@ -15,7 +15,7 @@ use super::{
 };
 
 use crate::{
-    engine::{
+    engine::hold::{
         generation::{Confirmed, Generation},
         hand_off::HAND_OFF_WINDOW,
         state::{HoldRequest, HoldState, ServerSide},
