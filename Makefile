@@ -14,13 +14,14 @@ SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # runs CPU-bound work alongside tests that mostly wait: it only gets processors that are otherwise idle
 SPARE    := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 
-.PHONY: help setup components check lint api api-record package test test-busy test-fred test-lean versions versions-few versions-setup dashboard mutants mutants-few sim sim-long soak built interop interop-setup bench peers peers-red beside-the-build beside-the-soak demo ci
+.PHONY: help setup components check lint api api-record package release-dry-run test test-busy test-fred test-lean versions versions-few versions-setup dashboard mutants mutants-few sim sim-long soak built interop interop-setup bench peers peers-red beside-the-build beside-the-soak demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
 	@echo 'make check   format, clippy, docs, the public API and packaging, warnings denied'
 	@echo 'make api-record  writes api.txt, with which check compares the public API'
 	@echo 'make lint    only the format, clippy and docs'
+	@echo 'make release-dry-run  check, then packs and builds each published crate, without the upload: RELEASING.md'
 	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
 	@echo 'make test-busy    `tests/it` on a machine that is kept busy, RUNS=10 times: more than an hour'
 	@echo 'make test-fred    the same tests over the client of the fred crate, on a real server'
@@ -84,6 +85,10 @@ api-record:
 # builds the crates from only the files that would be published, including uncommitted changes
 package:
 	./tests/package.sh
+
+# all of a release but the tag and the upload; refuses uncommitted changes
+release-dry-run:
+	./tests/release-dry-run.sh
 
 # 16 threads, since the tests mostly wait: the simulator, which is CPU-bound, gets the rest of the processors. Tests that
 # always use real servers, or none, are part of the first line. A failed test runs once more, alone: STRICT=1 counts it as failed
