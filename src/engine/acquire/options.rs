@@ -1,4 +1,4 @@
-//! One acquire with all its options resolved: what it asks for, and until when its steps may take.
+//! One acquire with all its options resolved: what it requests, and how long its steps may take.
 
 use std::{
     pin::Pin,

@@ -28,7 +28,7 @@ impl Cluster {
     ) -> Result<Arc<Self>> {
         if dials.endpoint.wire(&dials.config).is_fred() {
             return Err(refused(
-                "fred's client cannot be used with a cluster (it follows redirects by itself); leave out wire=fred",
+                "fred's client cannot be used with a cluster (it follows redirects by itself); leave out wire=fred, or use TLS by rustls",
             ));
         }
         let limit = dials.config.connect_timeout;
