@@ -27,3 +27,8 @@ pub use nestlock_macros::locked;
 pub use crate::locked::LockedError;
 #[doc(inline)]
 pub use crate::{cached::cached, leader::Leader, once_per::once_per};
+
+/// The program in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
