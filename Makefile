@@ -82,7 +82,7 @@ api-record:
 	$(BUILD)
 	$(BUILT)/nestlock-api record
 
-# builds the crates from only the files that would be published, including uncommitted changes
+# builds the crates that are published from only the files that would be uploaded, including uncommitted changes
 package:
 	./tests/package.sh
 
