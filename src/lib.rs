@@ -1,5 +1,6 @@
 #![doc = include_str!("guide/links.md")] // before README's own, which lead to files of the repository: the first counts
 #![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))] // docs.rs shows the feature that an item needs
 
 mod client;
 mod engine;

@@ -21,6 +21,9 @@ for crate in $crates; do
     printf '%-18s %-8s %9d bytes  sha256 %s\n' \
         "$crate" "${name#"$crate"-}" "$(wc -c <"$file")" "$(sha256sum "$file" | cut -d' ' -f1)"
 done
+if grep -q '^repository = ""' Cargo.toml; then
+    printf '\nCargo.toml has no address of the repository yet: fill `repository` under `[workspace.package]`.\n'
+fi
 if grep -q '^## Unreleased' CHANGELOG.md; then
     printf '\nCHANGELOG.md still says "Unreleased": its heading needs the version and the day.\n'
 fi

@@ -10,6 +10,7 @@
     feature = "tower",
     doc = "| [`tower`] | handle one request at a time for each resource, in a tower service |"
 )]
+#![cfg_attr(docsrs, feature(doc_cfg))] // docs.rs shows the feature that an item needs
 
 pub mod cached;
 pub mod leader;
