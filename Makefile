@@ -14,13 +14,14 @@ SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # runs CPU-bound work alongside tests that mostly wait: it only gets processors that are otherwise idle
 SPARE    := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 
-.PHONY: help setup components check lint api api-record package release-dry-run test test-busy test-fred test-lean versions versions-few versions-setup dashboard mutants mutants-few sim sim-long soak built interop interop-setup bench peers peers-red beside-the-build beside-the-soak demo ci
+.PHONY: help setup components check lint features api api-record package release-dry-run test test-busy test-fred test-lean versions versions-few versions-setup dashboard mutants mutants-few sim sim-long soak built interop interop-setup bench peers peers-red beside-the-build beside-the-soak demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
-	@echo 'make check   format, clippy, docs, the public API and packaging, warnings denied'
+	@echo 'make check   format, clippy with each set of features, docs, the public API and packaging, warnings denied'
 	@echo 'make api-record  writes api.txt, with which check compares the public API'
 	@echo 'make lint    only the format, clippy and docs'
+	@echo 'make features     only clippy with each set of features'
 	@echo 'make release-dry-run  check, then packs and builds each published crate, without the upload: RELEASING.md'
 	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
 	@echo 'make test-busy    `tests/it` on a machine that is kept busy, RUNS=10 times: more than an hour'
@@ -58,7 +59,7 @@ components:
 	@$(CARGO) fmt --version >/dev/null 2>&1 || rustup component add rustfmt
 	@$(CARGO) clippy --version >/dev/null 2>&1 || rustup component add clippy
 
-check: lint api package
+check: lint features api package
 
 lint: components
 	$(CARGO) fmt --all --check
@@ -72,6 +73,10 @@ lint: components
 	tests/dependencies.sh 105
 	tests/dependencies.sh 45 --no-default-features
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps $(FEATURES)
+
+# the published crates with few of their features. Minutes, so CI's workflow has a job for it
+features: components
+	./tests/features.sh
 
 # compares the public API with api.txt; needs the toolchain of CI, because the format is unstable
 api:

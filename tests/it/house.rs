@@ -1163,7 +1163,16 @@ fn refused_words_are_not_used() {
         .flat_map(|(folder, extension)| sources(folder, extension))
         .filter(|file| !file.path.contains("/tests") && !file.path.contains("/target/"))
         .collect();
-    for path in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"] {
+    for path in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "RELEASING.md",
+        "SECURITY.md",
+        "CODE_OF_CONDUCT.md",
+        ".github/pull_request_template.md",
+    ] {
         texts.push(Source {
             path: path.to_owned(),
             text: document(path),
