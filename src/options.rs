@@ -149,7 +149,8 @@ impl AcquireOptions {
     /// this client can release and extend its holds, but not acquire as it. The owner of one acquire
     /// (of a [`mutex`](crate::LockClient::mutex), or after
     /// [`owner_per_acquire`](crate::Lock::owner_per_acquire)) acquires only while its guard holds the
-    /// lock, to nest a hold; afterwards it is rejected with [`Error::InvalidOwner`].
+    /// lock, to nest a hold; afterwards it is rejected with [`Error::InvalidOwner`]. The same owner as
+    /// a text, or read from the record, is rejected after the mutex has passed to another task.
     pub fn owner(mut self, owner: OwnerId) -> Self {
         self.rare_mut().owner = Some(owner);
         self
@@ -191,8 +192,10 @@ impl AcquireOptions {
     ///
     /// Each nested hold has its own limit: the lock is renewed while one of them has not reached
     /// its limit, and lasts for as long as the longest lease that one of them was granted.
-    /// [`LockGuard::extend`](crate::LockGuard::extend) may go beyond the limit. The record of a
-    /// signal lock lives for whole seconds, so up to 1 s longer than its guard.
+    /// [`LockGuard::extend`](crate::LockGuard::extend) may go beyond the limit. The server counts the
+    /// TTL of a renewal from when it executes it: the record lives longer than the limit by the time
+    /// that its last renewal waited for a connection or was in flight, at most the command timeout.
+    /// The record of a signal lock lives for whole seconds, so up to 1 s longer than its guard.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {

@@ -579,6 +579,29 @@ async fn what_was_handed_on_is_re_entered_by_the_name_of_its_guard() {
     guard.unlock().await.unwrap();
 }
 
+/// A name that was read from the record, or from text, means its present holder.
+#[tokio::test]
+async fn a_name_read_from_the_record_nests_in_its_hold() {
+    let server = Server::start();
+    let client = client(&server).await;
+    for lock in [
+        client.mutex("m").unwrap(),
+        client.fair_lock("f").unwrap().owner_per_acquire(),
+    ] {
+        let guard = lock.lock().await.unwrap();
+        let read = lock.holder().await.unwrap().expect("it is held");
+        let parsed = guard.owner().to_string().parse().unwrap();
+        for name in [read, parsed] {
+            let nested = lock
+                .try_lock_with(AcquireOptions::new().owner(name))
+                .await
+                .unwrap();
+            nested.expect("its owner holds it").unlock().await.unwrap();
+        }
+        guard.unlock().await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn what_was_handed_on_is_released_by_the_name_of_its_guard() {
     let server = Server::start();

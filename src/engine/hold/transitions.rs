@@ -13,7 +13,10 @@
 //! A nested request has the name of the outermost hold. If it is executed late, the record may have
 //! another count; the next release or acquire sets it.
 
-use std::sync::{Arc, MutexGuard};
+use std::{
+    num::NonZeroU8,
+    sync::{Arc, MutexGuard},
+};
 
 use nestlock_wire::{Epoch, clock::Instant};
 
@@ -93,7 +96,12 @@ impl HoldState {
         let turns = (owner.turn(), caller.turn());
         let is_refused = match (self.held(), mode.named) {
             _ if turns == (None, None) => false,
-            (Some((generation, _ledger)), _) => generation.owner.turn() != turns.0,
+            // A name that was read from the record has no turn: it means the first holder. After a
+            // hand-off it may come from the giver, which must not get a second guard.
+            (Some((generation, _ledger)), _) => match (turns.0, generation.owner.turn()) {
+                (None, Some(turn)) => turn != NonZeroU8::MIN,
+                (named, held) => named != held,
+            },
             (None, Some(_)) => true,
             (None, None) => self.owner.turn() != turns.1,
         };
