@@ -1258,6 +1258,33 @@ async fn the_drift_factor_counts_for_an_extension_too() {
     guard.unlock().await.unwrap();
 }
 
+/// The drift is a part of the TTL, which a maximum hold time shortens: as a part of the expiry, it
+/// would be longer than the records live, and each round would be undone.
+#[tokio::test]
+async fn the_drift_is_a_part_of_the_ttl_that_a_maximum_hold_sets() {
+    let fleet = Fleet::new(3);
+    let options = || patient().drift_factor(0.5).timeout_factor(0.5);
+    let limited = AcquireOptions::new().max_hold(ms(10_000));
+    let leased = AcquireOptions::new().lease(Duration::from_secs(40));
+    for (options, asked) in [
+        (options(), limited.clone()),
+        (options(), limited.lease(Duration::from_secs(40))),
+        (options().max_hold(ms(10_000)), AcquireOptions::new()),
+        (options().max_hold(ms(10_000)), leased),
+    ] {
+        let (lock, _clients) = fleet.lock(options).await;
+        let guard = lock.try_lock_with(asked).await.unwrap();
+        let guard = guard.expect("it is free");
+        let remaining = guard.remaining();
+        assert!(
+            (ms(2_000)..=ms(5_000)).contains(&remaining),
+            "{remaining:?}"
+        );
+        guard.unlock().await.unwrap();
+        fleet.is_free().await;
+    }
+}
+
 /// A lost quorum is not handed over: its members would be renewed without a holder.
 #[tokio::test]
 async fn a_quorum_that_was_lost_is_not_handed_over() {
