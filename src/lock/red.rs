@@ -191,6 +191,10 @@ impl RedLock {
                 Vec::new()
             },
             leased: asked.lease.is_some(),
+            until: asked
+                .rare()
+                .max_hold
+                .map(|longest| Instant::now() + longest),
         }
     }
 }
