@@ -116,6 +116,14 @@ impl AcquireOptions {
         self.rare.get_or_insert_default()
     }
 
+    /// Returns the TTL of a hold with these options, where `default` is that of a hold without a
+    /// lease or a watchdog timeout.
+    pub(crate) fn ttl(&self, default: Duration) -> Duration {
+        let rare = self.rare();
+        let ttl = self.lease.or(rare.watchdog_timeout).unwrap_or(default);
+        rare.max_hold.map_or(ttl, |longest| ttl.min(longest))
+    }
+
     /// Acquires even while a guard of an earlier, lost hold is alive: a quorum that re-acquires on
     /// a node keeps such a guard.
     pub(crate) fn after_a_loss(mut self) -> Self {

@@ -51,6 +51,8 @@ pub(crate) struct QuorumTerms {
     pub(crate) rejoin: Vec<AcquireOptions>,
     /// Whether the TTL is a fixed lease, which the watchdog does not renew.
     pub(crate) leased: bool,
+    /// When the maximum hold time is over. `None`: it has no limit.
+    pub(crate) until: Option<Instant>,
 }
 
 /// One slot for each node, so that concurrent calls cannot count a node twice.
@@ -229,6 +231,12 @@ impl Quorum {
 
     async fn take(&self, at: usize, lease: Duration) -> Result<NodeSaid> {
         let mut options = self.terms.rejoin[at].clone();
+        // A limit counted from here would renew the node beyond that of the others. One that is
+        // over sooner than `lease` would make the extension shorter than it says.
+        if let Some(until) = self.terms.until {
+            let left = until.saturating_duration_since(Instant::now());
+            options = options.max_hold(left.max(lease));
+        }
         if self.terms.leased {
             options = options.lease(lease);
         }

@@ -119,16 +119,13 @@ impl RedLock {
     async fn round(&self, options: &AcquireOptions) -> Result<QuorumAttempt> {
         let (nodes, needed) = (&self.nodes, self.nodes.needed());
         let asked = self.of_round(options);
-        let ttl = asked
-            .lease
-            .or(asked.rare().watchdog_timeout)
-            .unwrap_or(self.options.expiry);
+        let terms = self.terms(&asked);
         let calls = self
             .order()
             .into_iter()
             .map(|at| (at, nodes.locks[at].acquire(Wait::No, &asked)));
         let answers = nodes
-            .ask(calls, self.limit(ttl), |answers| self.is_decided(answers))
+            .ask(calls, terms.limit, |answers| self.is_decided(answers))
             .await;
         let RoundAnswers {
             guards,
@@ -138,7 +135,7 @@ impl RedLock {
         } = RoundAnswers::read(answers);
         let agreed = guards.len();
         if agreed > 0 {
-            let quorum = Quorum::new(nodes, guards, self.terms(&asked, ttl));
+            let quorum = Quorum::new(nodes, guards, terms);
             // A lazy client has only now learned which server it is connected to.
             let independent = no_twins(&nodes.locks);
             if agreed >= needed && independent.is_ok() && quorum.remaining().is_ok() {
@@ -180,8 +177,9 @@ impl RedLock {
         self.options.fail_fast && (agreed >= self.nodes.needed() || refused > self.nodes.spare())
     }
 
-    /// Returns the terms of a quorum that was acquired with these options.
-    fn terms(&self, asked: &AcquireOptions, ttl: Duration) -> QuorumTerms {
+    /// Returns the terms of a quorum that is now acquired with these options.
+    fn terms(&self, asked: &AcquireOptions) -> QuorumTerms {
+        let ttl = asked.ttl(self.options.expiry);
         QuorumTerms {
             limit: self.limit(ttl),
             ttl,
@@ -193,6 +191,10 @@ impl RedLock {
                 Vec::new()
             },
             leased: asked.lease.is_some(),
+            until: asked
+                .rare()
+                .max_hold
+                .map(|longest| Instant::now() + longest),
         }
     }
 }

@@ -1258,6 +1258,75 @@ async fn the_drift_factor_counts_for_an_extension_too() {
     guard.unlock().await.unwrap();
 }
 
+/// The drift is a part of the TTL, which a maximum hold time shortens: as a part of the expiry, it
+/// would be longer than the records live, and each round would be undone.
+#[tokio::test]
+async fn the_drift_is_a_part_of_the_ttl_that_a_maximum_hold_sets() {
+    let fleet = Fleet::new(3);
+    let options = || patient().drift_factor(0.5).timeout_factor(0.5);
+    let limited = AcquireOptions::new().max_hold(ms(10_000));
+    let leased = AcquireOptions::new().lease(Duration::from_secs(40));
+    for (options, asked) in [
+        (options(), limited.clone()),
+        (options(), limited.lease(Duration::from_secs(40))),
+        (options().max_hold(ms(10_000)), AcquireOptions::new()),
+        (options().max_hold(ms(10_000)), leased),
+    ] {
+        let (lock, _clients) = fleet.lock(options).await;
+        let guard = lock.try_lock_with(asked).await.unwrap();
+        let guard = guard.expect("it is free");
+        let remaining = guard.remaining();
+        assert!(
+            (ms(2_000)..=ms(5_000)).contains(&remaining),
+            "{remaining:?}"
+        );
+        guard.unlock().await.unwrap();
+        fleet.is_free().await;
+    }
+}
+
+/// A server that an extension acquires is held up to the limit of the whole hold: with a limit of
+/// its own, a majority of such servers would be renewed beyond it.
+#[tokio::test]
+async fn a_rejoined_server_ends_at_the_maximum_hold_time() {
+    let fleet = Fleet::new(3);
+    let options = patient().recreate_on_extend(true).max_hold(ms(30_000));
+    let (lock, _clients) = fleet.lock(options).await;
+    let guard = lock.try_lock().await.unwrap().unwrap();
+    eventually("2 s have passed", || async {
+        fleet.servers[0].pttl("l") <= 28_000
+    })
+    .await;
+    fleet.servers[2].call(&["DEL", "l"]);
+    guard.extend(ms(1_000)).await.unwrap();
+    let ttl = fleet.servers[2].pttl("l");
+    assert!((1..=28_500).contains(&ttl), "{ttl} ms");
+    guard.unlock().await.unwrap();
+}
+
+/// An extension beyond the maximum hold time is as long on a server that it acquires as on the
+/// others: a shorter one would end the lock that it has promised.
+#[tokio::test]
+async fn an_extension_beyond_the_limit_is_whole_where_it_rejoins() {
+    let fleet = Fleet::new(3);
+    let options = patient().recreate_on_extend(true).max_hold(ms(20_000));
+    let (lock, _clients) = fleet.lock(options).await;
+    let leased = AcquireOptions::new().lease(Duration::from_secs(40));
+    for asked in [AcquireOptions::new(), leased] {
+        let guard = lock.try_lock_with(asked).await.unwrap().unwrap();
+        fleet.servers[2].call(&["DEL", "l"]);
+        guard.extend(Duration::from_secs(90)).await.unwrap();
+        let ttls: Vec<_> = fleet
+            .servers
+            .iter()
+            .map(|server| server.pttl("l"))
+            .collect();
+        assert!(ttls.iter().all(|ttl| *ttl > 80_000), "{ttls:?}");
+        guard.unlock().await.unwrap();
+        fleet.is_free().await;
+    }
+}
+
 /// A lost quorum is not handed over: its members would be renewed without a holder.
 #[tokio::test]
 async fn a_quorum_that_was_lost_is_not_handed_over() {

@@ -58,16 +58,13 @@ impl<'a> Acquire<'a> {
         let started = Instant::now();
         let checked = |lease| checked_lease(kind.name(), lease).map(Millis::of);
         let max_hold = options.rare().max_hold.map(checked).transpose()?;
-        let at_most = |ttl: Millis| max_hold.map_or(ttl, |longest| ttl.min(longest));
-        let watched = |ttl| Lease::Watched {
-            ttl: at_most(ttl),
-            max_hold,
-        };
-        let lease = match (options.lease, options.rare().watchdog_timeout) {
-            (Some(lease), _) => Lease::Fixed(at_most(checked(lease)?)),
-            (None, Some(ttl)) => watched(checked(ttl)?),
+        let asked = options.lease.or(options.rare().watchdog_timeout);
+        asked.map(checked).transpose()?;
+        let ttl = Millis::of(options.ttl(core.config.watchdog_timeout));
+        let lease = match (options.lease, asked) {
+            (Some(_), _) => Lease::Fixed(ttl),
             (None, None) if kind.about().endless => max_hold.map_or(Lease::Endless, Lease::Fixed),
-            (None, None) => watched(Millis::of(core.config.watchdog_timeout)),
+            (None, _) => Lease::Watched { ttl, max_hold },
         };
         let (waits, copies) = (
             wait != Wait::No,
