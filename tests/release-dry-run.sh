@@ -2,7 +2,6 @@
 # All of a release but the tag and the upload: see RELEASING.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cargo=${CARGO:-cargo}
 target=${CARGO_TARGET_DIR:-$PWD/target}
 
 if [ -n "$(git status --porcelain)" ]; then

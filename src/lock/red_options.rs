@@ -163,7 +163,8 @@ impl RedLockOptions {
     }
 
     /// Limits how long the lock is held; see [`AcquireOptions::max_hold`](crate::AcquireOptions::max_hold). Default: no limit.
-    /// It also shortens a longer TTL, and with it what is a share of the TTL.
+    /// It also shortens a longer TTL, and with it the drift and the time limit of a round, which are
+    /// shares of the TTL.
     pub fn max_hold(mut self, longest: Duration) -> Self {
         self.max_hold = Some(longest);
         self

@@ -367,9 +367,9 @@ impl Link {
         connection.as_ref().map_or(Epoch::NONE, |(epoch, _)| *epoch)
     }
 
-    /// Runs a script, and returns its reply. If the server has forgotten the script, the request is sent again with the text; if its bundle was
-    /// refused, it is sent again alone. Any other retry is of a request that was not sent when the
-    /// connection ended.
+    /// Runs a script, and returns its reply. If the server has forgotten the script, the request is
+    /// sent again with the text; if its bundle was refused, it is sent again alone. Any other retry
+    /// is of a request that was not sent when the connection ended.
     ///
     /// `copies`: the copies that its write must have. [`Link::acknowledged`] waits for them.
     ///
