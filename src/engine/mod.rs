@@ -18,6 +18,7 @@ mod wait;
 mod redirect;
 mod settle;
 mod watchdog;
+mod while_polled;
 
 pub(crate) mod acquire;
 mod force;

@@ -59,7 +59,11 @@ pub(crate) trait Several: fmt::Debug + Send + Sync {
     /// Its name in metrics and logs.
     fn label(&self) -> &'static str;
     fn members(&self) -> &[Lock];
-    async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>>;
+    async fn acquire(
+        self: Arc<Self>,
+        wait: Wait,
+        options: &AcquireOptions,
+    ) -> Result<Option<LockGuard>>;
     async fn release(&self, owner: &OwnerId) -> Result<()>;
     async fn extend(&self, owner: &OwnerId, lease: Duration) -> Result<()>;
     async fn force_unlock(&self) -> Result<bool>;

@@ -649,7 +649,7 @@ impl Lock {
                 let entered = Acquire::new(anchor, kind, options, wait)?.run().await?;
                 Ok(entered.map(|entered| LockGuard::new(Arc::clone(anchor), entered)))
             }
-            LockInner::Several(several) => several.acquire(wait, options).await,
+            LockInner::Several(several) => Arc::clone(several).acquire(wait, options).await,
         }
     }
 }

@@ -87,7 +87,7 @@ impl MultiLock {
     /// Acquires member `first`, waiting for it, and then all others without waiting. Waits for the
     /// replies of the others until `over`.
     async fn round(
-        &self,
+        self: &Arc<Self>,
         first: usize,
         wait: Wait,
         options: &AcquireOptions,
@@ -96,6 +96,20 @@ impl MultiLock {
         let Some(guard) = self.members[first].acquire(wait, options).await? else {
             return Ok(MultiAttempt::Busy);
         };
+        let (lock, options) = (Arc::clone(self), options.clone());
+        let others = async move { lock.others(first, guard, &options, over).await };
+        let outcome = self.anchor.while_polled(&self.name, others).await;
+        outcome.unwrap_or_else(|undone| Ok(MultiAttempt::Undone(undone)))
+    }
+
+    /// Acquires all members but `first`, which `guard` holds, without waiting.
+    async fn others(
+        &self,
+        first: usize,
+        guard: LockGuard,
+        options: &AcquireOptions,
+        over: Option<Instant>,
+    ) -> Result<MultiAttempt> {
         let others = self
             .members
             .iter()
@@ -162,6 +176,8 @@ enum MultiAttempt {
     Busy,
     /// This member was busy: wait for it next.
     Again(usize),
+    /// The future was not polled, so the client has released what it had.
+    Undone(Error),
 }
 
 #[async_trait]
@@ -178,7 +194,11 @@ impl Several for MultiLock {
         &self.members
     }
 
-    async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
+    async fn acquire(
+        self: Arc<Self>,
+        wait: Wait,
+        options: &AcquireOptions,
+    ) -> Result<Option<LockGuard>> {
         let limit = wait.until(Instant::now());
         let over = limit
             .filter(|_| wait != Wait::No)
@@ -192,6 +212,7 @@ impl Several for MultiLock {
         let mut first = match self.together(wait, options).await? {
             MultiAttempt::Entered(guards) => return Ok(Some(guard(guards))),
             MultiAttempt::Busy => return Ok(None),
+            MultiAttempt::Undone(undone) => return Err(undone),
             MultiAttempt::Again(first) => first,
         };
         let (mut pause, mut was_busy) = (Duration::ZERO, false);
@@ -210,6 +231,12 @@ impl Several for MultiLock {
                     return Ok(None);
                 }
                 Ok(MultiAttempt::Again(busy)) => (first, was_busy) = (busy, true),
+                Ok(MultiAttempt::Undone(undone))
+                    if limit.is_some_and(|limit| limit <= Instant::now()) =>
+                {
+                    return Err(undone);
+                }
+                Ok(MultiAttempt::Undone(_)) => {}
                 // A member without a reply may still be busy, as the last reply said.
                 Err(Error::Unconfirmed { .. }) if was_busy && limit.is_some() => return Ok(None),
                 Err(error) => return Err(error),

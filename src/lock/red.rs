@@ -116,7 +116,16 @@ impl RedLock {
     }
 
     /// Tries to acquire all members once, without waiting for holders.
-    async fn round(&self, options: &AcquireOptions) -> Result<QuorumAttempt> {
+    async fn round(self: &Arc<Self>, options: &AcquireOptions) -> Result<QuorumAttempt> {
+        let (lock, options) = (Arc::clone(self), options.clone());
+        let round = async move { lock.ask_for_holds(&options).await };
+        let nodes = &self.nodes;
+        let outcome = nodes.anchor.while_polled(&nodes.name, round).await;
+        outcome.unwrap_or_else(|undone| Ok(QuorumAttempt::Failed(undone)))
+    }
+
+    /// Asks all members for a hold. Releases those that it got if they are too few.
+    async fn ask_for_holds(&self, options: &AcquireOptions) -> Result<QuorumAttempt> {
         let (nodes, needed) = (&self.nodes, self.nodes.needed());
         let asked = self.of_round(options);
         let terms = self.terms(&asked);
@@ -258,7 +267,7 @@ fn no_twins(members: &[Lock]) -> Result<()> {
 enum QuorumAttempt {
     Entered(LockGuard),
     Busy,
-    /// Too few servers replied. Nothing is held.
+    /// Too few servers replied, or the future was not polled. Nothing is held.
     Failed(Error),
 }
 
@@ -283,7 +292,11 @@ impl Several for RedLock {
     /// The last round begins no later than the end of the wait. It takes at most one round limit,
     /// and as long again to release what a minority granted; see
     /// [`RedLockOptions::timeout_factor`].
-    async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
+    async fn acquire(
+        self: Arc<Self>,
+        wait: Wait,
+        options: &AcquireOptions,
+    ) -> Result<Option<LockGuard>> {
         let limit = wait.until(Instant::now());
         // With a limit, every round counts against the tries; without one, only consecutive failed
         // rounds do.

@@ -1,8 +1,16 @@
 //! Futures that have sent a request and are then no longer polled.
 
-use std::{future::Future, pin::Pin, task::Poll, time::Duration};
+use std::{
+    future::Future,
+    net::{Ipv4Addr, TcpListener},
+    pin::Pin,
+    task::Poll,
+    time::{Duration, Instant},
+};
 
-use nestlock::{AcquireOptions, Lock, LockClient, LockGuard, OwnerId, Result};
+use nestlock::{
+    AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId, RedLockOptions, Result,
+};
 
 use crate::support::{
     Server, eventually, poll_once,
@@ -90,10 +98,7 @@ async fn a_try_that_was_not_polled_reports_it() {
     eventually("it has the lock", || async { server.exists("l") }).await;
     eventually("it is given up", || async { !server.exists("l") }).await;
     let error = parked.await.unwrap_err();
-    assert!(
-        matches!(error, nestlock::Error::Unconfirmed { .. }),
-        "{error:?}"
-    );
+    assert!(matches!(error, Error::Unconfirmed { .. }), "{error:?}");
     assert!(error.to_string().contains("not polled"), "{error}");
 }
 
@@ -199,4 +204,157 @@ async fn an_unpolled_waiter_let_in_unheard_holds_for_a_requests_time() {
             .unwrap();
         drop(parked);
     }
+}
+
+/// Polls a future until `is_so`, which must be before it ends.
+async fn poll_until<F: Future<Output: std::fmt::Debug>>(
+    mut future: Pin<&mut F>,
+    is_so: impl Fn() -> bool,
+) {
+    tokio::select! {
+        output = future.as_mut() => panic!("it ended: {output:?}"),
+        () = eventually("it has asked all members", || async { is_so() }) => {}
+    }
+}
+
+/// A multi-lock of `a` and `b`, where the replies of `b` come through a proxy.
+struct Multi {
+    server: Server,
+    proxy: Proxy,
+    a: LockClient,
+    b: LockClient,
+    lock: Lock,
+}
+
+impl Multi {
+    async fn new() -> Self {
+        let server = Server::start();
+        let proxy = Proxy::start(&server);
+        let builder = || LockClient::builder().command_timeout(ms(500));
+        let a = builder().connect(server.url()).await.unwrap();
+        let b = builder().connect(proxy.url()).await.unwrap();
+        // Locks of two clients cannot be acquired by one command.
+        let members = [
+            a.reentrant_lock("a").unwrap(),
+            b.reentrant_lock("b").unwrap(),
+        ];
+        let lock = a.multi_lock(members).unwrap();
+        lock.lock().await.unwrap().unlock().await.unwrap();
+        Self {
+            server,
+            proxy,
+            a,
+            b,
+            lock,
+        }
+    }
+
+    fn is_recorded(&self) -> [bool; 2] {
+        ["a", "b"].map(|name| self.server.exists(name))
+    }
+
+    async fn is_freed(&self) {
+        eventually("no member is held", || async {
+            self.is_recorded() == [false; 2] && self.a.stats().holds + self.b.stats().holds == 0
+        })
+        .await;
+    }
+}
+
+/// A multi-lock has one member and waits for the reply of the other, when its future is no longer
+/// polled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unpolled_multi_lock_holds_no_member_for_long() {
+    let multi = Multi::new().await;
+    multi.proxy.each(Verb::Acquire, Action::Held);
+    let mut parked = Box::pin(multi.lock.lock());
+    poll_until(parked.as_mut(), || multi.is_recorded() == [true; 2]).await;
+    multi.is_freed().await;
+    multi.proxy.let_go();
+
+    // polled again, it waits like any other acquire
+    let other = multi.server.client().await;
+    let theirs = other.reentrant_lock("b").unwrap().lock().await.unwrap();
+    let waiting = tokio::time::timeout(ms(300), &mut parked).await;
+    assert!(waiting.is_err(), "two guards: {waiting:?}");
+    theirs.unlock().await.unwrap();
+    let guard = parked.await.unwrap();
+    assert!(multi.is_recorded() == [true; 2] && !guard.is_lost());
+    guard.unlock().await.unwrap();
+    multi.is_freed().await;
+}
+
+/// Without time to start over, the error is the real cause.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_multi_lock_that_was_not_polled_reports_it() {
+    let multi = Multi::new().await;
+    multi.proxy.each(Verb::Acquire, Action::Held);
+    let mut parked = Box::pin(multi.lock.try_lock());
+    poll_until(parked.as_mut(), || multi.is_recorded() == [true; 2]).await;
+    multi.is_freed().await;
+    multi.proxy.let_go();
+    let error = parked.await.unwrap_err();
+    assert!(matches!(error, Error::Unconfirmed { .. }), "{error:?}");
+    assert!(error.to_string().contains("not polled"), "{error}");
+}
+
+/// A RedLock has two of three servers and waits for the third, when its future is no longer polled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unpolled_red_lock_holds_no_majority_for_long() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let proxy = Proxy::start(&servers[2]);
+    let urls = [servers[0].url(), servers[1].url(), proxy.url()];
+    let mut clients = Vec::new();
+    for url in urls {
+        let builder = LockClient::builder().command_timeout(ms(500));
+        clients.push(builder.connect(url).await.unwrap());
+    }
+    // a round waits for 5 s
+    let options = || RedLockOptions::new().expiry(ms(10_000)).timeout_factor(0.5);
+    let lock = LockClient::red_lock(&clients, "l", options()).unwrap();
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    let holds = || servers.iter().filter(|server| server.exists("l")).count();
+    eventually("it is free", || async { holds() == 0 }).await;
+
+    proxy.each(Verb::Acquire, Action::Held);
+    let mut parked = Box::pin(lock.lock());
+    poll_until(parked.as_mut(), || holds() == 3).await;
+    eventually("no server records it", || async { holds() == 0 }).await;
+    proxy.let_go();
+
+    // polled again, it waits like any other acquire
+    let mut others = Vec::new();
+    for server in &servers {
+        others.push(server.client().await);
+    }
+    let there = LockClient::red_lock(&others, "l", options()).unwrap();
+    let theirs = there.lock().await.unwrap();
+    let waiting = tokio::time::timeout(ms(300), &mut parked).await;
+    assert!(waiting.is_err(), "two guards: {waiting:?}");
+    theirs.unlock().await.unwrap();
+    parked.await.unwrap().unlock().await.unwrap();
+}
+
+/// A multi-lock waits for a server that does not answer, much longer than a request may take, and
+/// nothing else wakes its future: it is polled, so it keeps its first member.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_multi_lock_that_waits_for_a_mute_server_is_polled() {
+    let server = Server::start();
+    let a = server
+        .client_with(|builder| builder.command_timeout(ms(100)))
+        .await;
+    let mute = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let b = LockClient::builder()
+        .connect_timeout(ms(3_000))
+        .connect_lazy(format!("redis://{}", mute.local_addr().unwrap()))
+        .unwrap();
+    let members = [
+        a.reentrant_lock("a").unwrap(),
+        b.reentrant_lock("b").unwrap(),
+    ];
+    let start = Instant::now();
+    let error = a.multi_lock(members).unwrap().try_lock().await.unwrap_err();
+    // an unpolled one would be given up after 1.1 s
+    assert!(start.elapsed() > ms(1_500), "{:?}", start.elapsed());
+    assert!(matches!(error, Error::Connect { .. }), "{error:?}");
 }
