@@ -5,15 +5,14 @@
 //! be able to end it, as dropping the future would: decision 7.
 
 use std::{
-    mem,
     pin::Pin,
     sync::{Arc, PoisonError, TryLockError},
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
-use nestlock_wire::log;
-use tokio::task::JoinHandle;
+use nestlock_wire::{clock::Instant, log};
+use tokio::{task::JoinHandle, time::sleep};
 
 use super::{
     core::Core,
@@ -32,8 +31,7 @@ pub(crate) struct WhilePolled<F> {
 struct Work<F> {
     /// `None`: it is done, or was dropped.
     future: Option<Pin<Box<F>>>,
-    /// Whether the caller has polled since the last check.
-    polled: bool,
+    polled_at: Instant,
     /// Wakes the caller.
     waker: Waker,
 }
@@ -51,49 +49,54 @@ impl Core {
     {
         let work = Arc::new(Mutex::new(Work {
             future: Some(Box::pin(work)),
-            polled: true,
+            polled_at: Instant::now(),
             waker: Waker::noop().clone(),
         }));
         // A fork has no thread; its requests fail at once.
         let check = self.store.is_ours().then(|| {
-            let check = check(
-                Arc::clone(lock),
-                Arc::clone(&work),
-                self.holds.due.overdue() / 2,
-            );
-            self.runtime.spawn(check)
+            let (lock, work) = (Arc::clone(lock), Arc::clone(&work));
+            self.runtime
+                .spawn(check(lock, work, self.holds.due.overdue()))
         });
         let lock = Arc::clone(lock);
         WhilePolled { lock, work, check }
     }
 }
 
-/// Wakes the caller once in each period, and drops its work if it has not polled a period later.
-/// Without the wake, a caller that waits for a slow server would look the same.
-async fn check<F: Future>(lock: Arc<str>, work: Arc<Mutex<Work<F>>>, period: Duration) {
+/// Drops the work when the caller has not polled it for `limit`. Wakes the caller halfway: without
+/// that, one that waits for a slow server would look the same.
+async fn check<F: Future>(lock: Arc<str>, work: Arc<Mutex<Work<F>>>, limit: Duration) {
+    let (mut last, mut is_woken) = (Instant::now(), false);
     loop {
-        tokio::time::sleep(period).await;
-        let (waker, dropped) = {
+        let next = last + if is_woken { limit } else { limit / 2 };
+        sleep(next.saturating_duration_since(Instant::now())).await;
+        let (waker, unpolled) = {
             let mut work = match work.try_lock() {
                 Ok(work) => work,
                 Err(TryLockError::Poisoned(work)) => work.into_inner(),
-                // The caller polls it just now.
-                Err(TryLockError::WouldBlock) => continue,
+                // The caller polls it just now. Its code must not block this thread.
+                Err(TryLockError::WouldBlock) => {
+                    (last, is_woken) = (Instant::now(), false);
+                    continue;
+                }
             };
-            let polled = mem::take(&mut work.polled);
-            let dropped = if polled { None } else { work.future.take() };
-            (work.waker.clone(), dropped)
+            if work.polled_at > last {
+                (last, is_woken) = (work.polled_at, false);
+                continue;
+            }
+            let unpolled = if is_woken { work.future.take() } else { None };
+            (work.waker.clone(), unpolled)
         };
-        let Some(dropped) = dropped else {
-            waker.wake();
-            continue;
-        };
-        log::later!(
-            WARN, lock = lock;
-            "the future of an acquire is no longer polled; releasing the members that it has"
-        );
-        drop(dropped);
-        return waker.wake();
+        if is_woken {
+            log::later!(
+                WARN, lock = lock;
+                "the future of an acquire is no longer polled; releasing the members that it has"
+            );
+            drop(unpolled);
+            return waker.wake();
+        }
+        is_woken = true;
+        waker.wake();
     }
 }
 
@@ -102,7 +105,7 @@ impl<F: Future> Future for WhilePolled<F> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
-        work.polled = true;
+        work.polled_at = Instant::now();
         work.waker.clone_from(context.waker());
         let Some(future) = &mut work.future else {
             let error = store_error(&self.lock, not_entered(true));

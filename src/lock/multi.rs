@@ -205,6 +205,7 @@ impl Several for MultiLock {
             .map(|limit| limit + self.anchor.grace());
         let guard = |guards| {
             LockGuard::of_several(All {
+                anchor: Arc::clone(&self.anchor),
                 name: Arc::clone(&self.name),
                 guards,
             })
@@ -315,6 +316,7 @@ impl Several for MultiLock {
 
 /// The guards of all members, as one guard.
 struct All {
+    anchor: Arc<Anchor>,
     name: Arc<str>,
     guards: Vec<LockGuard>,
 }
@@ -334,14 +336,16 @@ impl Held for All {
     }
 
     async fn unlock(self: Box<Self>) -> Result<()> {
-        let mut guards = self.guards;
+        let Self {
+            anchor, mut guards, ..
+        } = *self;
         if let Some((anchor, held)) = of_one_client(&mut guards) {
             return anchor.release_together(held).await;
         }
-        join_all(guards.into_iter().map(LockGuard::unlock))
-            .await
-            .into_iter()
-            .collect()
+        let released = guards.into_iter().map(LockGuard::unlock).enumerate();
+        let mut answers = ask(&anchor, released, None, |_| false).await;
+        answers.sort_unstable_by_key(|(at, _)| *at);
+        answers.into_iter().try_for_each(|(_, released)| released)
     }
 
     async fn lost(&self) -> Error {

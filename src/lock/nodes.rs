@@ -1,8 +1,10 @@
 //! The independent servers of a RedLock, and the calls to all of them at once.
 
 use std::{
+    future::poll_fn,
     mem::{Discriminant, discriminant},
     sync::Arc,
+    task::Poll,
     time::Duration,
 };
 
@@ -114,9 +116,27 @@ pub(crate) async fn ask<T>(
     over: Option<Instant>,
     mut enough: impl FnMut(&[(usize, Result<T>)]) -> bool,
 ) -> Vec<(usize, Result<T>)> {
-    let mut asked: FuturesUnordered<_> = asked
-        .map(|(at, asked)| async move { (at, asked.await) })
+    let mut asked: Vec<_> = asked
+        .map(|(at, asked)| Box::pin(async move { (at, asked.await) }))
         .collect();
+    let mut answers = Vec::with_capacity(asked.len());
+    poll_fn(|context| {
+        // `FuturesUnordered` may end its first pass early, and then a caller that polls only once
+        // would leave some calls unbegun: an `unlock` would keep these members.
+        asked.retain_mut(|call| match call.as_mut().poll(context) {
+            Poll::Ready(answer) => {
+                answers.push(answer);
+                false
+            }
+            Poll::Pending => true,
+        });
+        Poll::Ready(())
+    })
+    .await;
+    if enough(&answers) {
+        return answers;
+    }
+    let mut asked: FuturesUnordered<_> = asked.into_iter().collect();
     let over = async {
         match over {
             Some(over) => anchor.sleep_until(over).await,
@@ -124,7 +144,6 @@ pub(crate) async fn ask<T>(
         }
     };
     tokio::pin!(over);
-    let mut answers = Vec::with_capacity(asked.len());
     loop {
         tokio::select! {
             // A reply that has arrived counts, even if the time is over.

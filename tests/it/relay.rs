@@ -602,6 +602,43 @@ async fn a_name_read_from_the_record_nests_in_its_hold() {
     }
 }
 
+/// The name of an acquire that is not polled is read from the record, and a guard is acquired by it.
+/// The acquire must not enter that hold when it is polled again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_does_not_enter_what_its_name_acquired() {
+    let server = Server::start();
+    let builder = || LockClient::builder().command_timeout(Duration::from_millis(200));
+    let client = builder().connect(server.url()).await.unwrap();
+    for lock in [
+        client.mutex("l").unwrap(),
+        client.reentrant_lock("l").unwrap().owner_per_acquire(),
+        client.fair_lock("l").unwrap().owner_per_acquire(),
+    ] {
+        lock.lock().await.unwrap().unlock().await.unwrap();
+        let mut parked = loop {
+            let mut parked = Box::pin(lock.lock());
+            match poll_once(parked.as_mut()).await {
+                Poll::Pending => break parked,
+                Poll::Ready(guard) => guard.unwrap().unlock().await.unwrap(),
+            }
+        };
+        eventually("it is recorded", || async { server.exists("l") }).await;
+        let name = lock.holder().await.unwrap().expect("it is held");
+        eventually("it is given up", || async { !server.exists("l") }).await;
+        client.idle().await;
+        let by_name = lock
+            .try_lock_with(AcquireOptions::new().owner(name))
+            .await
+            .unwrap()
+            .expect("it is free");
+        let entered = tokio::time::timeout(Duration::from_millis(500), &mut parked).await;
+        assert!(!matches!(entered, Ok(Ok(_))), "two guards: {entered:?}");
+        by_name.unlock().await.unwrap();
+        drop(parked);
+        client.idle().await;
+    }
+}
+
 #[tokio::test]
 async fn what_was_handed_on_is_released_by_the_name_of_its_guard() {
     let server = Server::start();

@@ -335,26 +335,87 @@ async fn an_unpolled_red_lock_holds_no_majority_for_long() {
     parked.await.unwrap().unlock().await.unwrap();
 }
 
+/// A server that is connected to and never answers, and a multi-lock of `a`, which is acquired
+/// first, and a lock there.
+struct Mute {
+    server: Server,
+    lock: Lock,
+    _listener: TcpListener,
+}
+
+impl Mute {
+    async fn new(command_timeout: Duration, connect_timeout: Duration) -> Self {
+        let server = Server::start();
+        let a = server
+            .client_with(|builder| builder.command_timeout(command_timeout))
+            .await;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let b = LockClient::builder()
+            .connect_timeout(connect_timeout)
+            .connect_lazy(format!("redis://{}", listener.local_addr().unwrap()))
+            .unwrap();
+        let members = [
+            a.reentrant_lock("a").unwrap(),
+            b.reentrant_lock("b").unwrap(),
+        ];
+        Self {
+            server,
+            lock: a.multi_lock(members).unwrap(),
+            _listener: listener,
+        }
+    }
+}
+
+/// The time without polls counts from the last poll.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_multi_lock_keeps_its_members_for_a_requests_time() {
+    // it is given up 4 s after the last poll
+    let mute = Mute::new(ms(3_000), ms(60_000)).await;
+    let mut parked = Box::pin(mute.lock.lock());
+    let polled = tokio::time::timeout(ms(1_900), &mut parked).await;
+    assert!(polled.is_err(), "{polled:?}");
+    tokio::time::sleep(ms(2_700)).await;
+    assert!(mute.server.exists("a"), "it is given up already");
+    eventually("it is given up", || async { !mute.server.exists("a") }).await;
+}
+
+/// The release of a lock with many members is polled once: it has begun for each of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unpolled_release_keeps_none_of_many_members() {
+    let servers = [Server::start(), Server::start()];
+    let mut clients = Vec::new();
+    for server in &servers {
+        let builder = |builder: nestlock::LockClientBuilder| builder.command_timeout(ms(500));
+        clients.push(server.client_with(builder).await);
+    }
+    let members = || {
+        let names = (0..40).map(|n| (&clients[n % 2], format!("{n}")));
+        let members = names.map(|(client, name)| client.reentrant_lock(name).unwrap());
+        members.collect::<Vec<_>>()
+    };
+    let red = clients[0]
+        .red_lock_over(members(), RedLockOptions::new())
+        .unwrap();
+    for lock in [clients[0].multi_lock(members()).unwrap(), red] {
+        let guard = lock.lock().await.unwrap();
+        let mut parked = Box::pin(guard.unlock());
+        assert!(poll_once(parked.as_mut()).await.is_pending());
+        eventually("no member is held", || async {
+            servers.iter().all(|server| server.dump().is_empty())
+        })
+        .await;
+        drop(parked);
+    }
+}
+
 /// A multi-lock waits for a server that does not answer, much longer than a request may take, and
 /// nothing else wakes its future: it is polled, so it keeps its first member.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_multi_lock_that_waits_for_a_mute_server_is_polled() {
-    let server = Server::start();
-    let a = server
-        .client_with(|builder| builder.command_timeout(ms(100)))
-        .await;
-    let mute = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let b = LockClient::builder()
-        .connect_timeout(ms(3_000))
-        .connect_lazy(format!("redis://{}", mute.local_addr().unwrap()))
-        .unwrap();
-    let members = [
-        a.reentrant_lock("a").unwrap(),
-        b.reentrant_lock("b").unwrap(),
-    ];
-    let start = Instant::now();
-    let error = a.multi_lock(members).unwrap().try_lock().await.unwrap_err();
     // an unpolled one would be given up after 1.1 s
+    let mute = Mute::new(ms(100), ms(3_000)).await;
+    let start = Instant::now();
+    let error = mute.lock.try_lock().await.unwrap_err();
     assert!(start.elapsed() > ms(1_500), "{:?}", start.elapsed());
     assert!(matches!(error, Error::Connect { .. }), "{error:?}");
 }

@@ -3,6 +3,8 @@
 
 run.py [NAME..]   these defects, or all: by the WAYS "models sim soak it", the simulator with SEEDS=60; writes the table
                   TESTS='lua:: red::' for these of tests/it only
+run.py again [NAME..]
+                  each defect by what it fell by in the table, until one way finds it: minutes; writes nothing
 run.py few        those that must fall within 5 seeds, in each push; writes nothing
 run.py tree       makes the copy with the defects in it, to edit them there
 run.py record     writes defects.patch from what was edited there
@@ -32,6 +34,8 @@ PATCH = HERE / "defects.patch"
 TABLE = HERE / "defects.txt"
 README = HERE / "README.md"
 WAYS = ["models", "sim", "soak", "it"]
+# the quickest first
+WAYS_AGAIN = ["it", "models", "sim", "soak"]
 COLUMNS = ["defect", "what is wrong", "it", "simulation", "soak", "models"]
 SURVIVED = "-"
 NOT_RUN = "?"
@@ -232,6 +236,12 @@ def fails_alone(program, test, defect, log, **env):
         return run.hung or run.process.returncode != 0
 
 
+def passes_alone(program, test, log):
+    with Run([program, test, "--exact"], "", log, NESTLOCK_TEST_SERVER="real") as run:
+        ran = any(line.startswith("test result: ok. 1 passed") for line in run.lines())
+        return ran and not run.hung
+
+
 def look_with_models(programs, defect, log, _):
     # five times the orders that `make test` tries: what is found once in a thousand must not be left to luck
     if fell := first_failing_test(programs["nestlock"], ["engine::", "store::"], defect.name, log, NESTLOCK_SHUTTLE="5"):
@@ -287,6 +297,56 @@ def look_with_soak(programs, defect, log, _):
         if words:
             print(f"  run {seed} found {', '.join(sorted(words))}, and not again", flush=True)
     return None
+
+
+def lines_of(command, defect, log):
+    with Run(command, defect.name, log) as run:
+        yield from run.lines()
+
+
+def tests_of(way, programs, cell):
+    """The program and the test that a cell of the table names."""
+    if way == "models":
+        cell, wire = re.subn("^wire::", "", cell)
+        return programs["nestlock_wire" if wire else "nestlock"], cell
+    return programs["it"], cell
+
+
+def still_falls(way, programs, defect, cell, log):
+    """Whether a defect falls by what this cell of the table names."""
+    if way == "sim":
+        kinds = set(re.findall(r"of \d+, (\w+), first", cell))
+        return any(
+            "FAILED: " in line
+            for kind in kinds
+            for line in lines_of([programs["nestlock-sim"], f"kind={kind}", "seeds=60"], defect, log)
+        )
+    if way == "soak":
+        return bool(look_with_soak(programs, defect, log, None))
+    program, test = tests_of(way, programs, cell)
+    # a test that is gone, or falls by itself, says nothing
+    env = {"NESTLOCK_TEST_SERVER": "real", "NESTLOCK_SHUTTLE": "5"}
+    return passes_alone(program, test, log) and all(fails_alone(program, test, defect.name, log, **env) for _ in range(2))
+
+
+def again(chosen, ways):
+    """Each defect by one of the ways by which it fell last time, the quickest first."""
+    table, left = read_table(), {defect.name: defect for defect in chosen if not defect.reason}
+    for way in ways:
+        fell = {name: table.get(name, {}).get(way, "") for name in left}
+        fell = {name: cell for name, cell in fell.items() if has_fallen({way: cell})}
+        programs = build(way) if fell else {}
+        for name, cell in fell.items():
+            began, log = time.monotonic(), OUT / "log" / f"{name}.{way}"
+            log.unlink(missing_ok=True)
+            falls = still_falls(way, programs, left[name], cell, log)
+            took = time.monotonic() - began
+            print(f"{way}: {name}: {'falls' if falls else 'NO LONGER'} by {cell} ({took:.0f} s)", flush=True)
+            if falls:
+                del left[name]
+    if left:
+        give_up(f"{len(chosen) - len(left)} found; not as the table says: {' '.join(left)}")
+    print(f"{len(chosen)} found")
 
 
 LOOK = {"models": look_with_models, "sim": look_with_sim, "soak": look_with_soak, "it": look_with_it}
@@ -361,6 +421,9 @@ def main():
         return
     if misfit:
         give_up(f"{misfit}defects.patch does not fit the tree any more: see README.md")
+    if words[:1] == ["again"]:
+        chosen = [defect for defect in defects() if not words[1:] or defect.name in words]
+        return again(chosen, os.environ.get("WAYS", "").split() or WAYS_AGAIN)
     few = words == ["few"]
     chosen = [defect for defect in defects() if (defect.few if few else not words or defect.name in words)]
     if unknown := set([] if few else words) - {defect.name for defect in chosen}:

@@ -103,6 +103,7 @@ impl<'a> Acquire<'a> {
             max_holds,
             after_loss: self.after_loss,
             named: self.is_named.then_some(&self.owner),
+            turn: self.owner.turn().filter(|_| !self.is_named),
         }
     }
 

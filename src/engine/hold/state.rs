@@ -16,6 +16,7 @@
 //! settles it.
 
 use std::{
+    num::NonZeroU8,
     sync::{Arc, MutexGuard},
     time::Duration,
 };
@@ -139,6 +140,9 @@ pub(crate) struct AcquireMode<'a> {
     /// The owner, if the caller named it. The owner of one acquire may be named only while it
     /// holds the lock.
     pub(crate) named: Option<&'a OwnerId>,
+    /// Set if the caller did not name an owner, and is the owner of one acquire. The hold may have
+    /// been created for a name that was read from the record.
+    pub(crate) turn: Option<NonZeroU8>,
 }
 
 /// What an acquire must know beyond the state of its own hold.

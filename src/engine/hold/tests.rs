@@ -26,6 +26,7 @@ const MODE: AcquireMode<'_> = AcquireMode {
     max_holds: u32::MAX,
     after_loss: false,
     named: None,
+    turn: None,
 };
 
 fn kind() -> Arc<dyn Kind> {

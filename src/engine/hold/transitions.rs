@@ -93,7 +93,7 @@ impl HoldState {
     /// hold: after a hand-off, the record's name is that of another holder.
     fn check_turn(&self, mode: AcquireMode<'_>, caller: &OwnerId) -> Result<(), Refusal> {
         let owner = mode.named.unwrap_or(caller);
-        let turns = (owner.turn(), caller.turn());
+        let turns = (mode.turn.or(owner.turn()), caller.turn());
         let is_refused = match (self.held(), mode.named) {
             _ if turns == (None, None) => false,
             // A name that was read from the record has no turn: it means the first holder. After a

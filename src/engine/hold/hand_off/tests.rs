@@ -22,6 +22,7 @@ const MODE: AcquireMode<'_> = AcquireMode {
     max_holds: u32::MAX,
     after_loss: false,
     named: None,
+    turn: None,
 };
 
 /// A hold of a mutex. Each ticket is for another acquire.

@@ -298,6 +298,7 @@ impl World {
                         max_holds: 5,
                         after_loss,
                         named: None,
+                        turn: None,
                     },
                     watched,
                     effects,

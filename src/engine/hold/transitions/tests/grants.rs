@@ -34,6 +34,7 @@ impl World {
             max_holds: 5,
             after_loss: false,
             named: None,
+            turn: None,
         };
         let siblings = SiblingState {
             caller: &owner,

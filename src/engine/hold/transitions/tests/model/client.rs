@@ -146,6 +146,7 @@ fn mode(max_holds: u32, after_loss: bool, named: Option<&OwnerId>) -> AcquireMod
         max_holds,
         after_loss,
         named,
+        turn: None,
     }
 }
 
