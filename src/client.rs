@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use crate::error::Error;
 #[cfg(feature = "metrics")]
 use crate::meter::Meter;
-use nestlock_wire::Login;
+use nestlock_wire::{Credentials, Login};
 
 use crate::{
     engine::{self, Anchor, ClientStats, Kind},
@@ -18,7 +18,7 @@ use crate::{
     },
     options::{Backoff, Config, Messages, SignalOptions, Tuning},
     owner::OwnerId,
-    store::Endpoint,
+    store::{Endpoint, Provider},
     token::FencingToken,
     topology::Topology,
 };
@@ -125,6 +125,7 @@ impl LockClient {
     pub fn builder() -> LockClientBuilder {
         LockClientBuilder {
             config: Config::default(),
+            credentials: None,
             #[cfg(feature = "rustls")]
             tls: None,
         }
@@ -738,6 +739,7 @@ impl Maintenance<'_> {
 #[must_use]
 pub struct LockClientBuilder {
     config: Config,
+    credentials: Option<Provider>,
     #[cfg(feature = "rustls")]
     tls: Option<crate::Tls>,
 }
@@ -832,6 +834,52 @@ impl LockClientBuilder {
             user: Some(user.into()),
             password: Some(password.into()),
         });
+        self
+    }
+
+    /// Sets a function that returns the user and password, for tokens that expire: AWS IAM, Microsoft
+    /// Entra, Google Cloud, Vault. Default: those in the URL.
+    ///
+    /// The client calls it at each connect, for each of its two connections to a server, within the
+    /// [connect timeout](Self::connect_timeout). If the credentials [expire](Credentials::valid_for),
+    /// it calls it again after three quarters of their time, and sends the new ones over the
+    /// connection that is open. If the server refuses them, it calls the function once more before
+    /// it reports that. A connection that waits for the elements of a list
+    /// ([`signal_lock`](LockClient::signal_lock)) keeps its credentials until the server closes it.
+    ///
+    /// The function runs on a thread of the client, with tokio's timers and sockets: it may block,
+    /// and it is called although the program's runtime is busy. If it fails or panics, the connect
+    /// fails and is repeated. Sentinels get these credentials as well, unless there is a
+    /// [`sentinel_login`](Self::sentinel_login).
+    ///
+    /// [`connect`](Self::connect) fails with [`Error::InvalidConfig`] if the URL has a user or a
+    /// password, too.
+    ///
+    /// ```no_run
+    /// # async fn token() -> Result<String, std::io::Error> { Ok(String::new()) }
+    /// # async fn example() -> nestlock::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// use nestlock::{Credentials, LockClient};
+    ///
+    /// let client = LockClient::builder()
+    ///     .credentials(|| async {
+    ///         let token = token().await?;
+    ///         let hour = Duration::from_secs(3600);
+    ///         Ok::<_, std::io::Error>(Credentials::new("app", token).valid_for(hour))
+    ///     })
+    ///     .connect("rediss://cache.example:6379")
+    ///     .await?;
+    /// # let _ = client; Ok(())
+    /// # }
+    /// ```
+    pub fn credentials<F, C, E>(mut self, fetch: F) -> Self
+    where
+        F: Fn() -> C + Send + Sync + 'static,
+        C: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.credentials = Some(Provider::new(fetch));
         self
     }
 
@@ -943,7 +991,7 @@ impl LockClientBuilder {
     /// [`Error::InvalidConfig`] for an invalid URL and contradictory options; [`Error::Connect`] if
     /// the system cannot start a thread.
     pub fn connect_lazy(self, url: impl AsRef<str>) -> Result<LockClient> {
-        let endpoint = self.secured(Endpoint::from_url(url.as_ref())?)?;
+        let endpoint = self.complete(Endpoint::from_url(url.as_ref())?)?;
         Ok(LockClient {
             anchor: engine::connect_lazy(endpoint, self.config)?,
         })
@@ -999,25 +1047,19 @@ impl LockClientBuilder {
         url: impl AsRef<str>,
         node: Option<&crate::topology::TopologyNode>,
     ) -> Result<fred::types::config::Config> {
-        let endpoint = self.secured(Endpoint::from_url(url.as_ref())?)?;
+        let endpoint = self.complete(Endpoint::from_url(url.as_ref())?)?;
         endpoint.leads_to(node, self.config.sentinel_login.as_ref())
     }
 
     async fn start(self, endpoint: Endpoint) -> Result<LockClient> {
-        let endpoint = self.secured(endpoint)?;
+        let endpoint = self.complete(endpoint)?;
         let anchor = engine::connect(endpoint, self.config).await?;
         Ok(LockClient { anchor })
     }
 
-    #[cfg_attr(
-        not(feature = "rustls"),
-        expect(
-            clippy::unnecessary_wraps,
-            clippy::unused_self,
-            reason = "with TLS it is"
-        )
-    )]
-    fn secured(&self, endpoint: Endpoint) -> Result<Endpoint> {
+    /// Adds what the builder has to the URL: credentials and TLS.
+    fn complete(&self, endpoint: Endpoint) -> Result<Endpoint> {
+        let endpoint = endpoint.with_credentials(self.credentials.as_ref())?;
         #[cfg(feature = "rustls")]
         let endpoint = endpoint.secured(self.tls.as_ref())?;
         Ok(endpoint)

@@ -42,5 +42,6 @@ pub use crate::{
     token::FencingToken,
     topology::{NodeRole, Topology, TopologyKind, TopologyNode},
 };
+pub use nestlock_wire::Credentials;
 #[doc(hidden)]
 pub use nestlock_wire::Wire;

@@ -1,6 +1,6 @@
 //! Where the servers are and how to log in: from a URL, or from fred's configuration.
 
-use std::io;
+use std::{io, sync::Arc};
 
 #[cfg(feature = "rustls")]
 use crate::store::tls::Tls;
@@ -9,6 +9,7 @@ use nestlock_wire::{Address, Login, Server, ServerSettings, Wire};
 use crate::{
     error::{Error, Result, StoreError, StoreErrorKind},
     options::Config,
+    store::credentials::Provider,
     store::url::{Leads, Url, refuse},
 };
 
@@ -114,6 +115,20 @@ impl Endpoint {
             ..endpoint
         };
         Ok(endpoint)
+    }
+
+    /// Sets where the credentials come from, if `provider` is given. Fails if there is a login already.
+    pub(crate) fn with_credentials(mut self, provider: Option<&Provider>) -> Result<Self> {
+        let Some(Provider(provider)) = provider else {
+            return Ok(self);
+        };
+        if self.server.credentials.is_some() || self.server.login != Login::default() {
+            return refuse(
+                "`credentials` is set, and the URL or fred's configuration has a login, too; leave one of them out",
+            );
+        }
+        self.server.credentials = Some(Arc::clone(provider));
+        Ok(self)
     }
 
     /// Adds the TLS configuration if the URL requests TLS: the given one, or else the system's CAs.

@@ -3,6 +3,7 @@
 
 mod cluster;
 pub(crate) mod connect_options;
+mod credentials;
 mod endpoint;
 #[cfg(feature = "fred")]
 mod fred_config;
@@ -38,6 +39,7 @@ use nestlock_wire::{Copies, Epoch, Link, LinkPurpose, Pace, clock::Instant};
 
 pub(crate) use crate::store::{
     connect_options::ConnectOptions,
+    credentials::Provider,
     reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed, Score},
     route::Route,
     script::script,

@@ -117,6 +117,47 @@ async fn a_credential_provider_that_hangs_once_costs_no_lease() {
     }
 }
 
+/// Returns the password, and wants to be called again each 200 ms.
+#[derive(Debug, Default)]
+struct RefreshingProvider(AtomicU32);
+
+#[async_trait::async_trait]
+impl CredentialProvider for RefreshingProvider {
+    async fn fetch(
+        &self,
+        _: Option<&FredServer>,
+    ) -> Result<(Option<String>, Option<String>), FredError> {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        Ok((Some("default".into()), Some("pw".into())))
+    }
+
+    fn refresh_interval(&self) -> Option<Duration> {
+        Some(Duration::from_millis(200))
+    }
+}
+
+#[tokio::test]
+async fn a_provider_of_freds_is_called_at_its_interval() {
+    for &wire in WIRES {
+        let server = Server::start_with(&["--requirepass", "pw"]);
+        let provider = Arc::new(RefreshingProvider::default());
+        let mut config = FredConfig::from_url(&format!("redis://{}", server.addr())).unwrap();
+        config.credential_provider = Some(provider.clone());
+        let builder = LockClient::builder().tuning(Tuning {
+            wire,
+            ..Tuning::default()
+        });
+        let client = builder.connect_to(config).await.unwrap();
+        let guard = client.mutex("l").unwrap().lock().await.unwrap();
+        let before = provider.0.load(Ordering::Acquire);
+        within(SLACK, "10 calls", || async {
+            provider.0.load(Ordering::Acquire) >= before + 10
+        })
+        .await;
+        guard.unlock().await.unwrap();
+    }
+}
+
 /// Returns a user and a password.
 #[derive(Debug)]
 struct Provider;

@@ -27,6 +27,7 @@ mod cluster;
 mod connect_errors;
 mod contract;
 mod crash;
+mod credentials;
 mod fair;
 mod fenced;
 #[cfg(feature = "fred")]

@@ -112,8 +112,7 @@ pub(crate) async fn connect(
     let server = reachable(FredConfig::from(&settings.server)).await?;
     let client = build(settings, server)?;
     let (messages, mut connects) = (client.message_rx(), client.reconnect_rx());
-    let has_password =
-        settings.server.credentials.is_some() || settings.server.login.password.is_some();
+    let has_password = settings.server.login.password.is_some();
     let router = start(&client)
         .await
         .map_err(|error| NotConnected::from_fred(&error, has_password))?;

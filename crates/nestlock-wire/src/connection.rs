@@ -6,6 +6,7 @@ use async_trait::async_trait;
 
 use crate::{
     clock::Instant,
+    expiring::Expiring,
     failure::Failure,
     own::{self, out::Reply},
     request::{Channels, Request},
@@ -16,7 +17,10 @@ use crate::{
 
 /// A connection to a server, from its handshake to its end. A clone is the same connection.
 #[derive(Clone)]
-pub struct Connection(Client);
+pub struct Connection {
+    client: Client,
+    credentials: Option<Arc<Expiring>>,
+}
 
 /// The client that made the connection.
 #[derive(Clone)]
@@ -100,7 +104,10 @@ impl fmt::Debug for Connection {
 
 impl From<Arc<own::OwnConnection>> for Connection {
     fn from(own: Arc<own::OwnConnection>) -> Self {
-        Self(Client::Own(own))
+        Self {
+            client: Client::Own(own),
+            credentials: None,
+        }
     }
 }
 
@@ -108,7 +115,21 @@ impl Connection {
     /// Returns a connection that another client made.
     #[cfg(feature = "fred")]
     pub(crate) fn foreign(connection: Arc<dyn ForeignConnection>) -> Self {
-        Self(Client::Foreign(connection))
+        Self {
+            client: Client::Foreign(connection),
+            credentials: None,
+        }
+    }
+
+    /// Returns the same connection, which was opened with these credentials.
+    pub(crate) fn logged_in_with(mut self, credentials: Option<Expiring>) -> Self {
+        self.credentials = credentials.map(Arc::new);
+        self
+    }
+
+    /// Returns the credentials with which it was opened, if they expire.
+    pub(crate) fn credentials(&self) -> Option<&Expiring> {
+        self.credentials.as_deref()
     }
 
     /// Sends a request, at most once. The first poll queues it, so it comes before everything sent
@@ -128,7 +149,7 @@ impl Connection {
         if until.remaining(Instant::now()).is_zero() {
             return Err(Failure::LateUnsent);
         }
-        match &self.0 {
+        match &self.client {
             Client::Own(own) => {
                 let encode = |out: &mut Vec<u8>, number, texts: &mut Texts| {
                     request.encode(number, out, texts)
@@ -151,7 +172,7 @@ impl Connection {
         channels: &[String],
         until: Until,
     ) -> Result<(), Failure> {
-        match &self.0 {
+        match &self.client {
             Client::Own(own) => {
                 let words: Vec<&str> = [verb.word()]
                     .into_iter()
@@ -188,7 +209,7 @@ impl Connection {
     ///
     /// If the future is dropped after its first poll, the subscription may still be made.
     pub async fn listen(&self, channel: &str, until: Until) -> Result<(), Failure> {
-        match &self.0 {
+        match &self.client {
             Client::Own(_) => {
                 let channels = [channel.to_owned()];
                 self.channels(Channels::Subscribe, &channels, until).await
@@ -199,7 +220,7 @@ impl Connection {
 
     /// Sends PING with a number. A reply with another number ends the connection.
     pub(crate) async fn echo(&self, until: Until) -> Result<(), Failure> {
-        match &self.0 {
+        match &self.client {
             Client::Own(own) => own.ping(until)?.await.map(drop),
             Client::Foreign(foreign) => foreign.echo(until).await,
         }
@@ -207,7 +228,7 @@ impl Connection {
 
     /// Returns whether both are the same connection.
     pub(crate) fn is(&self, other: &Self) -> bool {
-        match (&self.0, &other.0) {
+        match (&self.client, &other.client) {
             (Client::Own(own), Client::Own(other)) => Arc::ptr_eq(own, other),
             (Client::Foreign(foreign), Client::Foreign(other)) => {
                 std::ptr::addr_eq(Arc::as_ptr(foreign), Arc::as_ptr(other))
@@ -218,7 +239,7 @@ impl Connection {
 
     /// Returns whether a reply has arrived since the last call.
     pub(crate) fn had_reply(&self) -> bool {
-        match &self.0 {
+        match &self.client {
             Client::Own(own) => own.had_reply(),
             Client::Foreign(foreign) => foreign.had_reply(),
         }
@@ -227,7 +248,7 @@ impl Connection {
     /// Returns when the oldest request in flight was sent. Returns `None` if none is in flight, and
     /// always with another client, which does not report it.
     pub(crate) fn waits_since(&self) -> Option<Instant> {
-        match &self.0 {
+        match &self.client {
             Client::Own(own) => own.waits_since(),
             Client::Foreign(_) => None,
         }
@@ -236,7 +257,7 @@ impl Connection {
     /// Returns the number of requests in flight. Always 0 with another client, which does not
     /// report it.
     pub(crate) fn in_flight(&self) -> usize {
-        match &self.0 {
+        match &self.client {
             Client::Own(own) => own.in_flight(),
             Client::Foreign(_) => 0,
         }
@@ -244,14 +265,14 @@ impl Connection {
 
     /// Makes sure that replies are read soon, whatever the user's runtime does.
     pub(crate) fn prioritize(&self) {
-        if let Client::Own(own) = &self.0 {
+        if let Client::Own(own) = &self.client {
             own.prioritize();
         }
     }
 
     /// Ends the connection. Requests in flight fail.
     pub fn end(&self) {
-        match &self.0 {
+        match &self.client {
             Client::Own(own) => own.end("closed by this client"),
             Client::Foreign(foreign) => foreign.end(),
         }
@@ -260,7 +281,7 @@ impl Connection {
     /// Returns whether the connection has ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        match &self.0 {
+        match &self.client {
             Client::Own(own) => own.has_ended(),
             Client::Foreign(foreign) => foreign.has_ended(),
         }
@@ -272,7 +293,7 @@ impl Connection {
     ///
     /// Cancel safe.
     pub async fn ended(&self) {
-        match &self.0 {
+        match &self.client {
             Client::Own(own) => own.ended().await,
             Client::Foreign(foreign) => foreign.ended().await,
         }

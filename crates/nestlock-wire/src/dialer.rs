@@ -11,8 +11,10 @@ use crate::by_fred;
 use crate::{
     address::Server,
     connection::Connection,
+    credentials::CredentialProvider,
     epoch::Epochs,
     error::{StoreError, StoreErrorKind},
+    expiring::provided,
     failure::NotConnected,
     own,
     settings::ConnectionSettings,
@@ -140,18 +142,38 @@ impl Dialer {
         }
     }
 
-    /// Connects to the server in `settings`. The caller sets the time limit.
+    /// Connects to the server in `settings`. The caller sets the time limit. If the server refuses
+    /// the credentials of a provider, tries once more: they may have been replaced in the meantime.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: if dropped midway, the connection is closed.
     pub async fn open(&self) -> Result<Connection, NotConnected> {
+        let Some(provider) = &self.settings.server.credentials else {
+            return self.open_by(&self.settings).await;
+        };
+        match self.open_with(provider).await {
+            Err(refused) if refused.is_login_refused() => self.open_with(provider).await,
+            outcome => outcome,
+        }
+    }
+
+    async fn open_with(
+        &self,
+        provider: &Arc<dyn CredentialProvider>,
+    ) -> Result<Connection, NotConnected> {
+        let (login, expiring) = provided(provider, &self.settings).await?;
+        let mut settings = self.settings.clone();
+        (settings.server.login, settings.server.credentials) = (login, None);
+        let connection = self.open_by(&settings).await?;
+        Ok(connection.logged_in_with(expiring))
+    }
+
+    async fn open_by(&self, settings: &ConnectionSettings) -> Result<Connection, NotConnected> {
         match self.wire {
-            Wire::Own => own::greet::connect(&self.settings)
-                .await
-                .map(Connection::from),
+            Wire::Own => own::greet::connect(settings).await.map(Connection::from),
             #[cfg(feature = "fred")]
-            Wire::Fred => by_fred::connect(&self.settings)
+            Wire::Fred => by_fred::connect(settings)
                 .await
                 .map(|connection| Connection::foreign(connection)),
         }

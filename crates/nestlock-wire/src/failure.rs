@@ -92,6 +92,11 @@ impl From<io::Error> for NotConnected {
 }
 
 impl NotConnected {
+    /// Returns whether the server refused the user or the password.
+    pub(crate) fn is_login_refused(&self) -> bool {
+        self.error.kind() == StoreErrorKind::Auth
+    }
+
     /// Converts the failure of a handshake. If that contained a password, only known words of the
     /// server's error are shown.
     pub(crate) fn of_handshake(failure: Failure, has_password: bool) -> Self {

@@ -8,10 +8,12 @@ mod bundle;
 mod by_fred;
 pub mod clock;
 mod connection;
+mod credentials;
 mod dialer;
 mod digest;
 mod epoch;
 mod error;
+mod expiring;
 mod failure;
 mod health;
 mod limits;
@@ -49,6 +51,7 @@ pub use crate::{
     address::{Address, Server},
     bundle::Bundle,
     connection::{CloseOnDrop, Connection},
+    credentials::{CredentialProvider, Credentials, Login},
     dialer::{Dialer, Locate, Wire},
     epoch::{Epoch, Epochs},
     error::{StoreError, StoreErrorKind},
@@ -60,7 +63,7 @@ pub use crate::{
     request::Request,
     resp::Value,
     script::{Arg, Call, Script},
-    settings::{AnnouncedNames, ConnectionSettings, Credentials, Login, ServerSettings},
+    settings::{AnnouncedNames, ConnectionSettings, ServerSettings},
     source::{Arity, ScriptSource},
     stream::has_io_here,
     until::Until,

@@ -11,6 +11,7 @@ pub(crate) mod commands;
 mod copies;
 mod down;
 mod end;
+mod refresh;
 mod supervisor;
 
 use std::{

@@ -7,43 +7,15 @@ use std::{
     time::Duration,
 };
 
-use async_trait::async_trait;
 #[cfg(feature = "fred")]
 use fred::types::config::Config as FredConfig;
 use tokio::runtime::Handle;
 
 use crate::{
     address::{Address, Server},
-    failure::NotConnected,
+    credentials::{CredentialProvider, Login},
     push::Sink,
 };
-
-/// A user and a password.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Login {
-    /// The user. `None`: `default`.
-    pub user: Option<String>,
-    /// The password. `None`: no login.
-    pub password: Option<String>,
-}
-
-impl fmt::Debug for Login {
-    /// Omits user and password.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Login(..)")
-    }
-}
-
-/// Provides the login for each connect, for credentials that expire.
-#[async_trait]
-pub trait Credentials: Send + Sync {
-    /// Returns the login for a server. The caller sets the time limit.
-    ///
-    /// # Cancel safety
-    ///
-    /// An implementation must be cancel safe: the connect that calls it may run out of time.
-    async fn fetch(&self, address: &Address) -> Result<Login, NotConnected>;
-}
 
 /// The host names that servers announce in addition to their IP addresses.
 ///
@@ -100,7 +72,7 @@ pub struct ServerSettings {
     /// The user and password.
     pub login: Login,
     /// Provides the login at each connect, in place of `login`.
-    pub credentials: Option<Arc<dyn Credentials>>,
+    pub credentials: Option<Arc<dyn CredentialProvider>>,
     /// The number of the database. `None`: 0.
     pub database: Option<u8>,
     /// How to speak TLS. `None`: plain text.

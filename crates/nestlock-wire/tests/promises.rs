@@ -13,9 +13,9 @@ use std::{
 use futures::{executor, future::join_all};
 use nestlock_embedded::SpawnedServer;
 use nestlock_wire::{
-    Address, Arg, Arity, Bundle, Call, ConnectionSettings, Credentials, Dialer, Link, Login,
-    NotConnected, Pace, Request, Script, ScriptSource, Server, ServerSettings, StoreError,
-    StoreErrorKind, Until, Value, Wire, clock,
+    Address, Arg, Arity, Bundle, Call, ConnectionSettings, CredentialProvider, Credentials, Dialer,
+    Link, Login, NotConnected, Pace, Request, Script, ScriptSource, Server, ServerSettings,
+    StoreError, StoreErrorKind, Until, Value, Wire, clock,
 };
 use tokio::{
     runtime::{Builder, Handle, Runtime},
@@ -187,8 +187,8 @@ async fn a_client_of_freds_that_is_dropped_leaves_nothing_behind() {
 struct Silent;
 
 #[async_trait::async_trait]
-impl Credentials for Silent {
-    async fn fetch(&self, _: &Address) -> Result<Login, NotConnected> {
+impl CredentialProvider for Silent {
+    async fn fetch(&self, _: &Address) -> Result<Credentials, NotConnected> {
         std::future::pending().await
     }
 }
@@ -549,14 +549,14 @@ fn a_reset_needs_no_runtime_of_the_caller() {
 struct PanicsOnce(AtomicU32);
 
 #[async_trait::async_trait]
-impl Credentials for PanicsOnce {
-    async fn fetch(&self, _: &Address) -> Result<Login, NotConnected> {
+impl CredentialProvider for PanicsOnce {
+    async fn fetch(&self, _: &Address) -> Result<Credentials, NotConnected> {
         assert_ne!(
             self.0.fetch_add(1, Ordering::AcqRel),
             1,
             "a bug in the program"
         );
-        Ok(Login::default())
+        Ok(Login::default().into())
     }
 }
 
@@ -587,13 +587,13 @@ impl Drop for PanicsOnDrop {
 struct PanicsLate(AtomicU32);
 
 #[async_trait::async_trait]
-impl Credentials for PanicsLate {
-    async fn fetch(&self, _: &Address) -> Result<Login, NotConnected> {
+impl CredentialProvider for PanicsLate {
+    async fn fetch(&self, _: &Address) -> Result<Credentials, NotConnected> {
         if self.0.fetch_add(1, Ordering::AcqRel) == 1 {
             let _panics = PanicsOnDrop;
             std::future::pending::<()>().await;
         }
-        Ok(Login::default())
+        Ok(Login::default().into())
     }
 }
 

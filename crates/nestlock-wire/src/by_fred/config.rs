@@ -1,10 +1,11 @@
 //! Converts fred's configuration to settings, and vice versa.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use async_trait::async_trait;
+use fred::error::{Error as FredError, ErrorKind as FredKind};
 use fred::types::config::{
-    Config as FredConfig, CredentialProvider, Server as FredServer, ServerConfig,
+    Config as FredConfig, CredentialProvider as FredProvider, Server as FredServer, ServerConfig,
 };
 #[cfg(feature = "rustls")]
 use fred::types::config::{TlsConnector, TlsHostMapping};
@@ -13,8 +14,9 @@ use fred::types::config::{TlsConnector, TlsHostMapping};
 use crate::settings::TlsSettings;
 use crate::{
     address::{Address, Server},
+    credentials::{CredentialProvider, Credentials, Login},
     failure::NotConnected,
-    settings::{AnnouncedNames, Credentials, Login, ServerSettings},
+    settings::{AnnouncedNames, ServerSettings},
 };
 
 impl From<&FredServer> for Server {
@@ -35,13 +37,13 @@ fn as_configured(servers: &[FredServer], at: &Server) -> FredServer {
 
 /// Credentials from one of fred's credential providers.
 struct FromProvider {
-    provider: Arc<dyn CredentialProvider>,
+    provider: Arc<dyn FredProvider>,
     servers: Vec<FredServer>,
 }
 
 #[async_trait]
-impl Credentials for FromProvider {
-    async fn fetch(&self, address: &Address) -> Result<Login, NotConnected> {
+impl CredentialProvider for FromProvider {
+    async fn fetch(&self, address: &Address) -> Result<Credentials, NotConnected> {
         let server = match address {
             Address::Tcp(at) => as_configured(&self.servers, at),
             // the form in which fred itself passes it
@@ -49,7 +51,35 @@ impl Credentials for FromProvider {
         };
         let fetched = self.provider.fetch(Some(&server)).await;
         let (user, password) = fetched.map_err(|error| NotConnected::from_fred(&error, false))?;
-        Ok(Login { user, password })
+        Ok(Credentials {
+            login: Login { user, password },
+            refresh_after: self.provider.refresh_interval(),
+        })
+    }
+}
+
+/// A credential provider of fred's, from one that is not, for connections of the program's own.
+struct ToProvider {
+    provider: Arc<dyn CredentialProvider>,
+    address: Address,
+}
+
+impl fmt::Debug for ToProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ToProvider(..)")
+    }
+}
+
+#[async_trait]
+impl FredProvider for ToProvider {
+    async fn fetch(
+        &self,
+        _: Option<&FredServer>,
+    ) -> Result<(Option<String>, Option<String>), FredError> {
+        match self.provider.fetch(&self.address).await {
+            Ok(Credentials { login, .. }) => Ok((login.user, login.password)),
+            Err(refused) => Err(FredError::new(FredKind::Auth, refused.error.said())),
+        }
     }
 }
 
@@ -85,7 +115,7 @@ impl From<FredConfig> for ServerSettings {
             },
             credentials: credentials.map(|provider| {
                 let servers = config.server.hosts();
-                Arc::new(FromProvider { provider, servers }) as Arc<dyn Credentials>
+                Arc::new(FromProvider { provider, servers }) as Arc<dyn CredentialProvider>
             }),
             database: config.database,
             #[cfg(feature = "rustls")]
@@ -145,9 +175,14 @@ impl From<&ServerSettings> for FredConfig {
         };
         let Login { user, password } = settings.login.clone();
         (config.username, config.password) = (user, password);
-        if settings.credentials.is_none() {
-            config.credential_provider = None;
-        }
+        config.credential_provider = match (&settings.credentials, config.credential_provider) {
+            (None, _) => None,
+            (Some(_), Some(provider)) => Some(provider),
+            (Some(provider), None) => Some(Arc::new(ToProvider {
+                provider: Arc::clone(provider),
+                address: settings.address.clone(),
+            })),
+        };
         config.database = settings.database;
         #[cfg(feature = "rustls")]
         if let Some(tls) = &settings.tls {
@@ -300,7 +335,7 @@ mod tests {
     struct Echo;
 
     #[async_trait]
-    impl CredentialProvider for Echo {
+    impl FredProvider for Echo {
         async fn fetch(
             &self,
             server: Option<&FredServer>,
@@ -319,7 +354,7 @@ mod tests {
             config.credential_provider = Some(Arc::new(Echo));
             let settings = ServerSettings::from(config);
             let credentials = settings.credentials.unwrap();
-            let login = credentials.fetch(&settings.address).await.unwrap();
+            let login = credentials.fetch(&settings.address).await.unwrap().login;
             assert_eq!(login.user.as_deref(), Some(told), "{url}");
         }
     }

@@ -15,7 +15,7 @@ use crate::{
     connection::Connection,
     error::StoreErrorKind,
     failure::NotConnected,
-    link::{HEARTBEAT, Link, LinkPurpose, LinkState},
+    link::{HEARTBEAT, Link, LinkPurpose, LinkState, refresh::keep_logged_in},
     log,
     wake::catch_waker_panic,
 };
@@ -55,10 +55,10 @@ impl Link {
     /// Connects whenever there is no connection, until the link is closed or dropped.
     async fn supervise(supervised: Supervised, mut first: Option<Connection>) {
         let link = &supervised.0;
-        let Some((mut searches, mut given_up)) = link
-            .upgrade()
-            .map(|link| (link.pace.searches(), link.given_up.subscribe()))
-        else {
+        let Some((mut searches, mut given_up, blocks)) = link.upgrade().map(|link| {
+            let blocks = link.carries == LinkPurpose::BlockingReads;
+            (link.pace.searches(), link.given_up.subscribe(), blocks)
+        }) else {
             return;
         };
         let mut connected = None;
@@ -82,6 +82,8 @@ impl Link {
                 () = connection.ended() => false,
                 _ = given_up.wait_for(|given_up| *given_up >= epoch) => false,
                 _ = searches.changed() => true,
+                // a blocked connection replies to no AUTH; the server closes it at the latest
+                never = keep_logged_in(&connection), if !blocks => match never {},
             };
             if let Some(link) = link.upgrade() {
                 link.mark_reconnecting();

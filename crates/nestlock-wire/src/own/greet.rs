@@ -20,6 +20,7 @@ use tokio::{
 
 use crate::{
     clock::Instant,
+    credentials::Login,
     failure::{Failure, NotConnected},
     numbered,
     own::{
@@ -33,7 +34,7 @@ use crate::{
     push::Sink,
     request::Request,
     resp::Value,
-    settings::{ConnectionSettings, Login},
+    settings::ConnectionSettings,
     stream::{self, ReadHalf, WriteHalf},
     until::Until,
 };
@@ -49,12 +50,8 @@ const SHIFTED: &str = "the replies to the handshake do not match its requests";
 pub(crate) async fn connect(
     settings: &ConnectionSettings,
 ) -> Result<Arc<OwnConnection>, NotConnected> {
-    let login = match &settings.server.credentials {
-        Some(credentials) => credentials.fetch(&settings.server.address).await?,
-        None => settings.server.login.clone(),
-    };
-    let has_password = login.password.is_some();
-    let hello = hello(login);
+    let has_password = settings.server.login.password.is_some();
+    let hello = hello(settings.server.login.clone());
     let (reader, writer) = stream::open(&settings.server).await?;
     let connection = OwnConnection::start(
         reader,

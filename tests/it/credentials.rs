@@ -1,0 +1,271 @@
+//! Credentials from a function of the program: tokens that expire, are refused, or do not come.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use nestlock::{
+    Credentials, Error, LockClient, LockClientBuilder, OwnerId, StoreErrorKind, Tuning,
+};
+
+use crate::support::{Server, WIRES, eventually, wire::Reply, within};
+
+/// The most that a loaded machine may add to any limit.
+const SLACK: Duration = Duration::from_secs(10);
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// A token service: each token is a user of its own. A user that is deleted loses its connections,
+/// as a service closes those whose token has expired.
+#[derive(Clone)]
+struct Tokens {
+    server: Arc<Server>,
+    issued: Arc<AtomicU32>,
+}
+
+impl Tokens {
+    fn start() -> Self {
+        let server = Server::start_real();
+        server.call(&["ACL", "SETUSER", "default", "on", ">admin"]);
+        Self {
+            server: Arc::new(server),
+            issued: Arc::default(),
+        }
+    }
+
+    fn admin(&self, words: &[&str]) -> Reply {
+        let mut wire = self.server.wire();
+        wire.call(&["AUTH", "admin"]).unwrap();
+        wire.call(words).unwrap()
+    }
+
+    /// Issues the next token.
+    fn next(&self) -> Credentials {
+        let user = format!("token{}", self.issued.fetch_add(1, Ordering::AcqRel) + 1);
+        self.admin(&["ACL", "SETUSER", &user, "on", ">pw", "~*", "&*", "+@all"]);
+        Credentials::new(user, "pw")
+    }
+
+    /// Returns the ids of the clients' connections, each with the number of its token.
+    fn in_use(&self) -> BTreeMap<u64, u32> {
+        let list = self.admin(&["CLIENT", "LIST"]);
+        let field = |line: &str, name: &str| {
+            let found = line.split(' ').find_map(|field| field.strip_prefix(name));
+            found.and_then(|value| value.parse::<u64>().ok())
+        };
+        let lines = list.text().lines();
+        lines
+            .filter_map(|line| Some((field(line, "id=")?, field(line, "user=token")? as u32)))
+            .collect()
+    }
+
+    /// Deletes the tokens older than those in use.
+    fn expire(&self, deleted: &mut u32, oldest: u32) {
+        while *deleted + 1 < oldest {
+            *deleted += 1;
+            self.admin(&["ACL", "DELUSER", &format!("token{deleted}")]);
+        }
+    }
+
+    fn url(&self) -> String {
+        format!("redis://{}", self.server.addr())
+    }
+}
+
+fn panic() -> io::Result<Credentials> {
+    panic!("a bug in the program")
+}
+
+fn builder(wire: nestlock::Wire) -> LockClientBuilder {
+    LockClient::builder().tuning(Tuning {
+        wire,
+        ..Tuning::default()
+    })
+}
+
+/// The token of each connection is replaced again and again, and the old ones are deleted, while
+/// locks are held, waited for and released: no call fails, and no connection is opened anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_that_expire_under_load_fail_no_call() {
+    for &wire in WIRES {
+        let tokens = Tokens::start();
+        let fetch = {
+            let tokens = tokens.clone();
+            move || {
+                let token = tokens.next().valid_for(ms(400));
+                async { Ok::<_, io::Error>(token) }
+            }
+        };
+        let client = builder(wire)
+            .watchdog_timeout(ms(3_000))
+            .credentials(fetch)
+            .connect(tokens.url())
+            .await
+            .unwrap();
+        let held = client.mutex("held").unwrap().lock().await.unwrap();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let workers: Vec<_> = (0..8)
+            .map(|n| {
+                let lock = client.mutex(format!("job:{}", n % 3)).unwrap();
+                let is_over = Arc::clone(&is_over);
+                tokio::spawn(OwnerId::scope(async move {
+                    let mut turns = 0;
+                    while !is_over.load(Ordering::Acquire) {
+                        lock.lock().await.unwrap().unlock().await.unwrap();
+                        turns += 1;
+                    }
+                    turns
+                }))
+            })
+            .collect();
+        eventually("two connections", || async { tokens.in_use().len() == 2 }).await;
+        let opened: Vec<_> = tokens.in_use().into_keys().collect();
+        let mut deleted = 0;
+        for _ in 0..5 {
+            let seen = tokens.issued.load(Ordering::Acquire);
+            within(SLACK, "both connections have new tokens", || async {
+                tokens.in_use().values().all(|token| *token > seen)
+            })
+            .await;
+            tokens.expire(&mut deleted, *tokens.in_use().values().min().unwrap());
+        }
+        assert!(deleted >= 8, "{deleted} tokens have expired");
+        assert_eq!(tokens.in_use().into_keys().collect::<Vec<_>>(), opened);
+        is_over.store(true, Ordering::Release);
+        for worker in workers {
+            assert!(worker.await.unwrap() > 0, "{wire:?}");
+        }
+        assert!(!held.is_lost());
+        held.unlock().await.unwrap();
+        client.shutdown().await.unwrap();
+    }
+}
+
+/// A token that was replaced in the meantime is fetched once more, at connect and later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_that_is_refused_is_fetched_once_more() {
+    for &wire in WIRES {
+        let tokens = Tokens::start();
+        let calls = Arc::new(AtomicU32::new(0));
+        let fetch = {
+            let (tokens, calls) = (tokens.clone(), Arc::clone(&calls));
+            move || {
+                // every second one
+                let is_stale = calls.fetch_add(1, Ordering::AcqRel).is_multiple_of(2);
+                let token = if is_stale {
+                    Credentials::new("token0", "stale")
+                } else {
+                    tokens.next()
+                };
+                let token = token.valid_for(ms(200));
+                async { Ok::<_, io::Error>(token) }
+            }
+        };
+        let client = builder(wire)
+            .credentials(fetch)
+            .connect(tokens.url())
+            .await
+            .unwrap();
+        let guard = client.mutex("l").unwrap().lock().await.unwrap();
+        let seen = tokens.issued.load(Ordering::Acquire);
+        within(SLACK, "new tokens", || async {
+            let in_use = tokens.in_use();
+            in_use.len() == 2 && in_use.values().all(|token| *token > seen)
+        })
+        .await;
+        guard.unlock().await.unwrap();
+    }
+}
+
+/// Two refusals, or a function that fails or panics: the error says which.
+#[tokio::test]
+async fn the_error_says_why_there_are_no_credentials() {
+    for &wire in WIRES {
+        let server = Server::start_with(&["--requirepass", "pw"]);
+        let url = format!("redis://{}", server.addr());
+        let connect = |builder: LockClientBuilder| async {
+            match builder.connect(&url).await {
+                Err(Error::Connect { source, .. }) => (source.kind(), source.to_string()),
+                other => panic!("{other:?}"),
+            }
+        };
+        let calls = Arc::new(AtomicU32::new(0));
+        let wrong = {
+            let calls = Arc::clone(&calls);
+            move || {
+                calls.fetch_add(1, Ordering::AcqRel);
+                async { Ok::<_, io::Error>(Credentials::new("default", "s3cret")) }
+            }
+        };
+        let (kind, text) = connect(builder(wire).credentials(wrong)).await;
+        assert_eq!(
+            (kind, calls.load(Ordering::Acquire)),
+            (StoreErrorKind::Auth, 2)
+        );
+        assert!(!text.contains("s3cret"), "{text}");
+        let fails = || async { Err::<Credentials, _>("the vault is sealed") };
+        let (kind, text) = connect(builder(wire).credentials(fails)).await;
+        assert_eq!(kind, StoreErrorKind::Unavailable);
+        assert!(text.contains("the vault is sealed"), "{text}");
+        let panics = || async { panic() };
+        let (kind, text) = connect(builder(wire).credentials(panics)).await;
+        assert_eq!(kind, StoreErrorKind::Unavailable);
+        assert!(text.contains("panicked"), "{text}");
+    }
+}
+
+/// The function blocks its thread for longer than a lease: the watchdog renews all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_function_that_blocks_costs_no_lease() {
+    let server = Server::start_with(&["--requirepass", "pw"]);
+    let calls = Arc::new(AtomicU32::new(0));
+    let fetch = {
+        let calls = Arc::clone(&calls);
+        move || {
+            let is_first = calls.fetch_add(1, Ordering::AcqRel) < 2;
+            async move {
+                if !is_first {
+                    thread::sleep(ms(4_000));
+                }
+                Ok::<_, io::Error>(Credentials::new("default", "pw").valid_for(ms(500)))
+            }
+        }
+    };
+    let client = LockClient::builder()
+        .watchdog_timeout(ms(3_000))
+        .credentials(fetch)
+        .connect(format!("redis://{}", server.addr()))
+        .await
+        .unwrap();
+    let guard = client.mutex("l").unwrap().lock().await.unwrap();
+    within(SLACK, "it blocks", || async {
+        calls.load(Ordering::Acquire) >= 4
+    })
+    .await;
+    tokio::time::sleep(ms(3_500)).await;
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn credentials_beside_a_login_in_the_url_are_refused() {
+    for url in ["redis://u:p@127.0.0.1", "redis://:p@127.0.0.1"] {
+        let none = || async { panic() };
+        let error = LockClient::builder()
+            .credentials(none)
+            .connect(url)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, Error::InvalidConfig { .. }), "{error:?}");
+        assert!(error.to_string().contains("credentials"), "{error}");
+    }
+}
