@@ -997,25 +997,36 @@ impl LockClientBuilder {
         })
     }
 
-    /// Connects with a fred configuration ([`fred::types::config::Config`], feature `fred`):
-    /// for TLS with a custom CA, credential providers and the like. nestlock sets retries, timeouts
-    /// and the protocol version itself.
+    /// Connects with the configuration of another client, in place of a URL:
+    /// [`fred::types::config::Config`] (feature `fred`), or [`redis::ConnectionInfo`] (feature
+    /// `redis-rs`), into which deadpool-redis's `ConnectionInfo` converts. nestlock makes
+    /// connections of its own: see [the guide](crate::guide::configuration). It sets retries,
+    /// timeouts and the protocol version itself.
     ///
-    /// A server's certificate must have the name in the server's own `tls_server_name`, if that is
-    /// set. In a cluster, for an IP address, it must have the host name that the node announces
-    /// along with the address, or else the one from `TlsConfig::hostnames`, whose default host is
-    /// the first configured one. Otherwise it must have the host.
+    /// Of fred's configuration it takes the servers, the login or the credential provider, the
+    /// database and TLS. A server's certificate must have the name in the server's own
+    /// `tls_server_name`, if that is set. In a cluster, for an IP address, it must have the host
+    /// name that the node announces along with the address, or else the one from
+    /// `TlsConfig::hostnames`, whose default host is the first configured one. Otherwise it must
+    /// have the host.
+    ///
+    /// Of redis-rs's configuration it takes the address, the login and the database. redis-rs does
+    /// not give out certificates: set them with [`tls`](Self::tls).
     ///
     /// # Errors
     ///
-    /// As [`LockClientBuilder::connect`].
+    /// As [`LockClientBuilder::connect`]; [`Error::InvalidConfig`] for what cannot be taken over.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: if dropped midway, the connection is closed.
-    #[cfg(feature = "fred")]
-    pub async fn connect_to(self, endpoint: impl Into<Endpoint>) -> Result<LockClient> {
-        self.start(endpoint.into()).await
+    #[cfg(any(feature = "fred", feature = "redis-rs"))]
+    pub async fn connect_to<E>(self, endpoint: E) -> Result<LockClient>
+    where
+        E: TryInto<Endpoint>,
+        crate::Error: From<E::Error>,
+    {
+        self.start(endpoint.try_into()?).await
     }
 
     /// Returns a fred configuration for one of the servers or sentinels of a client's

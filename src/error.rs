@@ -262,6 +262,14 @@ pub enum Error {
     },
 }
 
+/// Configurations whose conversion cannot fail.
+#[cfg(any(feature = "fred", feature = "redis-rs"))]
+impl From<std::convert::Infallible> for Error {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
+}
+
 impl Error {
     /// Returns whether the caller already holds this lock in a conflicting way, which waiting does
     /// not change (a bug): [`NotReentrant`](Self::NotReentrant),

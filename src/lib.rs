@@ -22,10 +22,12 @@ mod topology;
 
 #[cfg(feature = "fred")]
 pub use fred;
+#[cfg(feature = "redis-rs")]
+pub use redis;
 
 #[doc(hidden)]
 pub use crate::options::Tuning;
-#[cfg(feature = "fred")]
+#[cfg(any(feature = "fred", feature = "redis-rs"))]
 pub use crate::store::Endpoint;
 #[cfg(feature = "rustls")]
 pub use crate::store::Tls;

@@ -16,7 +16,7 @@ use crate::{
 /// Where the servers are and how to log in, from a URL or from fred's configuration.
 #[derive(Clone)]
 #[cfg_attr(
-    not(feature = "fred"),
+    not(any(feature = "fred", feature = "redis-rs")),
     expect(unreachable_pub, reason = "public with the feature")
 )]
 pub struct Endpoint {
@@ -115,6 +115,12 @@ impl Endpoint {
             ..endpoint
         };
         Ok(endpoint)
+    }
+
+    /// Sets whether it requests TLS, as `rediss://` does.
+    #[cfg(all(feature = "redis-rs", feature = "rustls"))]
+    pub(super) fn by_tls(self, is_secret: bool) -> Self {
+        Self { is_secret, ..self }
     }
 
     /// Sets where the credentials come from, if `provider` is given. Fails if there is a login already.

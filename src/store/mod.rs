@@ -11,6 +11,8 @@ mod master;
 mod next_hop;
 mod one;
 mod probe;
+#[cfg(feature = "redis-rs")]
+mod redis_rs;
 mod replication;
 mod reply;
 mod requests;
@@ -29,8 +31,8 @@ use futures_util::future::join_all;
 use tokio::{sync::watch, time::timeout};
 
 #[cfg_attr(
-    not(feature = "fred"),
-    expect(unreachable_pub, reason = "that feature makes it public")
+    not(any(feature = "fred", feature = "redis-rs")),
+    expect(unreachable_pub, reason = "those features make it public")
 )]
 pub use self::endpoint::Endpoint;
 #[cfg(feature = "rustls")]

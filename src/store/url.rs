@@ -287,7 +287,7 @@ fn read_login(login: &str) -> Result<Login> {
     }
 }
 
-fn login_of(user: Option<String>, password: Option<String>) -> Result<Option<Login>> {
+pub(super) fn login_of(user: Option<String>, password: Option<String>) -> Result<Option<Login>> {
     match (&user, &password) {
         (None, None) => Ok(None),
         (Some(_), None) => refuse(

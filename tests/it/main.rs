@@ -49,6 +49,8 @@ mod process;
 mod pubsub;
 mod read_write;
 mod red;
+#[cfg(all(feature = "redis-rs", feature = "rustls"))]
+mod redis_rs;
 mod reentrant;
 mod refusals;
 mod relay;
