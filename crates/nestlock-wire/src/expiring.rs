@@ -12,6 +12,10 @@ use crate::{
     settings::ConnectionSettings,
 };
 
+/// The shortest time after which credentials are replaced: a lifetime of zero must not keep the
+/// provider busy.
+const SHORTEST: Duration = Duration::from_millis(50);
+
 /// Calls the provider on a thread of its own: code of the program must not block the thread that
 /// keeps the connections.
 async fn fetch(
@@ -63,7 +67,7 @@ pub(crate) async fn provided(
         provider: Arc::clone(provider),
         settings: settings.clone(),
         fetched,
-        refresh_after,
+        refresh_after: refresh_after.max(SHORTEST),
     });
     Ok((login, expiring))
 }
