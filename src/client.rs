@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use crate::error::Error;
 #[cfg(feature = "metrics")]
 use crate::meter::Meter;
-use nestlock_wire::{Credentials, Login};
+use nestlock_wire::{CredentialSource, Credentials, Login};
 
 use crate::{
     engine::{self, Anchor, ClientStats, Kind},
@@ -18,7 +18,7 @@ use crate::{
     },
     options::{Backoff, Config, Messages, SignalOptions, Tuning},
     owner::OwnerId,
-    store::{Endpoint, Provider},
+    store::{self, Endpoint},
     token::FencingToken,
     topology::Topology,
 };
@@ -739,7 +739,7 @@ impl Maintenance<'_> {
 #[must_use]
 pub struct LockClientBuilder {
     config: Config,
-    credentials: Option<Provider>,
+    credentials: Option<CredentialSource>,
     #[cfg(feature = "rustls")]
     tls: Option<crate::Tls>,
 }
@@ -840,16 +840,17 @@ impl LockClientBuilder {
     /// Sets a function that returns the user and password, for tokens that expire: AWS IAM, Microsoft
     /// Entra, Google Cloud, Vault. Default: those in the URL.
     ///
-    /// The client calls it at each connect, for each of its two connections to a server, within the
-    /// [connect timeout](Self::connect_timeout). If the credentials [expire](Credentials::valid_for),
+    /// The client calls it at each connect, for each of its two connections to a server. Let it
+    /// return within a quarter of the [connect timeout](Self::connect_timeout), 1.25 s by default:
+    /// that limit covers both connections, and those to sentinels before them. If the credentials [expire](Credentials::valid_for),
     /// it calls it again after three quarters of their time, and sends the new ones over the
     /// connection that is open. If the server refuses them, it calls the function once more before
     /// it reports that. A connection that waits for the elements of a list
     /// ([`signal_lock`](LockClient::signal_lock)) keeps its credentials until the server closes it.
     ///
-    /// The function runs on a thread of the client, with tokio's timers and sockets: it may block,
-    /// and it is called although the program's runtime is busy. If it fails or panics, the connect
-    /// fails and is repeated. Sentinels get these credentials as well, unless there is a
+    /// Each call runs on a thread of its own, with a tokio runtime of its own: it may block, and it
+    /// is made although the program's runtime is busy. If it fails or panics, the connect fails and
+    /// is repeated. 16 calls that never return are the most; no other is made then. Sentinels get these credentials as well, unless there is a
     /// [`sentinel_login`](Self::sentinel_login).
     ///
     /// [`connect`](Self::connect) fails with [`Error::InvalidConfig`] if the URL has a user or a
@@ -879,7 +880,7 @@ impl LockClientBuilder {
         C: Future<Output = Result<Credentials, E>> + Send + 'static,
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        self.credentials = Some(Provider::new(fetch));
+        self.credentials = Some(store::from_fn(fetch));
         self
     }
 

@@ -1,31 +1,20 @@
 //! The program's credentials, from a function that it passes.
 
-use std::{error::Error as StdError, fmt, future::Future, sync::Arc};
+use std::{error::Error as StdError, future::Future};
 
 use async_trait::async_trait;
-use nestlock_wire::{Address, CredentialProvider, Credentials, NotConnected};
+use nestlock_wire::{Address, CredentialProvider, CredentialSource, Credentials, NotConnected};
 
 use crate::error::{StoreError, StoreErrorKind};
 
-/// The credential provider of a client.
-#[derive(Clone)]
-pub(crate) struct Provider(pub(super) Arc<dyn CredentialProvider>);
-
-impl fmt::Debug for Provider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Provider(..)")
-    }
-}
-
-impl Provider {
-    pub(crate) fn new<F, C, E>(fetch: F) -> Self
-    where
-        F: Fn() -> C + Send + Sync + 'static,
-        C: Future<Output = Result<Credentials, E>> + Send + 'static,
-        E: Into<Box<dyn StdError + Send + Sync>>,
-    {
-        Self(Arc::new(FromFn(fetch)))
-    }
+/// Returns the source of what `fetch` returns.
+pub(crate) fn from_fn<F, C, E>(fetch: F) -> CredentialSource
+where
+    F: Fn() -> C + Send + Sync + 'static,
+    C: Future<Output = Result<Credentials, E>> + Send + 'static,
+    E: Into<Box<dyn StdError + Send + Sync>>,
+{
+    FromFn(fetch).into()
 }
 
 struct FromFn<F>(F);

@@ -1,15 +1,14 @@
 //! Where the servers are and how to log in: from a URL, or from fred's configuration.
 
-use std::{io, sync::Arc};
+use std::io;
 
 #[cfg(feature = "rustls")]
 use crate::store::tls::Tls;
-use nestlock_wire::{Address, Login, Server, ServerSettings, Wire};
+use nestlock_wire::{Address, CredentialSource, Login, Server, ServerSettings, Wire};
 
 use crate::{
     error::{Error, Result, StoreError, StoreErrorKind},
     options::Config,
-    store::credentials::Provider,
     store::url::{Leads, Url, refuse},
 };
 
@@ -123,9 +122,9 @@ impl Endpoint {
         Self { is_secret, ..self }
     }
 
-    /// Sets where the credentials come from, if `provider` is given. Fails if there is a login already.
-    pub(crate) fn with_credentials(mut self, provider: Option<&Provider>) -> Result<Self> {
-        let Some(Provider(provider)) = provider else {
+    /// Sets where the credentials come from, if `source` is given. Fails if there is a login already.
+    pub(crate) fn with_credentials(mut self, source: Option<&CredentialSource>) -> Result<Self> {
+        let Some(source) = source else {
             return Ok(self);
         };
         if self.server.credentials.is_some() || self.server.login != Login::default() {
@@ -133,7 +132,7 @@ impl Endpoint {
                 "`credentials` is set, and the URL or fred's configuration has a login, too; leave one of them out",
             );
         }
-        self.server.credentials = Some(Arc::clone(provider));
+        self.server.credentials = Some(source.clone());
         Ok(self)
     }
 

@@ -41,7 +41,7 @@ use nestlock_wire::{Copies, Epoch, Link, LinkPurpose, Pace, clock::Instant};
 
 pub(crate) use crate::store::{
     connect_options::ConnectOptions,
-    credentials::Provider,
+    credentials::from_fn,
     reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed, Score},
     route::Route,
     script::script,

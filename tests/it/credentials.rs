@@ -256,6 +256,113 @@ async fn a_function_that_blocks_costs_no_lease() {
     guard.unlock().await.unwrap();
 }
 
+/// The function blocks until the client has ended, and then uses a timer: it has a runtime of its
+/// own for that.
+#[test]
+fn a_function_that_outlives_its_client_does_not_panic() {
+    struct Seen(Arc<AtomicU32>, Arc<AtomicBool>);
+    impl Drop for Seen {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::AcqRel);
+            if thread::panicking() {
+                self.1.store(true, Ordering::Release);
+            }
+        }
+    }
+    let server = Server::start_with(&["--requirepass", "pw"]);
+    let (calls, ended) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let (panicked, is_over) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let fetch = {
+        let (calls, is_over) = (Arc::clone(&calls), Arc::clone(&is_over));
+        let (ended, panicked) = (Arc::clone(&ended), Arc::clone(&panicked));
+        move || {
+            let blocks = calls.fetch_add(1, Ordering::AcqRel) >= 2;
+            let seen = Seen(Arc::clone(&ended), Arc::clone(&panicked));
+            let is_over = Arc::clone(&is_over);
+            async move {
+                while blocks && !is_over.load(Ordering::Acquire) {
+                    thread::sleep(ms(5));
+                }
+                tokio::time::sleep(ms(1)).await;
+                drop(seen);
+                Ok::<_, io::Error>(Credentials::new("default", "pw").valid_for(ms(100)))
+            }
+        }
+    };
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let client = LockClient::builder()
+            .credentials(fetch)
+            .connect(format!("redis://{}", server.addr()))
+            .await
+            .unwrap();
+        within(SLACK, "both connections wait for it", || async {
+            calls.load(Ordering::Acquire) >= 4
+        })
+        .await;
+        client.shutdown().await.unwrap();
+    });
+    // the client's thread ends with its last handle, a moment later
+    thread::sleep(ms(200));
+    is_over.store(true, Ordering::Release);
+    let all = || ended.load(Ordering::Acquire) == calls.load(Ordering::Acquire);
+    for _ in 0..2_000 {
+        if all() {
+            break;
+        }
+        thread::sleep(ms(5));
+    }
+    assert!(all(), "a call has not ended");
+    assert!(!panicked.load(Ordering::Acquire));
+}
+
+/// Calls that do not return are bounded in number. When they return, the client goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_block_do_not_pile_up() {
+    let server = Server::start_with(&["--requirepass", "pw"]);
+    let (calls, in_flight) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let fetch = {
+        let (calls, in_flight) = (Arc::clone(&calls), Arc::clone(&in_flight));
+        let is_over = Arc::clone(&is_over);
+        move || {
+            let blocks = calls.fetch_add(1, Ordering::AcqRel) >= 2;
+            in_flight.fetch_add(1, Ordering::AcqRel);
+            let (in_flight, is_over) = (Arc::clone(&in_flight), Arc::clone(&is_over));
+            async move {
+                while blocks && !is_over.load(Ordering::Acquire) {
+                    thread::sleep(ms(5));
+                }
+                in_flight.fetch_sub(1, Ordering::AcqRel);
+                Ok::<_, io::Error>(Credentials::new("default", "pw").valid_for(ms(60)))
+            }
+        }
+    };
+    let client = LockClient::builder()
+        .connect_timeout(ms(400))
+        .credentials(fetch)
+        .connect(format!("redis://{}", server.addr()))
+        .await
+        .unwrap();
+    let held = client.mutex("l").unwrap().lock().await.unwrap();
+    within(ms(60_000), "16 calls block", || async {
+        in_flight.load(Ordering::Acquire) >= 16
+    })
+    .await;
+    tokio::time::sleep(ms(1_000)).await;
+    assert_eq!(in_flight.load(Ordering::Acquire), 16);
+    is_over.store(true, Ordering::Release);
+    let before = calls.load(Ordering::Acquire);
+    within(SLACK, "it is called again", || async {
+        calls.load(Ordering::Acquire) > before + 2
+    })
+    .await;
+    assert!(!held.is_lost());
+    held.unlock().await.unwrap();
+}
+
 #[tokio::test]
 async fn credentials_beside_a_login_in_the_url_are_refused() {
     for url in ["redis://u:p@127.0.0.1", "redis://:p@127.0.0.1"] {

@@ -1,8 +1,9 @@
 //! What a connection logs in with: a login that is fixed, or one from a provider.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use tokio::sync::Semaphore;
 
 use crate::{address::Address, failure::NotConnected};
 
@@ -83,11 +84,36 @@ impl From<Login> for Credentials {
 pub trait CredentialProvider: Send + Sync {
     /// Returns the credentials for a server. The caller sets the time limit.
     ///
-    /// It runs on a thread of its own, with the timers and sockets of the connection's runtime, so
-    /// it may block. A panic counts as an error.
+    /// Each call runs on a thread of its own, with a tokio runtime of its own, so it may block. A
+    /// panic counts as an error.
     ///
     /// # Cancel safety
     ///
     /// An implementation must be cancel safe: the connect that calls it may run out of time.
     async fn fetch(&self, address: &Address) -> Result<Credentials, NotConnected>;
+}
+
+/// A credential provider, and how many of its calls have not returned.
+#[derive(Clone)]
+pub struct CredentialSource {
+    pub(crate) provider: Arc<dyn CredentialProvider>,
+    pub(crate) calls: Arc<Semaphore>,
+}
+
+/// Most calls of a provider at the same time. Others wait, within the time of their connect.
+const CALLS: usize = 16;
+
+impl<P: CredentialProvider + 'static> From<P> for CredentialSource {
+    fn from(provider: P) -> Self {
+        Self {
+            provider: Arc::new(provider),
+            calls: Arc::new(Semaphore::new(CALLS)),
+        }
+    }
+}
+
+impl fmt::Debug for CredentialSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CredentialSource(..)")
+    }
 }

@@ -11,7 +11,7 @@ use crate::by_fred;
 use crate::{
     address::Server,
     connection::Connection,
-    credentials::CredentialProvider,
+    credentials::CredentialSource,
     epoch::Epochs,
     error::{StoreError, StoreErrorKind},
     expiring::provided,
@@ -149,20 +149,17 @@ impl Dialer {
     ///
     /// Cancel safe: if dropped midway, the connection is closed.
     pub async fn open(&self) -> Result<Connection, NotConnected> {
-        let Some(provider) = &self.settings.server.credentials else {
+        let Some(source) = &self.settings.server.credentials else {
             return self.open_by(&self.settings).await;
         };
-        match self.open_with(provider).await {
-            Err(refused) if refused.is_login_refused() => self.open_with(provider).await,
+        match self.open_with(source).await {
+            Err(refused) if refused.is_login_refused() => self.open_with(source).await,
             outcome => outcome,
         }
     }
 
-    async fn open_with(
-        &self,
-        provider: &Arc<dyn CredentialProvider>,
-    ) -> Result<Connection, NotConnected> {
-        let (login, expiring) = provided(provider, &self.settings).await?;
+    async fn open_with(&self, source: &CredentialSource) -> Result<Connection, NotConnected> {
+        let (login, expiring) = provided(source, &self.settings).await?;
         let mut settings = self.settings.clone();
         (settings.server.login, settings.server.credentials) = (login, None);
         let connection = self.open_by(&settings).await?;

@@ -1,12 +1,13 @@
 //! Credentials that a provider returned, and when they are to be replaced.
 
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 
-use tokio::sync::oneshot;
+use tokio::{runtime::Builder, sync::oneshot};
 
 use crate::{
+    address::Address,
     clock::Instant,
-    credentials::{CredentialProvider, Credentials, Login},
+    credentials::{CredentialSource, Credentials, Login},
     error::{StoreError, StoreErrorKind},
     failure::NotConnected,
     settings::ConnectionSettings,
@@ -16,38 +17,45 @@ use crate::{
 /// provider busy.
 const SHORTEST: Duration = Duration::from_millis(50);
 
-/// Calls the provider on a thread of its own: code of the program must not block the thread that
-/// keeps the connections.
-async fn fetch(
-    provider: &Arc<dyn CredentialProvider>,
-    settings: &ConnectionSettings,
-) -> Result<Credentials, NotConnected> {
+/// Calls the provider on a thread of its own, with a runtime of its own: code of the program must
+/// not block the thread that keeps the connections, and may outlive it.
+async fn fetch(source: &CredentialSource, address: &Address) -> Result<Credentials, NotConnected> {
+    let failed = |why: String| NotConnected {
+        error: StoreError::new(StoreErrorKind::Unavailable, false, why),
+        nobody_listens: false,
+    };
+    // Calls that block forever must not take ever more threads. The semaphore is never closed.
+    let permit = Arc::clone(&source.calls).acquire_owned().await;
     let (mut tell, told) = oneshot::channel();
-    let (provider, address) = (Arc::clone(provider), settings.server.address.clone());
-    let own = settings.own.clone();
-    settings.own.spawn_blocking(move || {
-        own.block_on(async {
+    let (provider, address) = (Arc::clone(&source.provider), address.clone());
+    let call = move || {
+        let _permit = permit;
+        let Ok(runtime) = Builder::new_current_thread().enable_all().build() else {
+            return;
+        };
+        runtime.block_on(async {
             let fetched = tokio::select! {
                 biased;
-                // the caller's time is over, or its runtime has ended, and with it the timers
+                // the caller's time is over
                 () = tell.closed() => return,
                 fetched = provider.fetch(&address) => fetched,
             };
             _ = tell.send(fetched);
         });
-    });
-    told.await.unwrap_or_else(|_| {
-        let why = "the credential provider panicked";
-        Err(NotConnected {
-            error: StoreError::new(StoreErrorKind::Unavailable, false, why),
-            nobody_listens: false,
-        })
-    })
+        // a task that the program left behind must not delay the permit
+        runtime.shutdown_background();
+    };
+    thread::Builder::new()
+        .name("credentials".into())
+        .spawn(call)
+        .map_err(|error| failed(format!("cannot start a thread: {error}")))?;
+    told.await
+        .unwrap_or_else(|_| Err(failed("the credential provider panicked".into())))
 }
 
 /// The credentials of a connection, if they expire.
 pub(crate) struct Expiring {
-    pub(crate) provider: Arc<dyn CredentialProvider>,
+    pub(crate) source: CredentialSource,
     pub(crate) settings: ConnectionSettings,
     pub(crate) fetched: Instant,
     pub(crate) refresh_after: Duration,
@@ -55,16 +63,16 @@ pub(crate) struct Expiring {
 
 /// Fetches credentials from a provider. Returns the login, and what replaces it in time.
 pub(crate) async fn provided(
-    provider: &Arc<dyn CredentialProvider>,
+    source: &CredentialSource,
     settings: &ConnectionSettings,
 ) -> Result<(Login, Option<Expiring>), NotConnected> {
     let fetched = Instant::now();
     let Credentials {
         login,
         refresh_after,
-    } = fetch(provider, settings).await?;
+    } = fetch(source, &settings.server.address).await?;
     let expiring = refresh_after.map(|refresh_after| Expiring {
-        provider: Arc::clone(provider),
+        source: source.clone(),
         settings: settings.clone(),
         fetched,
         refresh_after: refresh_after.max(SHORTEST),

@@ -97,6 +97,18 @@ impl NotConnected {
         self.error.kind() == StoreErrorKind::Auth
     }
 
+    /// Converts the failure of a login over a connection that is open. The reply may quote the
+    /// password, and another client's words for it may, too: only known words are shown.
+    pub(crate) fn of_login(failure: Failure) -> Self {
+        let failure = match failure {
+            Failure::Other(_, _, said)
+            | Failure::Nonsense(said)
+            | Failure::RefusedTogether(said) => Failure::Refused(said),
+            failure => failure,
+        };
+        Self::of_handshake(failure, true)
+    }
+
     /// Converts the failure of a handshake. If that contained a password, only known words of the
     /// server's error are shown.
     pub(crate) fn of_handshake(failure: Failure, has_password: bool) -> Self {
@@ -122,6 +134,24 @@ impl From<Failure> for NotConnected {
 mod tests {
     use super::*;
     use crate::tests::absent_servers;
+
+    /// A server or a proxy quotes the password, and fred's client passes that on as its own words.
+    #[test]
+    fn the_error_of_a_login_does_not_show_the_password() {
+        let said = "ERR invalid s3cret";
+        for failure in [
+            Failure::Refused(said.into()),
+            Failure::RefusedTogether(said.into()),
+            Failure::Other(StoreErrorKind::Other, false, said.into()),
+            Failure::Nonsense(said.into()),
+        ] {
+            let error = NotConnected::of_login(failure.clone()).error;
+            assert!(
+                !error.to_string().contains("s3cret"),
+                "{failure:?}: {error}"
+            );
+        }
+    }
 
     /// A closed port and a missing socket are distinguished from servers that are there and do not
     /// serve.

@@ -51,7 +51,7 @@ pub use crate::{
     address::{Address, Server},
     bundle::Bundle,
     connection::{CloseOnDrop, Connection},
-    credentials::{CredentialProvider, Credentials, Login},
+    credentials::{CredentialProvider, CredentialSource, Credentials, Login},
     dialer::{Dialer, Locate, Wire},
     epoch::{Epoch, Epochs},
     error::{StoreError, StoreErrorKind},

@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     address::{Address, Server},
-    credentials::{CredentialProvider, Login},
+    credentials::{CredentialSource, Login},
     push::Sink,
 };
 
@@ -72,7 +72,7 @@ pub struct ServerSettings {
     /// The user and password.
     pub login: Login,
     /// Provides the login at each connect, in place of `login`.
-    pub credentials: Option<Arc<dyn CredentialProvider>>,
+    pub credentials: Option<CredentialSource>,
     /// The number of the database. `None`: 0.
     pub database: Option<u8>,
     /// How to speak TLS. `None`: plain text.

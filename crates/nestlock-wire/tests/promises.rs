@@ -204,7 +204,7 @@ async fn a_link_that_has_ended_holds_up_no_other() {
     for _ in 0..3 {
         let mut settings = settings(&server, Handle::current());
         settings.connect_timeout = 60 * SECOND;
-        settings.server.credentials = Some(Arc::new(Silent));
+        settings.server.credentials = Some(Silent.into());
         let dial = Dialer {
             first_limit: 60 * SECOND,
             ..Dialer::new(settings)
@@ -546,7 +546,7 @@ fn a_reset_needs_no_runtime_of_the_caller() {
 }
 
 /// The first login succeeds, and the second one panics.
-struct PanicsOnce(AtomicU32);
+struct PanicsOnce(Arc<AtomicU32>);
 
 #[async_trait::async_trait]
 impl CredentialProvider for PanicsOnce {
@@ -564,13 +564,13 @@ impl CredentialProvider for PanicsOnce {
 async fn a_credential_provider_that_panics_is_asked_again() {
     let server = SpawnedServer::start().unwrap();
     let mut settings = settings(&server, Handle::current());
-    let provider = Arc::new(PanicsOnce(AtomicU32::new(0)));
-    settings.server.credentials = Some(provider.clone());
+    let calls = Arc::new(AtomicU32::new(0));
+    settings.server.credentials = Some(PanicsOnce(Arc::clone(&calls)).into());
     let link = linked(settings).await;
     link.reset().await;
     timeout(20 * SECOND, link.wait_up()).await.unwrap();
     link.command(&["PING"], SECOND).await.unwrap();
-    assert_eq!(provider.0.load(Ordering::Acquire), 3);
+    assert_eq!(calls.load(Ordering::Acquire), 3);
     link.close().await;
 }
 
@@ -602,7 +602,7 @@ impl CredentialProvider for PanicsLate {
 async fn a_link_outlives_a_panic_in_what_it_calls() {
     let server = SpawnedServer::start().unwrap();
     let mut settings = settings(&server, Handle::current());
-    settings.server.credentials = Some(Arc::new(PanicsLate(AtomicU32::new(0))));
+    settings.server.credentials = Some(PanicsLate(AtomicU32::new(0)).into());
     let mut dialer = Dialer::new(settings);
     dialer.first_limit = ms(50);
     dialer.reconnected = |_| panic!("a bug in the program");

@@ -115,7 +115,7 @@ impl From<FredConfig> for ServerSettings {
             },
             credentials: credentials.map(|provider| {
                 let servers = config.server.hosts();
-                Arc::new(FromProvider { provider, servers }) as Arc<dyn CredentialProvider>
+                FromProvider { provider, servers }.into()
             }),
             database: config.database,
             #[cfg(feature = "rustls")]
@@ -178,8 +178,8 @@ impl From<&ServerSettings> for FredConfig {
         config.credential_provider = match (&settings.credentials, config.credential_provider) {
             (None, _) => None,
             (Some(_), Some(provider)) => Some(provider),
-            (Some(provider), None) => Some(Arc::new(ToProvider {
-                provider: Arc::clone(provider),
+            (Some(source), None) => Some(Arc::new(ToProvider {
+                provider: Arc::clone(&source.provider),
                 address: settings.address.clone(),
             })),
         };
@@ -354,7 +354,12 @@ mod tests {
             config.credential_provider = Some(Arc::new(Echo));
             let settings = ServerSettings::from(config);
             let credentials = settings.credentials.unwrap();
-            let login = credentials.fetch(&settings.address).await.unwrap().login;
+            let login = credentials
+                .provider
+                .fetch(&settings.address)
+                .await
+                .unwrap()
+                .login;
             assert_eq!(login.user.as_deref(), Some(told), "{url}");
         }
     }

@@ -59,13 +59,13 @@ impl Expiring {
     }
 
     async fn replace_once(&self, connection: &Connection) -> Result<Option<Self>, NotConnected> {
-        let (login, next) = provided(&self.provider, &self.settings).await?;
+        let (login, next) = provided(&self.source, &self.settings).await?;
         if let Some(password) = &login.password {
             let user = login.user.as_deref().unwrap_or("default");
             let until = Until::new(Instant::now(), self.settings.command_timeout);
             let words = ["AUTH", user, password];
             let answer = connection.call(Request::Words(&words), until).await;
-            answer.map_err(|failure| NotConnected::of_handshake(failure, true))?;
+            answer.map_err(NotConnected::of_login)?;
         }
         Ok(next)
     }
