@@ -10,6 +10,7 @@
 //! | [`errors`] | every error: what it means, what to do, which HTTP status |
 //! | [`configuration`] | the options of a client, and how to address a server |
 //! | [`permissions`] | what an ACL user needs |
+//! | [`services`] | what nestlock asks of a server, and what managed services, other servers and proxies offer |
 //! | [`observing`] | how to observe locks: connection names, metrics, spans |
 //! | [`performance`] | what a lock costs |
 //! | [`from_redisson`], [`from_redlock`], [`from_python_redis_lock`] | the counterparts of your methods, and what differs |
@@ -31,6 +32,7 @@
 //! | `read_write` | how can many read at once, and one write alone? |
 //! | `multi_lock` | how do I lock several things without a deadlock? |
 //! | `red_lock` | how do I lock over several servers, one of which may fail? |
+//! | `rotating_token` | how does a client log in with tokens that expire? Needs a server program |
 //! | `shutdown` | how do I release all locks at SIGTERM or ctrl-c? |
 //! | `worker_pool` | how do many workers share a list of jobs, one worker for each? |
 //! | `job_on_replicas` | how does a job run once per interval, on any one replica? |
@@ -75,6 +77,9 @@ pub mod configuration {}
 
 #[doc = include_str!("permissions.md")]
 pub mod permissions {}
+
+#[doc = include_str!("services.md")]
+pub mod services {}
 
 #[doc = include_str!("observing.md")]
 pub mod observing {}

@@ -1476,6 +1476,38 @@ fn every_page_of_the_guide_is_found() {
     assert_eq!(in_repository.len(), in_rustdoc.len());
 }
 
+/// The guide's page on services names each command that a client's user needs, but those in scripts,
+/// which it names together.
+#[test]
+fn the_page_on_services_names_each_command() {
+    let page = document("src/guide/services.md");
+    let every = [
+        nestlock::permissions::EVERY_CLIENT,
+        nestlock::permissions::CLUSTER,
+        nestlock::permissions::SENTINEL,
+        nestlock::permissions::REPLICAS,
+        nestlock::permissions::FSYNC,
+    ];
+    let in_scripts = [
+        "hset", "hmget", "hlen", "hgetall", "hdel", "del", "pexpire", "pttl",
+    ];
+    let commands = every.iter().flat_map(|part| part.commands);
+    let asked: Vec<_> = commands
+        .filter(|command| !in_scripts.contains(command))
+        .collect();
+    assert!(
+        asked.len() > 15,
+        "the check sees only {asked:?}: it is broken"
+    );
+    for command in asked {
+        let words = command.replace('|', " ").to_uppercase();
+        let is_named = ["`", " server`"]
+            .iter()
+            .any(|end| page.contains(&format!("`{words}{end}")));
+        assert!(is_named, "src/guide/services.md does not name {words}");
+    }
+}
+
 /// README reads well on its own: its code hides no lines, and no link breaks outside the
 /// repository. It is also short.
 #[test]
