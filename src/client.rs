@@ -850,7 +850,8 @@ impl LockClientBuilder {
     ///
     /// Each call runs on a thread of its own, with a tokio runtime of its own: it may block, and it
     /// is made although the program's runtime is busy. If it fails or panics, the connect fails and
-    /// is repeated. At most 16 calls are in flight: if none of them returns, no other is made. Sentinels get these credentials as well, unless there is a
+    /// is repeated. At most 16 calls are in flight: if none of them returns, no other is made.
+    /// Sentinels get these credentials as well, unless there is a
     /// [`sentinel_login`](Self::sentinel_login).
     ///
     /// [`connect`](Self::connect) fails with [`Error::InvalidConfig`] if the URL has a user or a

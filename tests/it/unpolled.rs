@@ -383,11 +383,12 @@ async fn a_multi_lock_keeps_its_members_for_a_requests_time() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unpolled_release_keeps_none_of_many_members() {
     let servers = [Server::start(), Server::start()];
-    let mut clients = Vec::new();
-    for server in &servers {
-        let builder = |builder: nestlock::LockClientBuilder| builder.command_timeout(ms(500));
-        clients.push(server.client_with(builder).await);
-    }
+    let proxy = Proxy::start(&servers[1]);
+    let builder = || LockClient::builder().command_timeout(ms(500));
+    let clients = [
+        builder().connect(servers[0].url()).await.unwrap(),
+        builder().connect(proxy.url()).await.unwrap(),
+    ];
     let members = || {
         let names = (0..40).map(|n| (&clients[n % 2], format!("{n}")));
         let members = names.map(|(client, name)| client.reentrant_lock(name).unwrap());
@@ -398,8 +399,16 @@ async fn an_unpolled_release_keeps_none_of_many_members() {
         .unwrap();
     for lock in [clients[0].multi_lock(members()).unwrap(), red] {
         let guard = lock.lock().await.unwrap();
+        proxy.rule(|request| {
+            if request.is_script() {
+                Action::Late(ms(300))
+            } else {
+                Action::Pass
+            }
+        });
         let mut parked = Box::pin(guard.unlock());
         assert!(poll_once(parked.as_mut()).await.is_pending());
+        proxy.pass();
         eventually("no member is held", || async {
             servers.iter().all(|server| server.dump().is_empty())
         })
