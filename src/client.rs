@@ -842,11 +842,12 @@ impl LockClientBuilder {
     ///
     /// The client calls it at each connect, for each of its two connections to a server. Let it
     /// return within a quarter of the [connect timeout](Self::connect_timeout), 1.25 s by default:
-    /// that limit covers both connections, and those to sentinels before them. If the credentials [expire](Credentials::valid_for),
-    /// it calls it again after three quarters of their time, and sends the new ones over the
-    /// connection that is open. If the server refuses them, it calls the function once more before
-    /// it reports that. A connection that waits for the elements of a list
-    /// ([`signal_lock`](LockClient::signal_lock)) keeps its credentials until the server closes it.
+    /// that limit covers both connections, and those to sentinels before them. If the credentials
+    /// [expire](Credentials::valid_for), the client calls it again after three quarters of their
+    /// time, and sends the new ones over the connection that is open. If the server refuses them,
+    /// the client calls the function once more before it reports that. A connection that waits for
+    /// the elements of a list ([`signal_lock`](LockClient::signal_lock)) keeps its credentials until
+    /// the server closes it.
     ///
     /// Each call runs on a thread of its own, with a tokio runtime of its own: it may block, and it
     /// is made although the program's runtime is busy. If it fails or panics, the connect fails and

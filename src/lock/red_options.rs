@@ -111,7 +111,8 @@ impl RedLockOptions {
 
     /// Sets the share of the TTL that the holder must not rely on, since clocks may run at
     /// different speeds; 2 ms are added. It also counts for a lease, and for one that
-    /// [`extend`](crate::LockGuard::extend) sets. Default 0.01; 0 to 0.5. Less than 0.01 counts as 0.01.
+    /// [`extend`](crate::LockGuard::extend) sets. Default 0.01; 0 to 0.5. Less than 0.01 counts as
+    /// 0.01.
     pub fn drift_factor(mut self, factor: f64) -> Self {
         self.drift_factor = factor;
         self

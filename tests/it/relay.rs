@@ -12,10 +12,13 @@ use std::{
 
 use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, LossReason, OwnerId, Tuning};
 
-use crate::support::{
-    Pauses, Server,
-    child::{ByHand, channel},
-    eventually, poll_once,
+use crate::{
+    support::{
+        Pauses, Server,
+        child::{ByHand, channel},
+        eventually, poll_once,
+    },
+    unpolled::park,
 };
 
 /// Far beyond the limit of each test, so that a missed wake-up shows.
@@ -615,13 +618,7 @@ async fn an_acquire_does_not_enter_what_its_name_acquired() {
         client.fair_lock("l").unwrap().owner_per_acquire(),
     ] {
         lock.lock().await.unwrap().unlock().await.unwrap();
-        let mut parked = loop {
-            let mut parked = Box::pin(lock.lock());
-            match poll_once(parked.as_mut()).await {
-                Poll::Pending => break parked,
-                Poll::Ready(guard) => guard.unwrap().unlock().await.unwrap(),
-            }
-        };
+        let mut parked = park(&lock).await;
         eventually("it is recorded", || async { server.exists("l") }).await;
         let name = lock.holder().await.unwrap().expect("it is held");
         eventually("it is given up", || async { !server.exists("l") }).await;

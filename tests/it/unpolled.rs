@@ -21,11 +21,11 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-type Parked<'a> = Pin<Box<dyn Future<Output = Result<LockGuard>> + Send + 'a>>;
+pub type Parked<'a> = Pin<Box<dyn Future<Output = Result<LockGuard>> + Send + 'a>>;
 
 /// Returns an acquire that was polled once and has sent its request. If the reply arrives within
 /// that poll, the lock is released and another acquire is tried.
-async fn park(lock: &Lock) -> Parked<'_> {
+pub async fn park(lock: &Lock) -> Parked<'_> {
     loop {
         let mut future: Parked<'_> = Box::pin(lock.lock());
         let polled = poll_once(future.as_mut()).await;

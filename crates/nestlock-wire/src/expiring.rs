@@ -30,8 +30,12 @@ async fn fetch(source: &CredentialSource, address: &Address) -> Result<Credentia
     let (provider, address) = (Arc::clone(&source.provider), address.clone());
     let call = move || {
         let _permit = permit;
-        let Ok(runtime) = Builder::new_current_thread().enable_all().build() else {
-            return;
+        let runtime = match Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                _ = tell.send(Err(failed(format!("cannot start a runtime: {error}"))));
+                return;
+            }
         };
         runtime.block_on(async {
             let fetched = tokio::select! {

@@ -31,20 +31,17 @@ impl Expiring {
         let (mut due, mut time) = (self.fetched + self.refresh_after, self.refresh_after);
         loop {
             sleep(due.saturating_duration_since(Instant::now())).await;
-            match timeout(self.settings.connect_timeout, self.replace(connection)).await {
+            let why = match timeout(self.settings.connect_timeout, self.replace(connection)).await {
                 Ok(Ok(Some(next))) => {
                     (due, time) = (next.fetched + next.refresh_after, next.refresh_after);
                     continue;
                 }
                 // the new ones do not expire
                 Ok(Ok(None)) => return pending().await,
-                Ok(Err(NotConnected { error, .. })) => {
-                    log::later!(WARN, error = error; "cannot refresh the credentials of a connection");
-                }
-                Err(late) => {
-                    log::later!(WARN, error = late; "cannot refresh the credentials of a connection");
-                }
-            }
+                Ok(Err(NotConnected { error, .. })) => error.to_string(),
+                Err(late) => late.to_string(),
+            };
+            log::later!(WARN, error = why; "cannot refresh the credentials of a connection");
             due = Instant::now() + retry(time);
         }
     }
