@@ -4,7 +4,7 @@ CARGO    ?= cargo
 # one feature set for all targets, so that nothing is built twice
 FEATURES := --all-features
 EXAMPLES := $(notdir $(basename $(wildcard examples/*.rs)))
-RECIPES  := $(notdir $(basename $(wildcard crates/nestlock-recipes/examples/*.rs)))
+RECIPES  := $(notdir $(basename $(wildcard crates/nestlock-recipes/examples/*.rs crates/nestlock-examples-*/examples/*.rs)))
 # always build the whole workspace: for a single package, cargo would rebuild the dependencies. The lock libraries that only
 # nestlock-peers needs are built by lint alone
 ALL      := --workspace --exclude nestlock-peers
@@ -180,10 +180,6 @@ demo:
 	done
 	@echo '--- nestlock-examples-axum'
 	@$(BUILT)/nestlock-examples-axum
-	@echo '--- nestlock-examples-axum: layer'
-	@$(BUILT)/examples/layer
-	@echo '--- nestlock-examples-sql'
-	@$(BUILT)/nestlock-examples-sql
 
 bench: setup
 	$(CARGO) bench --workspace --exclude nestlock-peers $(FEATURES)

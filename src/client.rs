@@ -770,7 +770,7 @@ impl LockClientBuilder {
     /// Sets how long [`LockClientBuilder::connect`] and each reconnect may take, including the
     /// credential provider, the name lookup, TLS and the handshake. The first attempt after a
     /// connection is lost has a third of the watchdog timeout, if that is less, but at least one
-    /// second. Default 5 s.
+    /// second; the credential provider's time does not count in that one. Default 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
@@ -849,11 +849,20 @@ impl LockClientBuilder {
     /// the elements of a list ([`signal_lock`](LockClient::signal_lock)) keeps its credentials until
     /// the server closes it.
     ///
-    /// Each call runs on a thread of its own, with a tokio runtime of its own: it may block, and it
-    /// is made although the program's runtime is busy. If it fails or panics, the connect fails and
-    /// is repeated. At most 16 calls are in flight: if none of them returns, no other is made.
-    /// Sentinels get these credentials as well, unless there is a
-    /// [`sentinel_login`](Self::sentinel_login).
+    /// A held lock is not renewed while both connections are made again, one after the other. If
+    /// the function is slow, let two calls fit into a third of the
+    /// [watchdog timeout](Self::watchdog_timeout).
+    ///
+    /// Each call runs on a thread of its own, with a tokio runtime of its own, which ends with the
+    /// call. So it may block, and it is made although the program's runtime is busy; but
+    /// `block_in_place` and a nested `block_on` panic there, as in any current-thread runtime, and a
+    /// task that it spawns ends with it. A client whose connections live in such a task (an HTTP
+    /// pool, a channel of tonic) belongs into a runtime of the program: spawn the request there,
+    /// and await its handle here.
+    ///
+    /// If the function fails or panics, the connect fails and is repeated. At most 16 calls of one
+    /// client are in flight: if none of them returns, no other is made. Sentinels get these
+    /// credentials as well, unless there is a [`sentinel_login`](Self::sentinel_login).
     ///
     /// [`connect`](Self::connect) fails with [`Error::InvalidConfig`] if the URL has a user or a
     /// password, too.
@@ -1013,7 +1022,8 @@ impl LockClientBuilder {
     /// `TlsConfig::hostnames`, whose default host is the first configured one. Otherwise it must
     /// have the host.
     ///
-    /// Of redis-rs's configuration it takes the address, the login and the database. redis-rs does
+    /// Of redis-rs's configuration it takes the address, the login and the database. Its TCP
+    /// settings, its version of the protocol and its library name do not apply. redis-rs does
     /// not give out certificates: set them with [`tls`](Self::tls).
     ///
     /// # Errors

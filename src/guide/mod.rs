@@ -13,6 +13,11 @@
 //! | [`services`] | what nestlock asks of a server, and what managed services, other servers and proxies offer |
 //! | [`observing`] | how to observe locks: connection names, metrics, spans |
 //! | [`performance`] | what a lock costs |
+//! | [`refresh_token`] | how to: replicas share an OAuth login whose refresh token works once |
+//! | [`idempotency`] | how to: a service handles a request with an `Idempotency-Key` once |
+//! | [`fencing_in_sql`] | how to: a database refuses the write of a holder that was paused; sqlx, diesel, SeaORM |
+//! | [`restart`] | how to: a worker keeps its lock over a deployment, and gets it back after a crash |
+//! | [`jobs`] | how to: locks with apalis, tokio-cron-scheduler and other job libraries |
 //! | [`from_redisson`], [`from_redlock`], [`from_python_redis_lock`] | the counterparts of your methods, and what differs |
 //!
 //! # Examples
@@ -36,6 +41,8 @@
 //! | `shutdown` | how do I release all locks at SIGTERM or ctrl-c? |
 //! | `worker_pool` | how do many workers share a list of jobs, one worker for each? |
 //! | `job_on_replicas` | how does a job run once per interval, on any one replica? |
+//! | `survive_restart` | how does a worker keep its lock when it is deployed, or get it back when it was killed? |
+//! | `refresh_token` | how do replicas refresh a token that may be used only once? |
 //! | `cache_fill` | how is a cache filled only once, however many requests miss it? |
 //! | `metrics` | what does a lock cost my program, and is any lost? With `--features metrics` |
 //! | `signal_lock` | how do Python (`python-redis-lock`) and Rust share a lock, and what frees it if its holder dies? |
@@ -45,8 +52,10 @@
 //! | `cargo run -p nestlock-recipes --all-features --example ..` with `cached`, `once_per` or `leader` | ready-made patterns |
 //! | `cargo run -p nestlock-examples-axum` | what does a handler reply while another request holds the lock, or the server is unreachable? |
 //! | `cargo run -p nestlock-examples-axum --example layer` | how does a router handle one request at a time, with unchanged handlers? |
+//! | `cargo run -p nestlock-examples-axum --example idempotency` | how does a retried `POST` get the first response, and do nothing again? |
 //! | `cargo run -p nestlock-recipes --example locked` | how does a function run under a lock, with an unchanged body? |
-//! | `cargo run -p nestlock-examples-sql` | what stops that late write in SQL? `WHERE fence <= ?` |
+//! | `cargo run -p nestlock-examples-sql --example ..` with `with_sqlx`, `with_diesel` or `with_sea_orm` | what stops that late write in SQL? |
+//! | `cargo run -p nestlock-examples-jobs --example ..` with `with_apalis` or `with_cron_scheduler` | how do job libraries and locks fit together? |
 //!
 //! # Testing your own code
 //!
@@ -86,6 +95,21 @@ pub mod observing {}
 
 #[doc = include_str!("performance.md")]
 pub mod performance {}
+
+#[doc = include_str!("refresh_token.md")]
+pub mod refresh_token {}
+
+#[doc = include_str!("idempotency.md")]
+pub mod idempotency {}
+
+#[doc = include_str!("fencing_in_sql.md")]
+pub mod fencing_in_sql {}
+
+#[doc = include_str!("restart.md")]
+pub mod restart {}
+
+#[doc = include_str!("jobs.md")]
+pub mod jobs {}
 
 #[doc = include_str!("from_redisson.md")]
 pub mod from_redisson {}

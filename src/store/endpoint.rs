@@ -132,7 +132,8 @@ impl Endpoint {
                 "`credentials` is set, and the URL or fred's configuration has a login, too; leave one of them out",
             );
         }
-        self.server.credentials = Some(source.clone());
+        // the builder may make more clients, also in a forked child
+        self.server.credentials = Some(source.for_another_client());
         Ok(self)
     }
 

@@ -17,14 +17,18 @@ mod role;
 mod sentinels;
 mod vote;
 
-use std::{fmt, sync::Arc, time::Instant};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
 use nestlock_wire::{CloseOnDrop, Connection, Dialer, Locate, NotConnected, Pace, Server};
 
 use self::{
     reign::Reign,
-    role::{Role, limit, role, said},
+    role::{Role, reply_timeout, role, said},
     sentinels::Watch,
 };
 
@@ -58,7 +62,7 @@ impl fmt::Debug for ServiceMaster {
 impl Locate for ServiceMaster {
     /// Connects to the current master; the server itself must say that it is one. Must run on the
     /// client's own runtime.
-    async fn connect(&self, dial: &Dialer) -> Result<Connection, NotConnected> {
+    async fn connect(&self, dial: &Dialer, limit: Duration) -> Result<Connection, NotConnected> {
         self.reign.set_away(true);
         loop {
             let at = match &self.discovery {
@@ -71,7 +75,7 @@ impl Locate for ServiceMaster {
                 biased;
                 // another server became the master, and this attempt may hang
                 _ = terms.wait_for(|now| *now != term) => continue,
-                connected = open(dial, &at) => connected?,
+                connected = open(dial, &at, limit) => connected?,
             };
             if self.reign.take(term, &connected.connection) {
                 self.reign.set_away(false);
@@ -123,7 +127,7 @@ impl ServiceMaster {
 }
 
 /// Connects to a server, and fails unless its role is master.
-async fn open(dial: &Dialer, at: &Server) -> Result<CloseOnDrop, NotConnected> {
+async fn open(dial: &Dialer, at: &Server, limit: Duration) -> Result<CloseOnDrop, NotConnected> {
     let of_it = |NotConnected {
                      error,
                      nobody_listens,
@@ -134,11 +138,11 @@ async fn open(dial: &Dialer, at: &Server) -> Result<CloseOnDrop, NotConnected> {
     let connection = dial
         .clone()
         .at(at)
-        .open()
+        .open(limit)
         .await
         .map(CloseOnDrop::new)
         .map_err(of_it)?;
-    match role(&connection.connection, limit(dial))
+    match role(&connection.connection, reply_timeout(dial))
         .await
         .map_err(|error| of_it(error.into()))?
     {

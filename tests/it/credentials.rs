@@ -2,7 +2,9 @@
 
 use std::{
     collections::BTreeMap,
+    future::Future,
     io,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -15,7 +17,14 @@ use nestlock::{
     Credentials, Error, LockClient, LockClientBuilder, OwnerId, StoreErrorKind, Tuning,
 };
 
-use crate::support::{Server, WIRES, eventually, wire::Reply, within};
+use crate::{
+    sentinel,
+    support::{
+        Server, WIRES, eventually,
+        wire::{Reply, Wire},
+        within,
+    },
+};
 
 /// The most that a loaded machine may add to any limit.
 const SLACK: Duration = Duration::from_secs(10);
@@ -375,4 +384,211 @@ async fn credentials_beside_a_login_in_the_url_are_refused() {
         assert!(matches!(error, Error::InvalidConfig { .. }), "{error:?}");
         assert!(error.to_string().contains("credentials"), "{error}");
     }
+}
+
+/// Credentials that are valid, from a function that takes this long; and how many of its calls were
+/// given up.
+fn slow(took: Duration, user: &'static str) -> (impl Fn() -> Slow + Clone, Arc<AtomicU32>) {
+    let given_up = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&given_up);
+    let fetch = move || {
+        let count = Arc::clone(&count);
+        let fetch: Slow = Box::pin(async move {
+            let call = counted(count);
+            tokio::time::sleep(took).await;
+            std::mem::forget(call);
+            Ok(Credentials::new(user, "pw"))
+        });
+        fetch
+    };
+    (fetch, given_up)
+}
+
+type Slow = Pin<Box<dyn Future<Output = io::Result<Credentials>> + Send>>;
+
+/// Counts when it is dropped.
+fn counted(count: Arc<AtomicU32>) -> impl Drop + Send {
+    struct Counts(Arc<AtomicU32>);
+    impl Drop for Counts {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+    Counts(count)
+}
+
+/// The time of a sentinel, or of one of several servers, is for its replies: a function that takes
+/// longer, but not a quarter of the connect timeout, may do so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_function_may_take_a_quarter_of_the_time() {
+    let group = tokio::task::block_in_place(|| sentinel::start(0, 1));
+    let allow = ["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"];
+    let master = group.servers()[0].addr();
+    Wire::connect(master).unwrap().call(&allow).unwrap();
+    let server = Server::start_with(&["--requirepass", "pw"]);
+    let replica_of = format!("127.0.0.1 {}", server.addr().port());
+    let auth = ["--requirepass", "pw", "--masterauth", "pw", "--replicaof"];
+    let replica = Server::start_with(&[&auth[..], &[&replica_of]].concat());
+    let list = format!("redis://{},{}", server.addr(), replica.addr());
+    // the sentinel refuses the user that it does not know
+    for (url, user) in [(group.url(), "app"), (list, "default")] {
+        let (fetch, given_up) = slow(ms(2_100), user);
+        let connected = LockClient::builder()
+            .connect_timeout(ms(60_000))
+            .credentials(fetch)
+            .connect(&url)
+            .await;
+        let client = connected.unwrap_or_else(|error| panic!("{url}: {error}"));
+        assert_eq!(given_up.load(Ordering::Acquire), 0, "{url}");
+        client.shutdown().await.unwrap();
+    }
+}
+
+/// A first attempt to reconnect is short, since the server may hang. That is no reason to give up
+/// the function.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reconnect_does_not_give_up_a_slow_function() {
+    let server = Server::start_with(&["--requirepass", "pw"]);
+    let (fetch, given_up) = slow(ms(1_500), "default");
+    let client = LockClient::builder()
+        .watchdog_timeout(ms(3_000))
+        .connect_timeout(ms(30_000))
+        .outage_patience(ms(30_000))
+        .credentials(fetch)
+        .connect(format!("redis://{}", server.addr()))
+        .await
+        .unwrap();
+    let mut wire = server.wire();
+    wire.call(&["AUTH", "pw"]).unwrap();
+    wire.call(&["CLIENT", "KILL", "TYPE", "normal"]).unwrap();
+    let _guard = client.mutex("l").unwrap().lock().await.unwrap();
+    assert_eq!(given_up.load(Ordering::Acquire), 0);
+}
+
+/// A call that panics, and leaves a blocked task behind, is over: the next ones are made.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_beside_a_blocked_task_is_the_end_of_a_call() {
+    let server = Server::start_with(&["--requirepass", "pw"]);
+    let (calls, is_over) = (
+        Arc::new(AtomicU32::new(0)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let fetch = {
+        let (calls, is_over) = (Arc::clone(&calls), Arc::clone(&is_over));
+        move || {
+            let panics = calls.fetch_add(1, Ordering::AcqRel) >= 2;
+            let is_over = Arc::clone(&is_over);
+            async move {
+                if panics {
+                    tokio::task::spawn_blocking(move || {
+                        while !is_over.load(Ordering::Acquire) {
+                            thread::sleep(ms(5));
+                        }
+                    });
+                    panic()?;
+                }
+                Ok::<_, io::Error>(Credentials::new("default", "pw").valid_for(ms(100)))
+            }
+        }
+    };
+    let client = LockClient::builder()
+        .credentials(fetch)
+        .connect(format!("redis://{}", server.addr()))
+        .await
+        .unwrap();
+    within(ms(60_000), "more calls than may be in flight", || async {
+        calls.load(Ordering::Acquire) > 40
+    })
+    .await;
+    is_over.store(true, Ordering::Release);
+    client.shutdown().await.unwrap();
+}
+
+/// What a function panics with may itself panic when it is dropped. The process survives.
+#[tokio::test]
+async fn a_panic_within_a_panic_is_an_error() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            std::panic::panic_any(Self);
+        }
+    }
+    let server = Server::start_with(&["--requirepass", "pw"]);
+    let fetch = || async {
+        std::panic::panic_any(Bomb);
+        #[expect(unreachable_code)]
+        Ok::<_, io::Error>(Credentials::new("default", "pw"))
+    };
+    let error = LockClient::builder()
+        .credentials(fetch)
+        .connect(format!("redis://{}", server.addr()))
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("panicked"), "{error}");
+}
+
+/// Calls that never return count for the client that made them. Another client of the same builder
+/// makes its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_hang_count_for_one_client() {
+    let server = Server::start_with(&["--requirepass", "pw"]);
+    let url = format!("redis://{}", server.addr());
+    let (calls, is_over) = (
+        Arc::new(AtomicU32::new(0)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let fetch = {
+        let (calls, is_over) = (Arc::clone(&calls), Arc::clone(&is_over));
+        move || {
+            let hangs = calls.fetch_add(1, Ordering::AcqRel) < 16;
+            let is_over = Arc::clone(&is_over);
+            async move {
+                while hangs && !is_over.load(Ordering::Acquire) {
+                    thread::sleep(ms(5));
+                }
+                Ok::<_, io::Error>(Credentials::new("default", "pw"))
+            }
+        }
+    };
+    let builder = LockClient::builder().credentials(fetch);
+    while calls.load(Ordering::Acquire) < 16 {
+        let late = builder.clone().connect_timeout(ms(50)).connect(&url).await;
+        assert!(late.is_err());
+    }
+    let other = builder.connect_timeout(ms(30_000)).connect(&url).await;
+    is_over.store(true, Ordering::Release);
+    other.unwrap().shutdown().await.unwrap();
+}
+
+/// fred's client writes a login into a line of text. One that would not arrive as it is, is refused
+/// before anything is sent.
+#[cfg(feature = "fred")]
+#[tokio::test]
+async fn fred_sends_no_login_that_is_more_than_a_word() {
+    let server = Server::start();
+    let connect = |password: String| async {
+        let fetch = move || {
+            let credentials = Credentials::new("default", password.clone());
+            async { Ok::<_, io::Error>(credentials) }
+        };
+        let fred = builder(nestlock::Wire::Fred).credentials(fetch);
+        fred.connect(format!("redis://{}", server.addr())).await
+    };
+    let long = "x".repeat(20_000);
+    for password in [
+        "x\r\nSET injected 1\r\n",
+        "two words",
+        "\"q\"",
+        "",
+        "\0",
+        &long,
+    ] {
+        let error = connect(password.to_owned()).await.unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("fred's client cannot send"), "{text}");
+        assert!(!error.is_transient(), "{text}");
+    }
+    assert_eq!(server.command_count("hello"), 0);
+    assert_eq!(server.command_count("set"), 0);
+    connect("any-word".to_owned()).await.unwrap();
 }

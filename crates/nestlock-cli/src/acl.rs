@@ -147,7 +147,7 @@ const FREES: Part = Part {
 const EXAMINES: Part = Part {
     keys: &[],
     channels: &[],
-    commands: &["client|id", "config|get", "del"],
+    commands: &["client|id", "config|get", "del", "wait"],
 };
 /// What `bench` sends in addition to its locks.
 const MEASURES: Part = Part {

@@ -234,6 +234,11 @@ pub(crate) fn is_denied(error: &Error) -> bool {
     error.details().starts_with("NOPERM") || error.details().contains("no permissions")
 }
 
+/// Returns whether the server lacks the command.
+pub(crate) fn is_unknown(error: &Error) -> bool {
+    error.details().contains("unknown command")
+}
+
 /// Returns whether the key has another type.
 pub(crate) fn is_of_another_type(error: &Error) -> bool {
     error.details().starts_with("WRONGTYPE")

@@ -93,7 +93,7 @@ pub trait CredentialProvider: Send + Sync {
     async fn fetch(&self, address: &Address) -> Result<Credentials, NotConnected>;
 }
 
-/// A credential provider, and how many of its calls have not returned.
+/// A credential provider, and how many of one client's calls have not returned.
 #[derive(Clone)]
 pub struct CredentialSource {
     pub(crate) provider: Arc<dyn CredentialProvider>,
@@ -107,6 +107,18 @@ impl<P: CredentialProvider + 'static> From<P> for CredentialSource {
     fn from(provider: P) -> Self {
         Self {
             provider: Arc::new(provider),
+            calls: Arc::new(Semaphore::new(CALLS)),
+        }
+    }
+}
+
+impl CredentialSource {
+    /// Returns the same provider for another client: calls of this one that never return do not
+    /// count there. In a forked child, no call of the parent returns.
+    #[must_use]
+    pub fn for_another_client(&self) -> Self {
+        Self {
+            provider: Arc::clone(&self.provider),
             calls: Arc::new(Semaphore::new(CALLS)),
         }
     }

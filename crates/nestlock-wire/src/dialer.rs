@@ -44,12 +44,13 @@ impl Wire {
 /// Finds the server to connect to, at each connect.
 #[async_trait]
 pub trait Locate: Send + Sync {
-    /// Connects to the server that is responsible now. The caller sets the time limit.
+    /// Connects to the server that is responsible now. Each exchange with a server may take
+    /// `limit`; the caller limits the whole, by [`Dialer::whole`].
     ///
     /// # Cancel safety
     ///
     /// An implementation must be cancel safe: the connect that calls it may run out of time.
-    async fn connect(&self, dial: &Dialer) -> Result<Connection, NotConnected>;
+    async fn connect(&self, dial: &Dialer, limit: Duration) -> Result<Connection, NotConnected>;
 }
 
 /// How to connect.
@@ -108,7 +109,8 @@ impl Dialer {
     }
 
     /// Connects once, on the client's own runtime. The limit covers all steps: finding the master,
-    /// fetching the credentials, the name's addresses, TLS and the handshake.
+    /// the name's addresses, TLS and the handshake. If the credentials are from a provider, it
+    /// covers each exchange with a server, and [`Dialer::whole`] covers all of it.
     ///
     /// # Cancel safety
     ///
@@ -116,63 +118,102 @@ impl Dialer {
     pub async fn connect(&self, limit: Duration) -> Result<Connection, NotConnected> {
         let attempt = async {
             match &self.locate {
-                Some(locate) => locate.connect(self).await,
-                None => self.open().await,
+                Some(locate) => locate.connect(self, limit).await,
+                None => self.open(limit).await,
             }
         };
-        let failed = |kind, why| {
-            Err(NotConnected {
-                error: StoreError::new(kind, false, why),
-                nobody_listens: false,
-            })
-        };
+        let whole = self.whole(limit);
         // if the program's credential provider panics, even while it is dropped, the supervisor
         // must survive
-        let in_time = async { timeout(limit, attempt).await };
+        let in_time = async { timeout(whole, attempt).await };
         match AssertUnwindSafe(in_time).catch_unwind().await {
             Ok(Ok(connected)) => connected,
-            Ok(Err(_)) => failed(
-                StoreErrorKind::Timeout,
-                format!("no connection within {limit:?}"),
-            ),
-            Err(_) => failed(
-                StoreErrorKind::Unavailable,
-                "the connect panicked; the cause may be the credential provider".to_owned(),
-            ),
+            Ok(Err(_)) => Err(self.late(whole)),
+            Err(_) => Err(NotConnected {
+                error: StoreError::new(
+                    StoreErrorKind::Unavailable,
+                    false,
+                    "the connect panicked; the cause may be the credential provider",
+                ),
+                nobody_listens: false,
+            }),
         }
     }
 
-    /// Connects to the server in `settings`. The caller sets the time limit. If the server refuses
-    /// the credentials of a provider, tries once more: they may have been replaced in the meantime.
+    /// Returns how long an attempt may take as a whole, if each exchange with a server may take
+    /// `limit`: the same; or the connect timeout, if a provider is called in between. A short limit
+    /// tells a server that hangs from one that works, and the provider is no server.
+    #[must_use]
+    pub fn whole(&self, limit: Duration) -> Duration {
+        match self.settings.server.credentials {
+            Some(_) => limit.max(self.settings.connect_timeout),
+            None => limit,
+        }
+    }
+
+    /// Returns the error of an attempt that has taken longer than `whole`.
+    #[must_use]
+    pub fn late(&self, whole: Duration) -> NotConnected {
+        let also = match self.settings.server.credentials {
+            Some(_) => ", including the time of the credential provider",
+            None => "",
+        };
+        late(format!("no connection within {whole:?}{also}"))
+    }
+
+    /// Connects to the server in `settings`, within `limit` for each exchange with it. The calls of
+    /// a credential provider do not count: the caller limits the whole, by [`Dialer::whole`]. If
+    /// the server refuses the credentials, tries once more: they may have been replaced in the
+    /// meantime.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: if dropped midway, the connection is closed.
-    pub async fn open(&self) -> Result<Connection, NotConnected> {
+    pub async fn open(&self, limit: Duration) -> Result<Connection, NotConnected> {
         let Some(source) = &self.settings.server.credentials else {
-            return self.open_by(&self.settings).await;
+            return self.open_by(&self.settings, limit).await;
         };
-        match self.open_with(source).await {
-            Err(refused) if refused.is_login_refused() => self.open_with(source).await,
+        match self.open_with(source, limit).await {
+            Err(refused) if refused.is_login_refused() => self.open_with(source, limit).await,
             outcome => outcome,
         }
     }
 
-    async fn open_with(&self, source: &CredentialSource) -> Result<Connection, NotConnected> {
+    async fn open_with(
+        &self,
+        source: &CredentialSource,
+        limit: Duration,
+    ) -> Result<Connection, NotConnected> {
         let (login, expiring) = provided(source, &self.settings).await?;
         let mut settings = self.settings.clone();
         (settings.server.login, settings.server.credentials) = (login, None);
-        let connection = self.open_by(&settings).await?;
+        let connection = self.open_by(&settings, limit).await?;
         Ok(connection.logged_in_with(expiring))
     }
 
-    async fn open_by(&self, settings: &ConnectionSettings) -> Result<Connection, NotConnected> {
-        match self.wire {
-            Wire::Own => own::greet::connect(settings).await.map(Connection::from),
-            #[cfg(feature = "fred")]
-            Wire::Fred => by_fred::connect(settings)
-                .await
-                .map(|connection| Connection::foreign(connection)),
-        }
+    async fn open_by(
+        &self,
+        settings: &ConnectionSettings,
+        limit: Duration,
+    ) -> Result<Connection, NotConnected> {
+        let connection = async {
+            match self.wire {
+                Wire::Own => own::greet::connect(settings).await.map(Connection::from),
+                #[cfg(feature = "fred")]
+                Wire::Fred => by_fred::connect(settings)
+                    .await
+                    .map(|connection| Connection::foreign(connection)),
+            }
+        };
+        timeout(limit, connection)
+            .await
+            .unwrap_or_else(|_| Err(late(format!("no connection within {limit:?}"))))
+    }
+}
+
+fn late(why: String) -> NotConnected {
+    NotConnected {
+        error: StoreError::new(StoreErrorKind::Timeout, false, why),
+        nobody_listens: false,
     }
 }

@@ -1,6 +1,12 @@
 //! Credentials that a provider returned, and when they are to be replaced.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    mem,
+    panic::{self, AssertUnwindSafe},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use tokio::{runtime::Builder, sync::oneshot};
 
@@ -37,24 +43,37 @@ async fn fetch(source: &CredentialSource, address: &Address) -> Result<Credentia
                 return;
             }
         };
-        runtime.block_on(async {
-            let fetched = tokio::select! {
-                biased;
-                // the caller's time is over
-                () = tell.closed() => return,
-                fetched = provider.fetch(&address) => fetched,
-            };
-            _ = tell.send(fetched);
-        });
-        // a task that the program left behind must not delay the permit
+        let fetched = panic::catch_unwind(AssertUnwindSafe(|| {
+            runtime.block_on(async {
+                tokio::select! {
+                    biased;
+                    // the caller's time is over
+                    () = tell.closed() => None,
+                    fetched = provider.fetch(&address) => Some(fetched),
+                }
+            })
+        }));
+        // A task that the program left behind must not delay the permit. Dropped while it unwinds,
+        // the runtime would wait for it.
         runtime.shutdown_background();
+        match fetched {
+            Ok(Some(fetched)) => _ = tell.send(fetched),
+            Ok(None) => {}
+            Err(panic) => {
+                _ = tell.send(Err(failed("the credential provider panicked".into())));
+                // its drop may panic, too, and would then end the process
+                if let Err(again) = panic::catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+                    mem::forget(again);
+                }
+            }
+        }
     };
     thread::Builder::new()
         .name("credentials".into())
         .spawn(call)
         .map_err(|error| failed(format!("cannot start a thread: {error}")))?;
     told.await
-        .unwrap_or_else(|_| Err(failed("the credential provider panicked".into())))
+        .unwrap_or_else(|_| Err(failed("the call for credentials has ended".into())))
 }
 
 /// The credentials of a connection, if they expire.

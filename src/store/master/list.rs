@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::{
     error::{StoreError, StoreErrorKind},
-    store::master::role::{Role, limit, role, said, words},
+    store::master::role::{Role, reply_timeout, role, said, words},
 };
 
 /// How long to wait for the other servers once one says that it is the master: a second master must
@@ -115,24 +115,18 @@ fn kind<'a>(
 }
 
 async fn ask(dial: &Dialer, at: &Server) -> Result<Role, NotConnected> {
-    let limit = limit(dial);
+    let limit = reply_timeout(dial);
     // this connection carries no messages
     let mut there = dial.clone().at(at);
     there.settings.driver = None;
     there.settings.sink = None;
     let answer = async {
-        let ends = CloseOnDrop::new(there.open().await?);
+        let ends = CloseOnDrop::new(there.open(limit).await?);
         Ok(role(&ends.connection, limit).await?)
     };
-    let late = |_| {
-        let late = format!("no reply within {limit:?}");
-        Err(NotConnected {
-            error: StoreError::new(StoreErrorKind::Timeout, false, late),
-            nobody_listens: false,
-        })
-    };
-    let answer = timeout(limit, answer).await.unwrap_or_else(late);
-    answer.map_err(
+    let whole = dial.whole(limit);
+    let answer = timeout(whole, answer).await;
+    answer.unwrap_or_else(|_| Err(dial.late(whole))).map_err(
         |NotConnected {
              error,
              nobody_listens,

@@ -10,7 +10,7 @@ use crate::error::StoreError;
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns how long each sentinel or server has to reply.
-pub(crate) fn limit(dial: &Dialer) -> Duration {
+pub(crate) fn reply_timeout(dial: &Dialer) -> Duration {
     REPLY_TIMEOUT.min(dial.settings.connect_timeout / 2)
 }
 

@@ -27,7 +27,7 @@ use crate::{
         endpoint::Sentinels,
         master::{
             reign::Reign,
-            role::{limit, nonsense},
+            role::{nonsense, reply_timeout},
             vote::{self, SentinelReply, Verdict, Voter},
         },
     },
@@ -176,7 +176,6 @@ fn dial(dials: &ConnectOptions, at: &Server, login: Option<&Login>, sink: &Sink)
     let mut dial = dials.for_scripts().at(at);
     dial.settings.driver = None;
     dial.settings.sink = Some(Arc::clone(sink));
-    dial.settings.connect_timeout = limit(&dial);
     dial.settings.server.database = None;
     if let Some(login) = login {
         dial.settings.server.login = login.clone();
@@ -221,18 +220,18 @@ impl Sentinel {
     /// Connects, and polls for the first time. The first poll is part of the attempt, so that the
     /// back-off also covers a sentinel that connects and does not reply.
     async fn connect(&self, rounds: &mut RoundCounter) -> Result<CloseOnDrop, NotConnected> {
-        let limit = self.dial.settings.connect_timeout;
-        let late = |_| Err(Failure::TimedOut.into());
-        let first = timeout(limit, self.connect_by(&self.dial, rounds))
+        let limit = reply_timeout(&self.dial);
+        let whole = self.dial.whole(limit);
+        let first = timeout(whole, self.connect_by(&self.dial, rounds))
             .await
-            .unwrap_or_else(late);
+            .unwrap_or_else(|_| Err(self.dial.late(whole)));
         match (first, &self.bare) {
             (Err(refused), Some(bare)) if refused.error.kind() == StoreErrorKind::Auth => {
                 // sentinels that require no login reject the servers' login
-                timeout(limit, self.connect_by(bare, rounds))
-                    .await
-                    .unwrap_or_else(late)
-                    .map_err(|_| refused)
+                match timeout(limit, self.connect_by(bare, rounds)).await {
+                    Ok(Ok(ends)) => Ok(ends),
+                    Ok(Err(_)) | Err(_) => Err(refused),
+                }
             }
             (first, _) => first,
         }
@@ -243,7 +242,7 @@ impl Sentinel {
         dial: &Dialer,
         rounds: &mut RoundCounter,
     ) -> Result<CloseOnDrop, NotConnected> {
-        let ends = CloseOnDrop::new(dial.open().await?);
+        let ends = CloseOnDrop::new(dial.open(reply_timeout(dial)).await?);
         // if the user may not subscribe, polling alone must suffice
         match ends.connection.listen(SWITCH_MASTER, self.until()).await {
             Ok(()) | Err(Failure::Refused(_)) => {}
@@ -254,7 +253,7 @@ impl Sentinel {
     }
 
     fn until(&self) -> Until {
-        Until::new(clock::Instant::now(), self.dial.settings.connect_timeout)
+        Until::new(clock::Instant::now(), reply_timeout(&self.dial))
     }
 
     /// Polls for the address, and records the reply.

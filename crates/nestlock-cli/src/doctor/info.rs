@@ -2,12 +2,13 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use fred::error::Error;
 use futures_util::future::join_all;
 
 use super::row::{Row, Verdict, row};
 use crate::{
     acl::version_of,
-    node::{Answer, Node, is_denied, list, text},
+    node::{Answer, Node, is_denied, is_unknown, list, text},
 };
 
 /// Checked only if there is an append-only file.
@@ -34,7 +35,12 @@ pub(super) enum Of {
 type Settings = HashMap<&'static str, Result<String, &'static str>>;
 
 pub(super) async fn of_server(node: &Node, of: Of) -> Vec<Row> {
-    let (info, config) = tokio::join!(node.ask(&["INFO"]), config(node, of));
+    let (info, config, wait) = tokio::join!(
+        node.ask(&["INFO"]),
+        config(node, of),
+        // for no replica, so it returns at once
+        node.ask(&["WAIT", "0", "1"])
+    );
     let (mut rows, mut keeps_a_log) = (Vec::new(), true);
     match info {
         Ok(info) => {
@@ -56,7 +62,26 @@ pub(super) async fn of_server(node: &Node, of: Of) -> Vec<Row> {
             .into_iter()
             .filter(|row| keeps_a_log || row.what != FSYNC),
     );
+    rows.extend(wait.err().and_then(|error| of_wait(&error)));
     rows
+}
+
+/// Judges an error of WAIT. A replica refuses it, which its role says already.
+fn of_wait(error: &Error) -> Option<Row> {
+    let (verdict, why) = if is_unknown(error) {
+        (
+            Verdict::Warn,
+            "the server lacks WAIT: the options replicas and fsync cannot be used",
+        )
+    } else if is_denied(error) {
+        (
+            Verdict::Unknown,
+            "this user may not send WAIT; grant it +wait",
+        )
+    } else {
+        return None;
+    };
+    Some(row("replicas", verdict, why))
 }
 
 /// Checks the reply to INFO, which every user with permissions for locks may send.

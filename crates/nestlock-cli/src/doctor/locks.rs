@@ -193,7 +193,7 @@ async fn of_messages(scratch: &Scratch) -> nestlock::Result<Row> {
         None => row(
             "messages",
             Verdict::Warn,
-            "a waiter is not notified of a release, and polls once a second: may this user subscribe?",
+            "a waiter is not notified of a release, and polls once a second: this user may not subscribe, or the server or a proxy lacks SUBSCRIBE",
         ),
     })
 }

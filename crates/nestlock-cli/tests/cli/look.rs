@@ -327,6 +327,49 @@ fn a_server_is_examined_and_nothing_stays_on_it() {
     );
 }
 
+/// The servers of the guide's page on services: without what they lack, locks work, and the report
+/// says what does not.
+#[test]
+fn a_service_is_examined_without_what_it_lacks() {
+    let no_config = "unknown  min-replicas-to-write";
+    let no_wait = "warn     replicas";
+    let cases: [(&[&str], &[&str]); 8] = [
+        // ElastiCache, MemoryDB, Azure
+        (&["CONFIG"], &[no_config]),
+        // Memorystore
+        (&["CONFIG", "WAIT"], &[no_config, no_wait]),
+        // Redis Cloud
+        (&["ROLE", "SELECT", "ASKING", "WAIT"], &[no_wait]),
+        // Upstash
+        (&["INFO"], &["unknown  server"]),
+        // Aiven
+        (&["CONFIG", "CLUSTER"], &[no_config]),
+        // Garnet
+        (&["WAIT", "SSUBSCRIBE"], &[no_wait]),
+        // servers that do not name their clients, or show no subscribers
+        (&["CLIENT", "PUBSUB"], &[]),
+        // proxies
+        (&["SUBSCRIBE"], &["warn     messages"]),
+    ];
+    for (lacking, said) in cases {
+        let renamed = lacking
+            .iter()
+            .flat_map(|command| ["--rename-command", command, ""]);
+        let world = World::with(&renamed.collect::<Vec<_>>());
+        let (code, rows, errors) = world.said(&["doctor"]);
+        let all = format!("without {lacking:?}: {rows}{errors}");
+        assert!(code == Some(1) && errors.is_empty(), "{all}");
+        assert_eq!(rows.matches("acquired and released").count(), 8, "{all}");
+        for row in [no_config, no_wait, "unknown  server", "warn     messages"] {
+            assert_eq!(rows.contains(row), said.contains(&row), "{row}; {all}");
+        }
+    }
+    // Twemproxy, and a service that is set to RESP2
+    let world = World::with(&["--rename-command", "HELLO", ""]);
+    let (code, rows, _) = world.said(&["doctor"]);
+    assert!(code == Some(2) && rows.contains("HELLO 3"), "{rows}");
+}
+
 /// A missing command is one problem, whatever does not work without it.
 #[test]
 fn a_command_that_the_server_lacks_is_bad_once() {

@@ -15,6 +15,7 @@ use crate::settings::TlsSettings;
 use crate::{
     address::{Address, Server},
     credentials::{CredentialProvider, Credentials, Login},
+    error::{StoreError, StoreErrorKind},
     failure::NotConnected,
     settings::{AnnouncedNames, ServerSettings},
 };
@@ -51,6 +52,14 @@ impl CredentialProvider for FromProvider {
         };
         let fetched = self.provider.fetch(Some(&server)).await;
         let (user, password) = fetched.map_err(|error| NotConnected::from_fred(&error, false))?;
+        if user.is_some() && password.is_none() {
+            // the login would be that of `default`, without a word
+            let why = "the credential provider returned a user without a password";
+            return Err(NotConnected {
+                error: StoreError::new(StoreErrorKind::Other, false, why),
+                nobody_listens: false,
+            });
+        }
         Ok(Credentials {
             login: Login { user, password },
             refresh_after: self.provider.refresh_interval(),

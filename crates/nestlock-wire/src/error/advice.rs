@@ -101,7 +101,7 @@ impl StoreError {
             }
             K::NoPermission => Some("allow it in the ACL: `nestlock acl` prints the rules".into()),
             K::Auth => {
-                Some("check the user and password: redis://user:password@host:port, with special characters as %NN".into())
+                Some("check the user and password; in a URL: redis://user:password@host:port, with special characters as %NN".into())
             }
             _ => None,
         }

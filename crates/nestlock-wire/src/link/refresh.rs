@@ -18,6 +18,9 @@ use crate::{
 /// time, within these limits.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
 
+/// How often to look at the clock that counts while the machine is suspended.
+const LOOK: Duration = Duration::from_secs(5);
+
 /// Replaces the credentials of a connection again and again, if they expire. Never completes.
 pub(super) async fn keep_logged_in(connection: &Connection) -> Infallible {
     match connection.credentials() {
@@ -30,7 +33,7 @@ impl Expiring {
     async fn refresh(&self, connection: &Connection) -> Infallible {
         let (mut due, mut time) = (self.fetched + self.refresh_after, self.refresh_after);
         loop {
-            sleep(due.saturating_duration_since(Instant::now())).await;
+            sleep_until(due, Instant::now).await;
             let why = match timeout(self.settings.connect_timeout, self.replace(connection)).await {
                 Ok(Ok(Some(next))) => {
                     (due, time) = (next.fetched + next.refresh_after, next.refresh_after);
@@ -68,7 +71,40 @@ impl Expiring {
     }
 }
 
+/// Waits until `due`. The timer stops while the machine is suspended, and this clock does not: so it
+/// is looked at every few seconds.
+async fn sleep_until(due: Instant, now: impl Fn() -> Instant) {
+    loop {
+        match due.saturating_duration_since(now()) {
+            Duration::ZERO => return,
+            left => sleep(left.min(LOOK)).await,
+        }
+    }
+}
+
 /// Returns how long to wait after a failed refresh of credentials that live for this time.
 fn retry(time: Duration) -> Duration {
     (time / 10).clamp(RETRY.0, RETRY.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// A machine that is suspended for an hour: the timer does not see it, and the clock does.
+    #[tokio::test(start_paused = true)]
+    async fn credentials_are_due_soon_after_a_suspension() {
+        let (start, looks) = (Instant::now(), Cell::new(0));
+        let now = || {
+            looks.set(looks.get() + 1);
+            let suspended = Duration::from_secs(if looks.get() > 1 { 3_600 } else { 0 });
+            start + suspended
+        };
+        let began = tokio::time::Instant::now();
+        sleep_until(start + Duration::from_secs(1_800), now).await;
+        assert!(began.elapsed() <= LOOK + Duration::from_millis(10));
+        assert_eq!(looks.get(), 2);
+    }
 }

@@ -1,0 +1,1 @@
+//! No code: the programs are in `examples/`.
