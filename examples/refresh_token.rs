@@ -14,7 +14,7 @@ use std::{
 
 use nestlock::{
     FencingToken, LockClient,
-    fred::prelude::{Builder, Client, ClientLike, Config, KeysInterface},
+    fred::prelude::{Builder, Client, ClientLike, Config, KeysInterface, ReconnectPolicy},
 };
 use tokio::{
     task::JoinSet,
@@ -110,8 +110,8 @@ struct Replica {
 impl Replica {
     /// Returns an access token that is valid for a while.
     async fn access_token(self: &Arc<Self>) -> Outcome<String> {
-        let text: String = self.redis.get(&self.key).await?;
-        let tokens = Tokens::from_text(&text)?;
+        let text: Option<String> = self.redis.get(&self.key).await?;
+        let tokens = Tokens::from_text(&text.ok_or("log in first")?)?;
         if tokens.is_fresh() {
             return Ok(tokens.access);
         }
@@ -164,7 +164,10 @@ impl Replica {
 #[tokio::main]
 async fn main() -> Outcome<()> {
     let server = support::server().map_err(|error| error.to_string())?;
-    let redis = Builder::from_config(Config::from_url(server.url())?).build()?;
+    let redis = Builder::from_config(Config::from_url(server.url())?)
+        .set_policy(ReconnectPolicy::new_constant(0, 100))
+        .with_performance_config(|config| config.default_command_timeout = Duration::from_secs(3))
+        .build()?;
     redis.init().await?;
     let key = format!("nestlock-example:{}:login", process::id());
 

@@ -76,12 +76,14 @@ async fn work(url: &str, state: &Path) -> Outcome<()> {
         "{how}, token {}",
         guard.fencing_token().ok_or("not fenced")?
     );
-    let end = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    // in a thread of its own: the runtime, at its end, would wait for a blocking task
+    let (ended, end) = tokio::sync::oneshot::channel();
+    std::thread::spawn(|| ended.send(std::io::stdin().read_to_end(&mut Vec::new())));
     guard.run_until_lost(end).await???;
 
     // keep the lock for the next process, which finds the text here
     let hand_over = guard.hand_over(KEEP).await?;
-    fs::write(state, format!("hand-over {}", hand_over.to_text()))?;
+    store(state, &format!("hand-over {}", hand_over.to_text()))?;
     client.shutdown().await?;
     Ok(())
 }
@@ -95,7 +97,7 @@ async fn acquire(
     let before = fs::read_to_string(state).unwrap_or_default();
     let owner = client.owner("worker")?;
     // before the lock is acquired: a process that dies right afterwards has left its name
-    fs::write(state, format!("owner {owner}"))?;
+    store(state, &format!("owner {owner}"))?;
     let options = AcquireOptions::new().owner(owner);
     let mut how = "nothing to take over";
     match before.split_once(' ') {
@@ -118,6 +120,13 @@ async fn acquire(
         _ => {}
     }
     Ok((lock.lock_with(options).await?, how))
+}
+
+/// Replaces the state as a whole: a process that dies here leaves the old one or the new one.
+fn store(state: &Path, text: &str) -> std::io::Result<()> {
+    let new = state.with_extension("new");
+    fs::write(&new, text)?;
+    fs::rename(&new, state)
 }
 
 /// A worker process.

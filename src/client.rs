@@ -840,18 +840,17 @@ impl LockClientBuilder {
     /// Sets a function that returns the user and password, for tokens that expire: AWS IAM, Microsoft
     /// Entra, Google Cloud, Vault. Default: those in the URL.
     ///
-    /// The client calls it at each connect, for each of its two connections to a server. Let it
+    /// The client calls it when it connects; one call serves all connections of the next 5 s. Let it
     /// return within a quarter of the [connect timeout](Self::connect_timeout), 1.25 s by default:
-    /// that limit covers both connections, and those to sentinels before them. If the credentials
+    /// a call that takes longer, or hangs, is given up with its connect. If the credentials
     /// [expire](Credentials::valid_for), the client calls it again after three quarters of their
     /// time, and sends the new ones over the connection that is open. If the server refuses them,
     /// the client calls the function once more before it reports that. A connection that waits for
     /// the elements of a list ([`signal_lock`](LockClient::signal_lock)) keeps its credentials until
     /// the server closes it.
     ///
-    /// A held lock is not renewed while both connections are made again, one after the other. If
-    /// the function is slow, let two calls fit into a third of the
-    /// [watchdog timeout](Self::watchdog_timeout).
+    /// A held lock is not renewed while the connections are made again. Let a call fit into a third
+    /// of the [watchdog timeout](Self::watchdog_timeout).
     ///
     /// Each call runs on a thread of its own, with a tokio runtime of its own, which ends with the
     /// call. So it may block, and it is made although the program's runtime is busy; but

@@ -35,4 +35,8 @@ where
             }
         })
     }
+
+    fn is_by_server(&self) -> bool {
+        false
+    }
 }

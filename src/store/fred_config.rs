@@ -23,7 +23,6 @@ impl From<FredConfig> for Endpoint {
     fn from(config: FredConfig) -> Self {
         let servers = |hosts: &[FredServer]| hosts.iter().map(Server::from).collect();
         let place = match &config.server {
-            ServerConfig::Centralized { .. } | ServerConfig::Unix { .. } => Deployment::Server,
             ServerConfig::Clustered { hosts, .. } => Deployment::Cluster(servers(hosts)),
             ServerConfig::Sentinel {
                 hosts,
@@ -41,6 +40,8 @@ impl From<FredConfig> for Endpoint {
                     login,
                 })
             }
+            // one server, by its host or its socket
+            _ => Deployment::Server,
         };
         let server = ServerSettings::from(config);
         let wire = server.is_by_freds_tls().then_some(Wire::Fred);

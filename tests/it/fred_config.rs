@@ -78,6 +78,8 @@ async fn a_credential_provider_that_hangs_once_costs_no_lease() {
         };
         let client = builder().connect_to(config.clone()).await.unwrap();
         let guard = client.mutex("held").unwrap().lock().await.unwrap();
+        // the first call serves the connections of its next 5 s
+        tokio::time::sleep(Duration::from_millis(5_200)).await;
         provider.hangs.store(true, Ordering::Release);
         let mut admin = server.wire();
         admin.call(&["AUTH", "pw"]).unwrap();

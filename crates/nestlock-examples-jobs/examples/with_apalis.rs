@@ -46,15 +46,18 @@ async fn send(
     totals: Data<Arc<Totals>>,
 ) -> Result<(), BoxDynError> {
     let lock = client.mutex(format!("customer:{}", invoice.customer))?;
-    let guard = lock.lock().await?;
-    // stops if the lock is lost; the job then fails, and apalis retries it
+    // with apalis's feature `retry`, a job that fails is retried
+    let wait = lock.try_lock_for(Duration::from_secs(10)).await?;
+    let guard = wait.ok_or("the customer's other jobs take too long")?;
+    // stops if the lock is lost
     let work = async {
         let total = totals.get(invoice.customer);
         tokio::time::sleep(Duration::from_millis(20)).await;
         totals.set(invoice.customer, total + invoice.number);
     };
     guard.run_until_lost(work).await?;
-    guard.unlock().await?;
+    // the work is done: an error of the release must not repeat it
+    drop(guard);
     Ok(())
 }
 

@@ -57,8 +57,8 @@ fn job(report: OncePer, replica: u32, runs: &Runs) -> Result<Job, Box<dyn Error>
                 let mut runs = runs.lock().expect("no job panics");
                 runs.entry(tick.number()).or_default().push(replica);
             });
-            // another replica runs it, or has run it; or the server is away: the next tick tries
-            // again
+            // The server is away. This tick is not run; the next one may be. That another replica
+            // runs it, or has run it, is no error
             if let Err(error) = ran.await {
                 println!("replica {replica}: {error}");
             }

@@ -41,7 +41,7 @@ pub(crate) fn bare(host: &str) -> &str {
 }
 
 /// Where a server listens.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
     /// A host and a port.
     Tcp(Server),

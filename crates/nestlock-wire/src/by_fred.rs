@@ -48,13 +48,11 @@ use tokio::{
 
 use crate::{
     by_fred::{
-        connector::{build, reachable, set_name, start},
+        connector::{build, can_be_sent, reachable, set_name, start},
         errors::classify,
     },
     clock::Instant,
     connection::ForeignConnection,
-    credentials::Login,
-    error::{StoreError, StoreErrorKind},
     failure::{Failure, NotConnected},
     limits::REFUSED,
     numbered,
@@ -67,10 +65,6 @@ use crate::{
     until::Until,
     wake::catch_waker_panic,
 };
-
-/// The longest user and password that fred can send, in bytes: both must fit into one line, which
-/// the server limits to 64 KiB.
-const MOST_INLINE: usize = 16 * 1024;
 
 /// One connection, made by fred.
 pub(crate) struct FredConnection {
@@ -115,7 +109,7 @@ impl Drop for FredConnection {
 pub(crate) async fn connect(
     settings: &ConnectionSettings,
 ) -> Result<Arc<FredConnection>, NotConnected> {
-    can_be_sent(&settings.server.login)?;
+    can_be_sent(&settings.server)?;
     let server = reachable(FredConfig::from(&settings.server)).await?;
     let client = build(settings, server)?;
     let (messages, mut connects) = (client.message_rx(), client.reconnect_rx());
@@ -155,34 +149,6 @@ pub(crate) async fn connect(
         settings.own.spawn(pass_messages(messages, sink));
     }
     Ok(connection)
-}
-
-/// Refuses a login that fred cannot send. It writes user and password into a line of text as they
-/// are: the server would take what comes after a space as another argument, and after a line break
-/// as another command.
-fn can_be_sent(login: &Login) -> Result<(), NotConnected> {
-    let is_plain = |word: &String| {
-        (1..=MOST_INLINE).contains(&word.len())
-            && !word.contains(|c: char| {
-                c.is_ascii_whitespace() || c.is_ascii_control() || "\"'".contains(c)
-            })
-    };
-    if [&login.user, &login.password]
-        .into_iter()
-        .flatten()
-        .all(is_plain)
-    {
-        return Ok(());
-    }
-    Err(NotConnected {
-        error: StoreError::new(
-            StoreErrorKind::Other,
-            false,
-            "fred's client cannot send a user or a password that is empty, longer than 16 KiB, or that contains white \
-             space, quotes or control characters; leave out `wire=fred`",
-        ),
-        nobody_listens: false,
-    })
 }
 
 /// Passes messages to the sink until the client has ended.

@@ -10,11 +10,12 @@ use tokio::time::timeout;
 use crate::by_fred;
 use crate::{
     address::Server,
+    clock::Instant,
     connection::Connection,
     credentials::CredentialSource,
     epoch::Epochs,
     error::{StoreError, StoreErrorKind},
-    expiring::provided,
+    expiring::{Provided, provided},
     failure::NotConnected,
     own,
     settings::ConnectionSettings,
@@ -141,12 +142,14 @@ impl Dialer {
     }
 
     /// Returns how long an attempt may take as a whole, if each exchange with a server may take
-    /// `limit`: the same; or the connect timeout, if a provider is called in between. A short limit
-    /// tells a server that hangs from one that works, and the provider is no server.
+    /// `limit`: the same; and a quarter of the connect timeout more, if a provider is called in
+    /// between, but not more than the connect timeout. A short limit tells a server that hangs from
+    /// one that works, and the provider is no server.
     #[must_use]
     pub fn whole(&self, limit: Duration) -> Duration {
+        let most = self.settings.connect_timeout;
         match self.settings.server.credentials {
-            Some(_) => limit.max(self.settings.connect_timeout),
+            Some(_) => limit.max(most.min(limit.saturating_add(most / 4))),
             None => limit,
         }
     }
@@ -173,22 +176,35 @@ impl Dialer {
         let Some(source) = &self.settings.server.credentials else {
             return self.open_by(&self.settings, limit).await;
         };
-        match self.open_with(source, limit).await {
-            Err(refused) if refused.is_login_refused() => self.open_with(source, limit).await,
-            outcome => outcome,
+        match self.open_with(source, None, limit).await {
+            Err((fetched, error)) if error.is_login_refused() => {
+                let again = self.open_with(source, fetched, limit).await;
+                again.map_err(|(_, error)| error)
+            }
+            outcome => outcome.map_err(|(_, error)| error),
         }
     }
 
+    /// Connects with credentials that were fetched after those that were `refused`. An error comes
+    /// with the time of those that were used.
     async fn open_with(
         &self,
         source: &CredentialSource,
+        refused: Option<Instant>,
         limit: Duration,
-    ) -> Result<Connection, NotConnected> {
-        let (login, expiring) = provided(source, &self.settings).await?;
+    ) -> Result<Connection, (Option<Instant>, NotConnected)> {
+        let provided = provided(source, &self.settings, refused).await;
+        let Provided {
+            login,
+            at,
+            expiring,
+        } = provided.map_err(|error| (None, error))?;
         let mut settings = self.settings.clone();
         (settings.server.login, settings.server.credentials) = (login, None);
-        let connection = self.open_by(&settings, limit).await?;
-        Ok(connection.logged_in_with(expiring))
+        match self.open_by(&settings, limit).await {
+            Ok(connection) => Ok(connection.logged_in_with(expiring)),
+            Err(error) => Err((Some(at), error)),
+        }
     }
 
     async fn open_by(

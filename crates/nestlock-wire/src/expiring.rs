@@ -13,11 +13,15 @@ use tokio::{runtime::Builder, sync::oneshot};
 use crate::{
     address::Address,
     clock::Instant,
-    credentials::{CredentialSource, Credentials, Login},
+    credentials::{CredentialSource, Credentials, Fetched, Login},
     error::{StoreError, StoreErrorKind},
     failure::NotConnected,
     settings::ConnectionSettings,
 };
+
+/// How long the credentials of one call serve other connections as well: a client makes several, and
+/// a provider that takes a second must not take it for each.
+const SHARED: Duration = Duration::from_secs(5);
 
 /// The shortest time after which credentials are replaced: a lifetime of zero must not keep the
 /// provider busy.
@@ -84,21 +88,51 @@ pub(crate) struct Expiring {
     pub(crate) refresh_after: Duration,
 }
 
-/// Fetches credentials from a provider. Returns the login, and what replaces it in time.
+/// The credentials for a connection.
+pub(crate) struct Provided {
+    pub(crate) login: Login,
+    /// When the provider was called.
+    pub(crate) at: Instant,
+    /// What replaces them, if they expire.
+    pub(crate) expiring: Option<Expiring>,
+}
+
+/// Fetches credentials from a provider, or takes those of a call that was made just before for
+/// another connection. If a server has `refused` those of a call, takes those of a later one.
 pub(crate) async fn provided(
     source: &CredentialSource,
     settings: &ConnectionSettings,
-) -> Result<(Login, Option<Expiring>), NotConnected> {
-    let fetched = Instant::now();
-    let Credentials {
-        login,
-        refresh_after,
-    } = fetch(source, &settings.server.address).await?;
-    let expiring = refresh_after.map(|refresh_after| Expiring {
+    refused: Option<Instant>,
+) -> Result<Provided, NotConnected> {
+    let address = &settings.server.address;
+    let last = source.last(address);
+    // one call at a time: the others take its result
+    let mut last = last.lock().await;
+    let Fetched { credentials, at } = match &*last {
+        Some(fetched) if fetched.serves(refused) => fetched.clone(),
+        _ => {
+            let at = Instant::now();
+            let credentials = fetch(source, address).await?;
+            last.insert(Fetched { credentials, at }).clone()
+        }
+    };
+    let expiring = credentials.refresh_after.map(|refresh_after| Expiring {
         source: source.clone(),
         settings: settings.clone(),
-        fetched,
+        fetched: at,
         refresh_after: refresh_after.max(SHORTEST),
     });
-    Ok((login, expiring))
+    Ok(Provided {
+        login: credentials.login,
+        at,
+        expiring,
+    })
+}
+
+impl Fetched {
+    fn serves(&self, refused: Option<Instant>) -> bool {
+        let after = self.credentials.refresh_after;
+        let time = after.map_or(SHARED, |after| after.max(SHORTEST).min(SHARED));
+        self.at.elapsed() < time && refused.is_none_or(|refused| self.at > refused)
+    }
 }

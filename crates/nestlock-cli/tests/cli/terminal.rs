@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{Read, Write},
+    num::NonZero,
     process::{Child, ChildStdin, Command, Stdio},
     sync::{Arc, Mutex},
     thread,
@@ -46,7 +47,11 @@ impl Terminal {
             .expect("script, of bsdutils");
         let (keys, mut screen) = (shell.stdin.take().unwrap(), shell.stdout.take().unwrap());
         let seen = Arc::new(Mutex::new(String::new()));
-        let drawn = Arc::new(Mutex::new(vt100::Parser::new(30, 120, 0)));
+        let drawn = Arc::new(Mutex::new(vt100::Parser::new(
+            NonZero::new(30).unwrap(),
+            NonZero::new(120).unwrap(),
+            0,
+        )));
         let (written, parser) = (Arc::clone(&seen), Arc::clone(&drawn));
         thread::spawn(move || {
             let mut bytes = [0; 1024];

@@ -65,7 +65,8 @@ pub(crate) fn limits(records: &Records) -> Vec<Violation> {
                 .starved(&place, Event::Blocked, op.call, *end),
         );
         if took > allowed + excuse {
-            let text = format_args!(
+            // rust 1.88 keeps no temporary of `format_args!` beyond its statement
+            let text = format!(
                 "waited {} ms, {} allowed, {} for starvation",
                 took / MILLI,
                 allowed / MILLI,

@@ -97,6 +97,7 @@ impl From<FredConfig> for ServerSettings {
     fn from(config: FredConfig) -> Self {
         let hosts = config.server.hosts();
         let address = match (&config.server, hosts.first()) {
+            #[cfg(unix)]
             (ServerConfig::Unix { path }, _) => Address::Unix(path.clone()),
             (_, Some(first)) => Address::Tcp(Server::from(first)),
             (_, None) => Address::Tcp(Server::new("", 0)),
@@ -168,7 +169,11 @@ impl From<&ServerSettings> for FredConfig {
     fn from(settings: &ServerSettings) -> Self {
         let mut config = settings.fred.as_deref().cloned().unwrap_or_default();
         config.server = match &settings.address {
+            #[cfg(unix)]
             Address::Unix(path) => ServerConfig::Unix { path: path.clone() },
+            // `by_fred::connect` has refused it
+            #[cfg(not(unix))]
+            Address::Unix(_) => config.server,
             Address::Tcp(at) => {
                 let server = FredServer {
                     host: at.bare_host().into(),

@@ -16,8 +16,12 @@ use futures_util::FutureExt;
 use tokio::task::AbortHandle;
 
 use crate::{
-    address::bare, error::StoreError, failure::NotConnected, limits::MAX_IN_FLIGHT, reach,
-    settings::ConnectionSettings,
+    address::bare,
+    error::{StoreError, StoreErrorKind},
+    failure::NotConnected,
+    limits::MAX_IN_FLIGHT,
+    reach,
+    settings::{ConnectionSettings, ServerSettings},
 };
 
 /// How many messages may wait for the receiver. Beyond this, fred drops the oldest and reports the
@@ -26,6 +30,43 @@ use crate::{
 const MESSAGE_CAPACITY: usize = 4096;
 /// The same capacity for a connection without messages.
 const NEWS_CAPACITY: usize = 32;
+
+/// The longest user and password that fred can send, in bytes: both must fit into one line, which
+/// the server limits to 64 KiB.
+const MOST_INLINE: usize = 16 * 1024;
+
+/// Refuses an address or a login that fred cannot use. It writes user and password into a line of
+/// text as they are: the server would take what comes after a space as another argument, and after
+/// a line break as another command.
+pub(super) fn can_be_sent(server: &ServerSettings) -> Result<(), NotConnected> {
+    #[cfg(not(unix))]
+    if matches!(server.address, crate::address::Address::Unix(_)) {
+        return Err(std::io::Error::other("this system has no Unix sockets").into());
+    }
+    let login = &server.login;
+    let is_plain = |word: &String| {
+        (1..=MOST_INLINE).contains(&word.len())
+            && !word.contains(|c: char| {
+                c.is_ascii_whitespace() || c.is_ascii_control() || "\"'".contains(c)
+            })
+    };
+    if [&login.user, &login.password]
+        .into_iter()
+        .flatten()
+        .all(is_plain)
+    {
+        return Ok(());
+    }
+    Err(NotConnected {
+        error: StoreError::new(
+            StoreErrorKind::Other,
+            false,
+            "fred's client cannot send a user or a password that is empty, longer than 16 KiB, or that contains white \
+             space, quotes or control characters; leave out `wire=fred`",
+        ),
+        nobody_listens: false,
+    })
+}
 
 /// Returns the configuration with the address that accepts connections: fred would try a name's
 /// addresses one after the other.

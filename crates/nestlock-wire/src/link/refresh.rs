@@ -7,6 +7,7 @@ use tokio::time::{sleep, timeout};
 use crate::{
     clock::Instant,
     connection::Connection,
+    credentials::Login,
     expiring::{Expiring, provided},
     failure::NotConnected,
     log,
@@ -52,22 +53,26 @@ impl Expiring {
     /// Replaces the credentials of a connection. If the server refuses the new ones, tries once
     /// more: they may have been replaced in the meantime.
     async fn replace(&self, connection: &Connection) -> Result<Option<Self>, NotConnected> {
-        match self.replace_once(connection).await {
-            Err(refused) if refused.is_login_refused() => self.replace_once(connection).await,
-            outcome => outcome,
+        let first = provided(&self.source, &self.settings, None).await?;
+        match self.log_in(connection, &first.login).await {
+            Err(error) if error.is_login_refused() => {
+                let second = provided(&self.source, &self.settings, Some(first.at)).await?;
+                self.log_in(connection, &second.login).await?;
+                Ok(second.expiring)
+            }
+            outcome => outcome.map(|()| first.expiring),
         }
     }
 
-    async fn replace_once(&self, connection: &Connection) -> Result<Option<Self>, NotConnected> {
-        let (login, next) = provided(&self.source, &self.settings).await?;
-        if let Some(password) = &login.password {
-            let user = login.user.as_deref().unwrap_or("default");
-            let until = Until::new(Instant::now(), self.settings.command_timeout);
-            let words = ["AUTH", user, password];
-            let answer = connection.call(Request::Words(&words), until).await;
-            answer.map_err(NotConnected::of_login)?;
-        }
-        Ok(next)
+    async fn log_in(&self, connection: &Connection, login: &Login) -> Result<(), NotConnected> {
+        let Some(password) = &login.password else {
+            return Ok(());
+        };
+        let user = login.user.as_deref().unwrap_or("default");
+        let until = Until::new(Instant::now(), self.settings.command_timeout);
+        let words = ["AUTH", user, password];
+        let answer = connection.call(Request::Words(&words), until).await;
+        answer.map(drop).map_err(NotConnected::of_login)
     }
 }
 
