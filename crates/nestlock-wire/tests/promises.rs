@@ -545,6 +545,9 @@ fn a_reset_needs_no_runtime_of_the_caller() {
     executor::block_on(link.close());
 }
 
+/// More than the 5 s in which the credentials of one call serve other connections.
+const SHARED: Duration = Duration::from_millis(5_200);
+
 /// The first login succeeds, and the second one panics.
 struct PanicsOnce(Arc<AtomicU32>);
 
@@ -567,6 +570,7 @@ async fn a_credential_provider_that_panics_is_asked_again() {
     let calls = Arc::new(AtomicU32::new(0));
     settings.server.credentials = Some(PanicsOnce(Arc::clone(&calls)).into());
     let link = linked(settings).await;
+    tokio::time::sleep(SHARED).await;
     link.reset().await;
     timeout(20 * SECOND, link.wait_up()).await.unwrap();
     link.command(&["PING"], SECOND).await.unwrap();
@@ -607,6 +611,7 @@ async fn a_link_outlives_a_panic_in_what_it_calls() {
     dialer.first_limit = ms(50);
     dialer.reconnected = |_| panic!("a bug in the program");
     let link = Link::connect(dialer, &Arc::new(Pace::new())).await.unwrap();
+    tokio::time::sleep(SHARED).await;
     link.reset().await;
     timeout(20 * SECOND, link.wait_up()).await.unwrap();
     link.command(&["PING"], SECOND).await.unwrap();

@@ -1008,6 +1008,16 @@ impl Users {
             .unwrap()
     }
 
+    /// Returns the number of the process that `step` becomes. Until then, its name is that of the
+    /// shell, and nestlock would say that one.
+    fn sleeper(&self, step: &str) -> i32 {
+        let pid = self.world.pid(&format!("pid-{step}"));
+        eventually("the step sleeps", || {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n")
+        });
+        pid
+    }
+
     fn said(&self, what: &str) -> bool {
         fs::read_to_string(self.world.path("said"))
             .unwrap()
@@ -1041,7 +1051,7 @@ fn what_became_another_user_is_said_when_the_lock_is_lost() {
     let Some(users) = Users::new() else { return };
     let world = &users.world;
     let mut running = users.exec(&format!("{} 'sh ./step x'; true", users.become_root));
-    let pid = world.pid("pid-x");
+    let pid = users.sleeper("x");
     assert_eq!(world.code(&["force", "l"]), 0);
     assert_eq!(code(&mut running), Some(77));
     assert!(
@@ -1108,7 +1118,7 @@ fn what_became_another_user_is_said_when_nestlock_is_killed() {
     let Some(users) = Users::new() else { return };
     let world = &users.world;
     let mut running = users.exec(&format!("{} 'sh ./step x'; true", users.become_root));
-    let pid = world.pid("pid-x");
+    let pid = users.sleeper("x");
     running.kill().unwrap();
     running.wait().unwrap();
     eventually("it is said", || {

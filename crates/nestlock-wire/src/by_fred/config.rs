@@ -354,7 +354,8 @@ mod tests {
             &self,
             server: Option<&FredServer>,
         ) -> Result<(Option<String>, Option<String>), fred::error::Error> {
-            Ok((server.map(|at| format!("{}:{}", at.host, at.port)), None))
+            let user = server.map(|at| format!("{}:{}", at.host, at.port));
+            Ok((user, Some("pw".to_owned())))
         }
     }
 
@@ -376,5 +377,37 @@ mod tests {
                 .login;
             assert_eq!(login.user.as_deref(), Some(told), "{url}");
         }
+    }
+
+    /// Returns a user, and no password.
+    #[derive(Debug)]
+    struct UserAlone;
+
+    #[async_trait]
+    impl FredProvider for UserAlone {
+        async fn fetch(
+            &self,
+            _: Option<&FredServer>,
+        ) -> Result<(Option<String>, Option<String>), fred::error::Error> {
+            Ok((Some("app".to_owned()), None))
+        }
+    }
+
+    /// Otherwise the connection would be that of the user `default`.
+    #[tokio::test]
+    async fn a_user_without_a_password_is_refused() {
+        let config = FredConfig {
+            credential_provider: Some(Arc::new(UserAlone)),
+            ..FredConfig::default()
+        };
+        let settings = ServerSettings::from(config);
+        let source = settings.credentials.unwrap();
+        let refused = source.provider.fetch(&settings.address).await.unwrap_err();
+        assert!(
+            refused
+                .error
+                .to_string()
+                .contains("a user without a password")
+        );
     }
 }
