@@ -1116,7 +1116,6 @@ fn what_became_another_user_and_was_left_keeps_the_lock() {
 #[test]
 fn what_became_another_user_is_said_when_nestlock_is_killed() {
     let Some(users) = Users::new() else { return };
-    let world = &users.world;
     let mut running = users.exec(&format!("{} 'sh ./step x'; true", users.become_root));
     let pid = users.sleeper("x");
     running.kill().unwrap();
