@@ -53,8 +53,8 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// Creates credentials that are valid until the next connect. For a password without a user,
-    /// use the user `default`.
+    /// Creates credentials that are not replaced while a connection lasts. For a password without a
+    /// user, use the user `default`.
     pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
         Self {
             login: Login {
@@ -75,7 +75,7 @@ impl Credentials {
 }
 
 impl From<Login> for Credentials {
-    /// Returns credentials that are valid until the next connect.
+    /// Returns credentials that are not replaced while a connection lasts.
     fn from(login: Login) -> Self {
         Self {
             login,
@@ -84,7 +84,8 @@ impl From<Login> for Credentials {
     }
 }
 
-/// Provides the credentials for each connect.
+/// Provides credentials when a client connects. One call serves all connections of the next 5 s,
+/// unless a server refuses what it returned.
 #[async_trait]
 pub trait CredentialProvider: Send + Sync {
     /// Returns the credentials for a server. The caller sets the time limit.

@@ -71,7 +71,7 @@ pub struct ServerSettings {
     pub address: Address,
     /// The user and password.
     pub login: Login,
-    /// Provides the login at each connect, in place of `login`.
+    /// Provides the login when a connection is made, in place of `login`.
     pub credentials: Option<CredentialSource>,
     /// The number of the database. `None`: 0.
     pub database: Option<u8>,
