@@ -5,7 +5,7 @@ use std::{error::Error as StdError, future::Future};
 use async_trait::async_trait;
 use nestlock_wire::{Address, CredentialProvider, CredentialSource, Credentials, NotConnected};
 
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::StoreErrorKind;
 
 /// Returns the source of what `fetch` returns.
 pub(crate) fn from_fn<F, C, E>(fetch: F) -> CredentialSource
@@ -29,10 +29,7 @@ where
     async fn fetch(&self, _: &Address) -> Result<Credentials, NotConnected> {
         (self.0)().await.map_err(|error| {
             let why = format!("no credentials: {}", error.into());
-            NotConnected {
-                error: StoreError::new(StoreErrorKind::Unavailable, false, why),
-                nobody_listens: false,
-            }
+            NotConnected::new(StoreErrorKind::Unavailable, why)
         })
     }
 

@@ -28,7 +28,7 @@ use nestlock_wire::{CloseOnDrop, Connection, Dialer, Locate, NotConnected, Pace,
 
 use self::{
     reign::Reign,
-    role::{Role, reply_timeout, role, said},
+    role::{Role, failed, reply_timeout, role},
     sentinels::Watch,
 };
 
@@ -128,13 +128,7 @@ impl ServiceMaster {
 
 /// Connects to a server, and fails unless its role is master.
 async fn open(dial: &Dialer, at: &Server, limit: Duration) -> Result<CloseOnDrop, NotConnected> {
-    let of_it = |NotConnected {
-                     error,
-                     nobody_listens,
-                 }| NotConnected {
-        error: said(at, &error),
-        nobody_listens,
-    };
+    let of_it = |failure| failed(at, &failure);
     let connection = dial
         .clone()
         .at(at)

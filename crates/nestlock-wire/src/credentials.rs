@@ -1,16 +1,10 @@
-//! What a connection logs in with: a login that is fixed, or one from a provider.
+//! What a connection logs in with.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
-use tokio::sync::Semaphore;
 
-use crate::{address::Address, clock::Instant, failure::NotConnected};
+use crate::{address::Address, failure::NotConnected};
 
 /// A user and a password.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -85,7 +79,7 @@ impl From<Login> for Credentials {
 }
 
 /// Provides credentials when a client connects. One call serves all connections of the next 5 s,
-/// unless a server refuses what it returned.
+/// unless a server refuses what it returned; an error is that of all connections that wait for it.
 #[async_trait]
 pub trait CredentialProvider: Send + Sync {
     /// Returns the credentials for a server. The caller sets the time limit.
@@ -102,64 +96,5 @@ pub trait CredentialProvider: Send + Sync {
     /// serves all servers.
     fn is_by_server(&self) -> bool {
         true
-    }
-}
-
-/// Credentials that a provider returned.
-#[derive(Clone)]
-pub(crate) struct Fetched {
-    pub(crate) credentials: Credentials,
-    /// When it was called.
-    pub(crate) at: Instant,
-}
-
-/// The last credentials for a server, or for all of them. Locked while the provider is called.
-pub(crate) type LastFetched = Arc<tokio::sync::Mutex<Option<Fetched>>>;
-
-/// A credential provider, and one client's calls of it.
-#[derive(Clone)]
-pub struct CredentialSource {
-    pub(crate) provider: Arc<dyn CredentialProvider>,
-    /// Limits the calls that have not returned.
-    pub(crate) calls: Arc<Semaphore>,
-    last: Arc<Mutex<HashMap<Option<Address>, LastFetched>>>,
-}
-
-/// Most calls of a provider at the same time. Others wait, within the time of their connect.
-const CALLS: usize = 16;
-
-impl<P: CredentialProvider + 'static> From<P> for CredentialSource {
-    fn from(provider: P) -> Self {
-        Self::new(Arc::new(provider))
-    }
-}
-
-impl CredentialSource {
-    fn new(provider: Arc<dyn CredentialProvider>) -> Self {
-        Self {
-            provider,
-            calls: Arc::new(Semaphore::new(CALLS)),
-            last: Arc::default(),
-        }
-    }
-
-    /// Returns the same provider for another client: calls of this one that never return do not
-    /// count there. In a forked child, no call of the parent returns.
-    #[must_use]
-    pub fn for_another_client(&self) -> Self {
-        Self::new(Arc::clone(&self.provider))
-    }
-
-    /// Returns the place of the credentials for this server.
-    pub(crate) fn last(&self, address: &Address) -> LastFetched {
-        let by_server = self.provider.is_by_server().then(|| address.clone());
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(last.entry(by_server).or_default())
-    }
-}
-
-impl fmt::Debug for CredentialSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("CredentialSource(..)")
     }
 }

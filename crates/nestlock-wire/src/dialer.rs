@@ -9,16 +9,8 @@ use tokio::time::timeout;
 #[cfg(feature = "fred")]
 use crate::by_fred;
 use crate::{
-    address::Server,
-    clock::Instant,
-    connection::Connection,
-    credentials::CredentialSource,
-    epoch::Epochs,
-    error::{StoreError, StoreErrorKind},
-    expiring::{Provided, provided},
-    failure::NotConnected,
-    own,
-    settings::ConnectionSettings,
+    address::Server, connection::Connection, epoch::Epochs, error::StoreErrorKind,
+    expiring::Expiring, failure::NotConnected, own, settings::ConnectionSettings,
 };
 
 /// The Redis client that carries requests and messages.
@@ -46,7 +38,7 @@ impl Wire {
 #[async_trait]
 pub trait Locate: Send + Sync {
     /// Connects to the server that is responsible now. Each exchange with a server may take
-    /// `limit`; the caller limits the whole, by [`Dialer::whole`].
+    /// `limit`; the caller limits the whole, by [`Dialer::in_time`].
     ///
     /// # Cancel safety
     ///
@@ -111,7 +103,7 @@ impl Dialer {
 
     /// Connects once, on the client's own runtime. The limit covers all steps: finding the master,
     /// the name's addresses, TLS and the handshake. If the credentials are from a provider, it
-    /// covers each exchange with a server, and [`Dialer::whole`] covers all of it.
+    /// covers each exchange with a server, and all of it is limited by [`Dialer::in_time`].
     ///
     /// # Cancel safety
     ///
@@ -123,49 +115,42 @@ impl Dialer {
                 None => self.open(limit).await,
             }
         };
-        let whole = self.whole(limit);
-        // if the program's credential provider panics, even while it is dropped, the supervisor
-        // must survive
-        let in_time = async { timeout(whole, attempt).await };
-        match AssertUnwindSafe(in_time).catch_unwind().await {
-            Ok(Ok(connected)) => connected,
-            Ok(Err(_)) => Err(self.late(whole)),
-            Err(_) => Err(NotConnected {
-                error: StoreError::new(
-                    StoreErrorKind::Unavailable,
-                    false,
-                    "the connect panicked; the cause may be the credential provider",
-                ),
-                nobody_listens: false,
-            }),
-        }
+        // the supervisor must survive a panic of the program's code, such as a certificate verifier
+        let in_time = AssertUnwindSafe(self.in_time(limit, attempt));
+        in_time.catch_unwind().await.unwrap_or_else(|_| {
+            let why = "the connect panicked; the cause may be a certificate verifier";
+            Err(NotConnected::new(StoreErrorKind::Unavailable, why))
+        })
     }
 
-    /// Returns how long an attempt may take as a whole, if each exchange with a server may take
-    /// `limit`: the same; and a quarter of the connect timeout more, if a provider is called in
-    /// between, but not more than the connect timeout. A short limit tells a server that hangs from
-    /// one that works, and the provider is no server.
-    #[must_use]
-    pub fn whole(&self, limit: Duration) -> Duration {
+    /// Limits the time of an attempt in which each exchange with a server may take `limit`. The
+    /// whole may take as long; and a quarter of the connect timeout more, if a credential provider
+    /// is called in between, but not more than the connect timeout. A short limit tells a server
+    /// that hangs from one that works, and the provider is no server.
+    ///
+    /// # Cancel safety
+    ///
+    /// As cancel safe as the attempt.
+    pub async fn in_time<T>(
+        &self,
+        limit: Duration,
+        attempt: impl Future<Output = Result<T, NotConnected>>,
+    ) -> Result<T, NotConnected> {
         let most = self.settings.connect_timeout;
-        match self.settings.server.credentials {
-            Some(_) => limit.max(most.min(limit.saturating_add(most / 4))),
-            None => limit,
-        }
-    }
-
-    /// Returns the error of an attempt that has taken longer than `whole`.
-    #[must_use]
-    pub fn late(&self, whole: Duration) -> NotConnected {
-        let also = match self.settings.server.credentials {
-            Some(_) => ", including the time of the credential provider",
-            None => "",
+        let (whole, also) = match self.settings.server.credentials {
+            Some(_) => (
+                limit.max(most.min(limit.saturating_add(most / 4))),
+                ", including the time of the credential provider",
+            ),
+            None => (limit, ""),
         };
-        late(format!("no connection within {whole:?}{also}"))
+        timeout(whole, attempt)
+            .await
+            .unwrap_or_else(|_| Err(late(format!("no connection within {whole:?}{also}"))))
     }
 
     /// Connects to the server in `settings`, within `limit` for each exchange with it. The calls of
-    /// a credential provider do not count: the caller limits the whole, by [`Dialer::whole`]. If
+    /// a credential provider do not count: the caller limits the whole, by [`Dialer::in_time`]. If
     /// the server refuses the credentials, tries once more: they may have been replaced in the
     /// meantime.
     ///
@@ -176,35 +161,13 @@ impl Dialer {
         let Some(source) = &self.settings.server.credentials else {
             return self.open_by(&self.settings, limit).await;
         };
-        match self.open_with(source, None, limit).await {
-            Err((fetched, error)) if error.is_login_refused() => {
-                let again = self.open_with(source, fetched, limit).await;
-                again.map_err(|(_, error)| error)
-            }
-            outcome => outcome.map_err(|(_, error)| error),
-        }
-    }
-
-    /// Connects with credentials that were fetched after those that were `refused`. An error comes
-    /// with the time of those that were used.
-    async fn open_with(
-        &self,
-        source: &CredentialSource,
-        refused: Option<Instant>,
-        limit: Duration,
-    ) -> Result<Connection, (Option<Instant>, NotConnected)> {
-        let provided = provided(source, &self.settings, refused).await;
-        let Provided {
-            login,
-            at,
-            expiring,
-        } = provided.map_err(|error| (None, error))?;
-        let mut settings = self.settings.clone();
-        (settings.server.login, settings.server.credentials) = (login, None);
-        match self.open_by(&settings, limit).await {
-            Ok(connection) => Ok(connection.logged_in_with(expiring)),
-            Err(error) => Err((Some(at), error)),
-        }
+        let log_in = |login| async move {
+            let mut settings = self.settings.clone();
+            (settings.server.login, settings.server.credentials) = (login, None);
+            self.open_by(&settings, limit).await
+        };
+        let (connection, fetched) = source.log_in(&self.settings.server.address, log_in).await?;
+        Ok(connection.logged_in_with(Expiring::new(source, &self.settings, &fetched)))
     }
 
     async fn open_by(
@@ -228,8 +191,5 @@ impl Dialer {
 }
 
 fn late(why: String) -> NotConnected {
-    NotConnected {
-        error: StoreError::new(StoreErrorKind::Timeout, false, why),
-        nobody_listens: false,
-    }
+    NotConnected::new(StoreErrorKind::Timeout, why)
 }

@@ -92,6 +92,25 @@ impl From<io::Error> for NotConnected {
 }
 
 impl NotConnected {
+    /// Creates the reason why there is no connection, if a server may be there.
+    pub fn new(
+        kind: StoreErrorKind,
+        why: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self {
+            error: StoreError::new(kind, false, why),
+            nobody_listens: false,
+        }
+    }
+
+    /// Returns the same failure for another connection, as text.
+    pub(crate) fn again(&self) -> Self {
+        Self {
+            nobody_listens: self.nobody_listens,
+            ..Self::new(self.error.kind(), self.error.said())
+        }
+    }
+
     /// Returns whether the server refused the user or the password.
     pub(crate) fn is_login_refused(&self) -> bool {
         self.error.kind() == StoreErrorKind::Auth

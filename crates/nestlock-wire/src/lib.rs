@@ -8,6 +8,7 @@ mod bundle;
 mod by_fred;
 pub mod clock;
 mod connection;
+mod credential_source;
 mod credentials;
 mod dialer;
 mod digest;
@@ -51,7 +52,8 @@ pub use crate::{
     address::{Address, Server},
     bundle::Bundle,
     connection::{CloseOnDrop, Connection},
-    credentials::{CredentialProvider, CredentialSource, Credentials, Login},
+    credential_source::CredentialSource,
+    credentials::{CredentialProvider, Credentials, Login},
     dialer::{Dialer, Locate, Wire},
     epoch::{Epoch, Epochs},
     error::{StoreError, StoreErrorKind},

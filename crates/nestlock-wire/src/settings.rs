@@ -13,7 +13,8 @@ use tokio::runtime::Handle;
 
 use crate::{
     address::{Address, Server},
-    credentials::{CredentialSource, Login},
+    credential_source::CredentialSource,
+    credentials::Login,
     push::Sink,
 };
 

@@ -8,11 +8,11 @@ use std::{fmt::Write as _, time::Duration};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use nestlock_wire::{CloseOnDrop, Dialer, NotConnected, Server, log};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::{
     error::{StoreError, StoreErrorKind},
-    store::master::role::{Role, reply_timeout, role, said, words},
+    store::master::role::{Role, failed, reply_timeout, role, words},
 };
 
 /// How long to wait for the other servers once one says that it is the master: a second master must
@@ -75,10 +75,7 @@ fn verdict<'a>(
                 "several of the addresses are masters, and it is unknown which one is right; give the addresses of one service only{each}"
             );
             log::later!(WARN, error = error; "no connection");
-            Err(NotConnected {
-                error: StoreError::new(StoreErrorKind::Other, false, error),
-                nobody_listens: false,
-            })
+            Err(NotConnected::new(StoreErrorKind::Other, error))
         }
         (None, _) => {
             let nobody_listens = heard
@@ -124,17 +121,8 @@ async fn ask(dial: &Dialer, at: &Server) -> Result<Role, NotConnected> {
         let ends = CloseOnDrop::new(there.open(limit).await?);
         Ok(role(&ends.connection, limit).await?)
     };
-    let whole = dial.whole(limit);
-    let answer = timeout(whole, answer).await;
-    answer.unwrap_or_else(|_| Err(dial.late(whole))).map_err(
-        |NotConnected {
-             error,
-             nobody_listens,
-         }| NotConnected {
-            error: said(at, &error),
-            nobody_listens,
-        },
-    )
+    let answer = dial.in_time(limit, answer).await;
+    answer.map_err(|failure| failed(at, &failure))
 }
 
 #[cfg(test)]
@@ -145,14 +133,15 @@ mod tests {
         let servers: Vec<_> = (0..answers.len())
             .map(|n| Server::new("a", n as u16))
             .collect();
-        let failed = |at: &Server, kind| NotConnected {
-            error: said(at, &StoreError::new(kind, true, "why")),
-            nobody_listens: false,
-        };
         let answers: Vec<_> = servers
             .iter()
             .zip(answers)
-            .map(|(at, a)| (at, a.map_err(|kind| failed(at, kind))))
+            .map(|(at, a)| {
+                (
+                    at,
+                    a.map_err(|kind| failed(at, &NotConnected::new(kind, "why"))),
+                )
+            })
             .collect();
         let verdict = verdict(
             answers

@@ -2,7 +2,9 @@
 
 use std::{fmt, time::Duration};
 
-use nestlock_wire::{Connection, Dialer, Failure, Request, Server, Until, Value, clock};
+use nestlock_wire::{
+    Connection, Dialer, Failure, NotConnected, Request, Server, Until, Value, clock,
+};
 
 use crate::error::StoreError;
 
@@ -50,10 +52,14 @@ pub(crate) fn nonsense(request: &str) -> Failure {
     Failure::Nonsense(format!("unexpected reply to {request}"))
 }
 
-/// Prefixes an error with the server's address. Such a connection has carried only reads, so
-/// nothing can have been executed.
-pub(crate) fn said(at: &Server, error: &StoreError) -> StoreError {
-    StoreError::new(error.kind(), false, format!("{at}: {}", words(error))).before_any_request()
+/// Returns the same failure, with the server in its text. Such a connection has carried only reads,
+/// so nothing can have been executed.
+pub(crate) fn failed(at: &Server, failure: &NotConnected) -> NotConnected {
+    let why = format!("{at}: {}", words(&failure.error));
+    NotConnected {
+        error: StoreError::new(failure.error.kind(), false, why).before_any_request(),
+        nobody_listens: failure.nobody_listens,
+    }
 }
 
 /// Returns the error's text without its kind.

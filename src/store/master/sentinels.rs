@@ -221,10 +221,10 @@ impl Sentinel {
     /// back-off also covers a sentinel that connects and does not reply.
     async fn connect(&self, rounds: &mut RoundCounter) -> Result<CloseOnDrop, NotConnected> {
         let limit = reply_timeout(&self.dial);
-        let whole = self.dial.whole(limit);
-        let first = timeout(whole, self.connect_by(&self.dial, rounds))
-            .await
-            .unwrap_or_else(|_| Err(self.dial.late(whole)));
+        let first = self
+            .dial
+            .in_time(limit, self.connect_by(&self.dial, rounds))
+            .await;
         match (first, &self.bare) {
             (Err(refused), Some(bare)) if refused.error.kind() == StoreErrorKind::Auth => {
                 // sentinels that require no login reject the servers' login

@@ -15,7 +15,7 @@ use crate::settings::TlsSettings;
 use crate::{
     address::{Address, Server},
     credentials::{CredentialProvider, Credentials, Login},
-    error::{StoreError, StoreErrorKind},
+    error::StoreErrorKind,
     failure::NotConnected,
     settings::{AnnouncedNames, ServerSettings},
 };
@@ -55,10 +55,7 @@ impl CredentialProvider for FromProvider {
         if user.is_some() && password.is_none() {
             // the login would be that of `default`, without a word
             let why = "the credential provider returned a user without a password";
-            return Err(NotConnected {
-                error: StoreError::new(StoreErrorKind::Other, false, why),
-                nobody_listens: false,
-            });
+            return Err(NotConnected::new(StoreErrorKind::Other, why));
         }
         Ok(Credentials {
             login: Login { user, password },

@@ -57,15 +57,11 @@ pub(super) fn can_be_sent(server: &ServerSettings) -> Result<(), NotConnected> {
     {
         return Ok(());
     }
-    Err(NotConnected {
-        error: StoreError::new(
-            StoreErrorKind::Other,
-            false,
-            "fred's client cannot send a user or a password that is empty, longer than 16 KiB, or that contains white \
-             space, quotes or control characters; leave out `wire=fred`",
-        ),
-        nobody_listens: false,
-    })
+    Err(NotConnected::new(
+        StoreErrorKind::Other,
+        "fred's client cannot send a user or a password that is empty, longer than 16 KiB, or that contains white \
+         space, quotes or control characters; leave out `wire=fred`",
+    ))
 }
 
 /// Returns the configuration with the address that accepts connections: fred would try a name's

@@ -5,14 +5,8 @@ use std::{convert::Infallible, future::pending, time::Duration};
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    clock::Instant,
-    connection::Connection,
-    credentials::Login,
-    expiring::{Expiring, provided},
-    failure::NotConnected,
-    log,
-    request::Request,
-    until::Until,
+    clock::Instant, connection::Connection, credentials::Login, expiring::Expiring,
+    failure::NotConnected, log, request::Request, until::Until,
 };
 
 /// How long to wait before the next try, if credentials could not be refreshed: a tenth of their
@@ -32,12 +26,12 @@ pub(super) async fn keep_logged_in(connection: &Connection) -> Infallible {
 
 impl Expiring {
     async fn refresh(&self, connection: &Connection) -> Infallible {
-        let (mut due, mut time) = (self.fetched + self.refresh_after, self.refresh_after);
+        let (mut due, mut time) = (self.at + self.refresh_after, self.refresh_after);
         loop {
             sleep_until(due, Instant::now).await;
             let why = match timeout(self.settings.connect_timeout, self.replace(connection)).await {
                 Ok(Ok(Some(next))) => {
-                    (due, time) = (next.fetched + next.refresh_after, next.refresh_after);
+                    (due, time) = (next.at + next.refresh_after, next.refresh_after);
                     continue;
                 }
                 // the new ones do not expire
@@ -50,27 +44,23 @@ impl Expiring {
         }
     }
 
-    /// Replaces the credentials of a connection. If the server refuses the new ones, tries once
-    /// more: they may have been replaced in the meantime.
+    /// Replaces the credentials of a connection. Returns what replaces the new ones, if they expire.
     async fn replace(&self, connection: &Connection) -> Result<Option<Self>, NotConnected> {
-        let first = provided(&self.source, &self.settings, None).await?;
-        match self.log_in(connection, &first.login).await {
-            Err(error) if error.is_login_refused() => {
-                let second = provided(&self.source, &self.settings, Some(first.at)).await?;
-                self.log_in(connection, &second.login).await?;
-                Ok(second.expiring)
-            }
-            outcome => outcome.map(|()| first.expiring),
-        }
+        let log_in = |login| self.log_in(connection, login);
+        let ((), fetched) = self
+            .source
+            .log_in(&self.settings.server.address, log_in)
+            .await?;
+        Ok(Self::new(&self.source, &self.settings, &fetched))
     }
 
-    async fn log_in(&self, connection: &Connection, login: &Login) -> Result<(), NotConnected> {
-        let Some(password) = &login.password else {
+    async fn log_in(&self, connection: &Connection, login: Login) -> Result<(), NotConnected> {
+        let Some(password) = login.password else {
             return Ok(());
         };
         let user = login.user.as_deref().unwrap_or("default");
         let until = Until::new(Instant::now(), self.settings.command_timeout);
-        let words = ["AUTH", user, password];
+        let words = ["AUTH", user, &password];
         let answer = connection.call(Request::Words(&words), until).await;
         answer.map(drop).map_err(NotConnected::of_login)
     }
