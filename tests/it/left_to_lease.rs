@@ -115,6 +115,22 @@ async fn a_shutdown_does_not_release_what_was_left() {
     there.release(&given).await.unwrap();
 }
 
+/// An inner hold was left, and a guard has the outer one: the shutdown takes that one off.
+#[tokio::test]
+async fn a_shutdown_takes_off_only_what_guards_hold() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let lock = a.reentrant_lock("l").unwrap();
+    let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
+    let given = inner.leave_to_lease();
+    a.shutdown().await.unwrap();
+    assert_eq!(server.record("l"), [(given.to_string(), 1)]);
+    drop(outer);
+    let there = b.reentrant_lock("l").unwrap();
+    there.release(&given).await.unwrap();
+    assert!(!there.is_locked().await.unwrap());
+}
+
 #[tokio::test]
 async fn what_was_left_and_extended_is_not_released_by_its_client() {
     let server = Server::start();

@@ -5,12 +5,23 @@ pub mod certificates;
 mod names;
 mod refused;
 
-use std::{collections::HashSet, fs, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    fs, io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 #[cfg(feature = "fred")]
 use nestlock::fred::types::config::Config as FredConfig;
 use nestlock::{AcquireOptions, Error, LockClient, LockClientBuilder, Tls};
 use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     runtime::Builder,
 };
@@ -21,7 +32,7 @@ use tokio_rustls::{
 
 use crate::support::{
     Server,
-    proxy::{Action, Proxy, Verb},
+    proxy::{Proxy, Request, Verb},
 };
 
 /// A server with a certificate for `localhost`, and the authority that signed it.
@@ -133,11 +144,75 @@ async fn a_server_without_tls_is_never_spoken_to_in_plain_text() {
     assert_eq!(server.command_count("hello"), 0);
 }
 
-/// Terminates TLS for a server without it. Bytes that a client sends after the connection was
-/// closed are lost: its socket is reset.
-async fn speak_tls(acceptor: TlsAcceptor, listener: TcpListener, server: SocketAddr) {
-    while let Ok((client, _)) = listener.accept().await {
-        let acceptor = acceptor.clone();
+/// How many bytes a socket takes from a client before it is reset.
+const TAKEN: usize = 100_000;
+/// How many requests that is at least.
+const REQUESTS_TAKEN: usize = 50;
+
+/// A server's socket. Once `is_cut` is set, it takes bytes that reach nothing, and is then reset.
+struct Cut {
+    socket: TcpStream,
+    is_cut: Arc<AtomicBool>,
+    taken: usize,
+}
+
+impl AsyncRead for Cut {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let cut = self.get_mut();
+        while cut.is_cut.load(Ordering::Acquire) {
+            let mut bytes = [0; 1 << 14];
+            let mut bytes = ReadBuf::new(&mut bytes);
+            ready!(Pin::new(&mut cut.socket).poll_read(cx, &mut bytes))?;
+            cut.taken += bytes.filled().len();
+            if bytes.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            if cut.taken >= TAKEN {
+                cut.is_cut.store(false, Ordering::Release);
+                cut.socket.set_zero_linger()?;
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+        }
+        Pin::new(&mut cut.socket).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Cut {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().socket).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_shutdown(cx)
+    }
+}
+
+/// Terminates TLS for a server without it.
+async fn speak_tls(
+    acceptor: TlsAcceptor,
+    listener: TcpListener,
+    server: SocketAddr,
+    is_cut: Arc<AtomicBool>,
+) {
+    while let Ok((socket, _)) = listener.accept().await {
+        let (acceptor, is_cut) = (acceptor.clone(), Arc::clone(&is_cut));
+        let client = Cut {
+            socket,
+            is_cut,
+            taken: 0,
+        };
         tokio::spawn(async move {
             let mut client = acceptor.accept(client).await?;
             tokio::io::copy_bidirectional(&mut client, &mut TcpStream::connect(server).await?).await
@@ -146,7 +221,8 @@ async fn speak_tls(acceptor: TlsAcceptor, listener: TcpListener, server: SocketA
 }
 
 /// TLS may have sent any bytes that it accepted before it reports an error, so none of them is sent
-/// again.
+/// again. The socket is reset while the client still writes: it takes bytes faster than the client
+/// encrypts them.
 #[test]
 fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
     let server = Server::start();
@@ -169,12 +245,14 @@ fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
         "rediss://localhost:{}",
         listener.local_addr().unwrap().port()
     );
+    let is_cut = Arc::new(AtomicBool::new(false));
     fronts.spawn(speak_tls(
         TlsAcceptor::from(Arc::new(serving)),
         listener,
         proxy.addr(),
+        Arc::clone(&is_cut),
     ));
-    // on one thread, all tasks send before anything is written: far more than a socket buffer holds
+    // on one thread, all tasks send before anything is written
     let single = Builder::new_current_thread().enable_all().build().unwrap();
     single.block_on(async {
         let client = LockClient::builder()
@@ -184,10 +262,10 @@ fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
             .unwrap();
         let warm = client.reentrant_lock("warm").unwrap();
         warm.lock().await.unwrap().unlock().await.unwrap();
-        for round in 0..10 {
+        for round in 0..4 {
             proxy.forget_requests();
-            proxy.nth(3, Verb::Acquire, Action::CutBefore);
-            let tasks: Vec<_> = (0..3_000)
+            is_cut.store(true, Ordering::Release);
+            let tasks: Vec<_> = (0..1_000)
                 .map(|n| {
                     let lock = client
                         .reentrant_lock(format!("{round}:{n}:{}", "x".repeat(400)))
@@ -203,12 +281,22 @@ fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
             for task in tasks {
                 task.await.unwrap();
             }
-            let (acquires, mut seen) = (proxy.seen(Verb::Acquire), HashSet::new());
-            let twice = acquires
-                .iter()
-                .filter(|acquire| !seen.insert((acquire.keys(), acquire.args())))
-                .count();
-            assert_eq!(twice, 0, "of {} in round {round}", acquires.len());
+            assert!(!is_cut.load(Ordering::Acquire), "not cut in round {round}");
+            // what is in doubt is released first: the next reset must not hit those requests
+            client.idle().await;
+            warm.lock().await.unwrap().unlock().await.unwrap();
+            let acquires = proxy.seen(Verb::Acquire);
+            assert!(!acquires.is_empty(), "none was sent later in round {round}");
+            for n in 0..REQUESTS_TAKEN {
+                let name = format!("{round}:{n}:");
+                let is_its =
+                    |acquire: &Request| acquire.keys().iter().any(|key| key.contains(&name));
+                assert!(
+                    !acquires.iter().any(is_its),
+                    "{name} was sent twice, of {}",
+                    acquires.len()
+                );
+            }
         }
     });
     fronts.shutdown_background();

@@ -237,11 +237,6 @@ impl Link {
         *self.state.borrow() == LinkState::Up
     }
 
-    /// Returns whether the server is known to accept no connection.
-    pub fn is_down(&self) -> bool {
-        *self.state.borrow() == LinkState::Down
-    }
-
     /// Returns the connection for a request. Fails at once while the link is down. While it
     /// reconnects, fails after 250 ms, or after the command timeout if that is shorter: later, the
     /// request may mean something else.

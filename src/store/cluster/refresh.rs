@@ -13,7 +13,7 @@ use nestlock_wire::{Link, Server, clock::Instant, log};
 use tokio::time::{sleep, timeout};
 
 use super::{
-    Cluster, NO_NODE, Node, REPLY_TIMEOUT,
+    Cluster, NO_NODE, REPLY_TIMEOUT,
     asking::{AWAY, RefreshSchedule, Trouble},
     map::{self, NodeMap, SLOTS},
 };
@@ -40,28 +40,21 @@ fn is_reachable(link: &Link) -> bool {
 impl Cluster {
     /// Merges the maps of several nodes. For each slot, the master that most maps name counts. A
     /// slot keeps its master if the maps are tied, or if its previous master redirected it there a
-    /// moment ago and the new one is not known to be down.
+    /// moment ago.
     pub(super) fn learn(&self, views: &[NodeMap]) {
         // before any link is made; a node that a redirect names before the map does is verified by
         // its address until then
         let announced = &self.connect_options.endpoint.server.announced;
         announced.replace(map::names(views));
         let (mut changed, mut is_older) = (false, false);
-        let is_down = |node: &Node| node.scripts.as_ref().is_some_and(|link| link.is_down());
-        let known: Vec<_> = self
-            .read()
-            .iter()
-            .map(|node| (node.server.clone(), is_down(node)))
-            .collect();
+        let known: Vec<_> = self.read().iter().map(|node| node.server.clone()).collect();
         let told = self.redirected.lately();
         for slot in 0..SLOTS as u16 {
-            let (now, is_down) = known
-                .get(usize::from(self.owner(slot)))
-                .map_or((None, true), |(now, down)| (Some(now), *down));
+            let now = known.get(usize::from(self.owner(slot)));
             let Some(said) = map::most(views, slot, now).filter(|said| Some(*said) != now) else {
                 continue;
             };
-            if told.contains_key(&slot) && !is_down {
+            if now.is_some() && told.contains_key(&slot) {
                 is_older = true;
                 continue;
             }

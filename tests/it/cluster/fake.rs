@@ -188,6 +188,33 @@ async fn what_waited_for_a_connection_in_vain_was_refused() {
     assert_eq!(new.asked.load(Ordering::Acquire), 0);
 }
 
+/// The same for a wait that is shorter than the time that a redirected request has for a
+/// connection.
+#[tokio::test]
+async fn a_wait_shorter_than_a_connect_ends_refused() {
+    one_of_three(async || {
+        let (old, new) = (Fake::start(), Fake::start());
+        *old.pings.lock().unwrap() = Duration::from_millis(50);
+        let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await?;
+        *new.greets.lock().unwrap() = Duration::from_secs(20);
+        old.says(
+            &[],
+            &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr),
+        );
+        let lock = client.mutex("l").unwrap();
+        let error = lock
+            .try_lock_for(Duration::from_millis(100))
+            .await
+            .unwrap_err();
+        assert_eq!(new.asked.load(Ordering::Acquire), 0);
+        match error {
+            Error::Store { .. } => Ok(()),
+            other => Err(other),
+        }
+    })
+    .await;
+}
+
 /// A master whose redirects arrive too late to be followed gets no retry whose reply would arrive
 /// after the timeout.
 #[tokio::test]
@@ -345,13 +372,16 @@ async fn what_a_master_says_of_its_slot_counts_for_a_moment_only() {
 #[tokio::test]
 async fn a_slow_master_that_is_left_may_refuse_what_is_in_flight() {
     one_of_three(async || {
-        let (old, new) = (Fake::start(), Fake::start());
+        // without the old one, a majority knows the new map
+        let [old, new, third] = [(); 3].map(|()| Fake::start());
+        let map = |first: &Fake| slots(&[(first, 0..=16_382), (&third, 16_383..=16_383)]);
+        *old.map.lock().unwrap() = map(&old);
         let client = LockClient::connect(format!("redis-cluster://{}", old.addr))
             .await
             .unwrap();
         let moved = |name| format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of(name), new.addr);
-        for fake in [&old, &new] {
-            *fake.map.lock().unwrap() = new.all_slots();
+        for fake in [&old, &new, &third] {
+            *fake.map.lock().unwrap() = map(&new);
         }
         *old.greets.lock().unwrap() = Duration::from_millis(600);
         old.says(
