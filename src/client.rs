@@ -37,6 +37,18 @@ use crate::{
 ///
 /// Each client has its own identity: two clients never re-enter each other's locks, not even in one
 /// process.
+///
+/// ```no_run
+/// # async fn example() -> nestlock::Result<()> {
+/// use nestlock::LockClient;
+///
+/// let client = LockClient::connect("redis://127.0.0.1:6379").await?;
+/// let guard = client.mutex("order:42")?.lock().await?;
+/// // one holder at a time, across all processes
+/// guard.unlock().await?;
+/// client.shutdown().await
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct LockClient {
     anchor: Arc<Anchor>,
@@ -691,6 +703,19 @@ impl LockClient {
 }
 
 /// Calls for operators, on locks of other owners: see [`LockClient::maintenance`].
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let client = nestlock::LockClient::connect(server.url()).await?;
+/// // a worker has ended without a release
+/// client.signal_lock("nightly")?.lock().await?.leave_to_lease();
+/// let freed = client.maintenance().reset_all_signal_locks().await?;
+/// assert_eq!(freed, 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Maintenance<'a> {
     client: &'a LockClient,

@@ -9,9 +9,34 @@ use crate::{owner::OwnerId, token::FencingToken};
 pub use nestlock_wire::{StoreError, StoreErrorKind};
 
 /// The result of most operations of this crate.
+///
+/// ```
+/// use nestlock::{LockClient, Result};
+///
+/// async fn ship(client: &LockClient, order: u64) -> Result<()> {
+///     let guard = client.mutex(format!("order:{order}"))?.lock().await?;
+///     // one process at a time ships this order
+///     guard.unlock().await
+/// }
+/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of this crate. A busy lock is not an error: that is `Ok(None)`.
+///
+/// ```
+/// use nestlock::Error;
+///
+/// /// Returns the HTTP status of a request that failed.
+/// fn status(error: &Error) -> u16 {
+///     match error {
+///         Error::InvalidName { .. } => 400,
+///         _ if error.is_conflict() => 409,
+///         _ if error.is_transient() => 503,
+///         _ => 500,
+///     }
+/// }
+/// assert_eq!(status(&Error::Closed), 500);
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -344,6 +369,18 @@ impl Error {
 }
 
 /// One server of a RedLock, and its reply.
+///
+/// ```
+/// use nestlock::{Error, NodeSaid};
+///
+/// /// Returns the servers that did not reply in time.
+/// fn silent(error: &Error) -> Vec<&str> {
+///     let Error::NoQuorum { nodes, .. } = error else { return Vec::new() };
+///     let is_silent = |said: &NodeSaid| matches!(said, NodeSaid::Nothing);
+///     nodes.iter().filter(|at| is_silent(&at.said)).map(|at| &*at.node).collect()
+/// }
+/// # assert!(silent(&Error::Closed).is_empty());
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct NodeAnswer {
@@ -354,6 +391,8 @@ pub struct NodeAnswer {
 }
 
 /// The reply of a server of a RedLock.
+///
+/// For an example, see [`NodeAnswer`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum NodeSaid {
@@ -397,6 +436,23 @@ fn list(nodes: &[NodeAnswer]) -> String {
 }
 
 /// How a lock was lost.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let client = nestlock::LockClient::connect(server.url()).await?;
+/// use std::time::Duration;
+///
+/// use nestlock::{AcquireOptions, Error, LossReason};
+///
+/// let lease = AcquireOptions::new().lease(Duration::from_millis(20));
+/// let guard = client.mutex("stock")?.lock_with(lease).await?;
+/// let loss = guard.lost().await;
+/// assert!(matches!(loss, Error::Lost { reason: LossReason::LeaseExpired, .. }));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossReason {

@@ -31,6 +31,21 @@ use crate::{
 /// runtime has ended): the client's own thread sends the release a moment later. Await
 /// [`LockGuard::unlock`] if the next step relies on the release, and to learn whether the lock was
 /// still held.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let client = nestlock::LockClient::connect(server.url()).await?;
+/// let guard = client.mutex("invoice:7")?.lock().await?;
+/// // dropped if the lock is lost
+/// let sent = guard.run_until_lost(async { "sent" }).await?;
+/// assert_eq!(sent, "sent");
+/// assert!(!guard.is_lost());
+/// guard.unlock().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "an unused guard is dropped at once, which releases the lock"]
 #[clippy::has_significant_drop]
 pub struct LockGuard {

@@ -25,6 +25,18 @@ const MIN_WATCHDOG: Duration = Duration::from_millis(200);
 /// How waiters learn of releases in a cluster. All clients of a lock must agree: a client that
 /// subscribes one way does not receive messages sent the other way, and only re-checks the lock
 /// every [`poll_cap`](crate::LockClientBuilder::poll_cap).
+///
+/// ```no_run
+/// # async fn example() -> nestlock::Result<()> {
+/// use nestlock::{LockClient, Messages};
+///
+/// let client = LockClient::builder()
+///     .messages(Messages::Classic)
+///     .connect("redis-cluster://127.0.0.1:7000,127.0.0.1:7001")
+///     .await?;
+/// # drop(client); Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Messages {
@@ -241,6 +253,23 @@ impl AcquireOptions {
 /// The back-off of a waiter that retries, such as that of a spin lock.
 ///
 /// Each pause is shortened by a random part, up to a half, so that waiters do not retry in step.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let client = nestlock::LockClient::connect(server.url()).await?;
+/// use std::time::Duration;
+///
+/// use nestlock::Backoff;
+///
+/// let (first, longest) = (Duration::from_millis(2), Duration::from_millis(50));
+/// let counter = client.spin_lock_with("counter", Backoff::exponential(first, longest, 2.0))?;
+/// let guard = counter.lock().await?;
+/// guard.unlock().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Backoff {
     initial: Duration,
@@ -287,6 +316,22 @@ impl Default for Backoff {
 
 /// How long a signal lock keeps its record and its signal; see
 /// [`LockClient::signal_lock_with`](crate::LockClient::signal_lock_with).
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let client = nestlock::LockClient::connect(server.url()).await?;
+/// use std::time::Duration;
+///
+/// use nestlock::SignalOptions;
+///
+/// let options = SignalOptions::new().signal_expire(Duration::from_secs(5));
+/// let guard = client.signal_lock_with("nightly", options)?.lock().await?;
+/// guard.unlock().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct SignalOptions {

@@ -12,6 +12,15 @@
 
 /// The rules that one part of nestlock needs. In keys and channels, `{}` stands for the beginning
 /// of lock names: see [`rule`].
+///
+/// ```
+/// use nestlock::permissions::{EVERY_CLIENT, rule};
+///
+/// let keys = EVERY_CLIENT.keys.iter().map(|key| rule(key, "app:"));
+/// let commands = EVERY_CLIENT.commands.iter().map(|command| format!("+{command}"));
+/// let rules: Vec<String> = keys.chain(commands).collect();
+/// assert!(rules.join(" ").starts_with("~app:* +evalsha +eval "));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Permissions {
@@ -175,6 +184,8 @@ pub const KINDS: [Permissions; 6] = [
 ];
 
 /// Returns a pattern of keys or channels for lock names that begin with `prefix`.
+///
+/// For an example, see [`Permissions`].
 #[must_use]
 pub fn rule(pattern: &str, prefix: &str) -> String {
     pattern.replacen("{}", &format!("{prefix}*"), 1)

@@ -5,6 +5,23 @@ use std::{fmt, ops::RangeInclusive, time::Instant};
 /// The servers that a client uses now: see [`LockClient::topology`](crate::LockClient::topology).
 ///
 /// `{}` prints one line for each: `127.0.0.1:7000: master of 0-5460, connected, for 12 s`.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let client = nestlock::LockClient::connect(server.url()).await?;
+/// use nestlock::{NodeRole, TopologyKind};
+///
+/// let topology = client.topology();
+/// assert_eq!(topology.kind, TopologyKind::Server);
+/// for node in &topology.nodes {
+///     assert_eq!((node.role, node.is_connected), (NodeRole::Master, Some(true)));
+///     println!("{}", node.address);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Topology {
@@ -15,6 +32,8 @@ pub struct Topology {
 }
 
 /// How a client finds its servers.
+///
+/// For an example, see [`Topology`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TopologyKind {
@@ -29,6 +48,8 @@ pub enum TopologyKind {
 }
 
 /// A server that a client uses or knows of.
+///
+/// For an example, see [`Topology`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopologyNode {
@@ -46,6 +67,8 @@ pub struct TopologyNode {
 }
 
 /// The role of a server.
+///
+/// For an example, see [`Topology`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NodeRole {

@@ -16,6 +16,19 @@ use crate::{
 };
 
 /// Counts of what a [`LockClient`](crate::LockClient) keeps in memory.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let client = nestlock::LockClient::connect(server.url()).await?;
+/// let guard = client.mutex("stock")?.lock().await?;
+/// let stats = client.stats();
+/// assert_eq!((stats.holds, stats.waiters), (1, 0));
+/// guard.unlock().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ClientStats {

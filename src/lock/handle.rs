@@ -83,6 +83,21 @@ pub(crate) struct SingleLock {
 }
 
 /// A lock's holders and remaining lease, as the server saw them a moment ago.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let client = nestlock::LockClient::connect(server.url()).await?;
+/// let lock = client.reentrant_lock("printer")?;
+/// let guard = lock.lock().await?;
+/// let inspection = lock.inspect().await?.expect("it is held");
+/// assert_eq!(inspection.holders, [(guard.owner(), 1)]);
+/// guard.unlock().await?;
+/// assert_eq!(lock.inspect().await?, None);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {

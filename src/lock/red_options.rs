@@ -9,6 +9,21 @@ use crate::{
 };
 /// The options of a RedLock; see [`LockClient::red_lock`](crate::LockClient::red_lock). The
 /// defaults are redsync's.
+///
+/// ```
+/// # fn example(clients: &[nestlock::LockClient]) -> nestlock::Result<()> {
+/// use std::time::Duration;
+///
+/// use nestlock::{LockClient, RedLockOptions};
+///
+/// // as in RedLock-Hyperf
+/// let options = RedLockOptions::new()
+///     .tries(2)
+///     .retry_delay(Duration::from_millis(100), Duration::from_millis(200));
+/// let lock = LockClient::red_lock(clients, "invoice:7", options)?;
+/// # drop(lock); Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[must_use]
 pub struct RedLockOptions {

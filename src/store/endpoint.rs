@@ -13,6 +13,17 @@ use crate::{
 };
 
 /// Where the servers are and how to log in, from a URL or from fred's configuration.
+///
+/// ```no_run
+/// # #[cfg(feature = "fred")]
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use nestlock::{LockClient, fred::types::config::Config};
+///
+/// let config = Config::from_url("redis://127.0.0.1:6379")?; // converts into an endpoint
+/// let client = LockClient::builder().connect_to(config).await?;
+/// # drop(client); Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[cfg_attr(
     not(any(feature = "fred", feature = "redis-rs")),

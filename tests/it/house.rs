@@ -1,5 +1,6 @@
 //! The project's rules, checked against its sources.
 
+mod examples;
 mod order;
 
 use std::{

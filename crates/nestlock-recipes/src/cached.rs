@@ -28,6 +28,8 @@ const LONGEST_STALE: Duration = Duration::from_secs(49 * 86_400);
 
 /// Creates a cache of bytes in this store, filled under locks of this client. For other values see
 /// [`Cached::codec`]. Its use needs a tokio runtime with timers.
+///
+/// For an example, see [`Cached`].
 pub fn cached<S: Store>(client: &LockClient, store: S) -> Cached<S> {
     let options = Options {
         ttl: Duration::from_secs(60),
@@ -45,6 +47,21 @@ pub fn cached<S: Store>(client: &LockClient, store: S) -> Cached<S> {
 
 /// A cache in which one caller fills each value, and all others wait for it. Created by
 /// [`cached()`]. Cheap to clone. Clones share fills; use one cache per process.
+///
+/// ```no_run
+/// # #[cfg(feature = "fred")]
+/// # async fn example(client: nestlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
+/// use std::{io, time::Duration};
+///
+/// use nestlock_recipes::cached::{RedisStore, cached};
+///
+/// let store = RedisStore::connect("redis://127.0.0.1:6379").await?; // where the locks are
+/// let names = cached(&client, store).ttl(Duration::from_secs(60));
+/// let load = async { Ok::<_, io::Error>(b"Ada".to_vec()) }; // runs at a miss
+/// assert_eq!(names.try_get_with("name:7", load).await?, b"Ada");
+/// # Ok(())
+/// # }
+/// ```
 #[must_use]
 pub struct Cached<S, C: Codec = Raw> {
     filler: Filler<S, C>,

@@ -16,6 +16,22 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// A candidate for an *office*, the leadership with a certain name: one of the replicas that elect
 /// one of themselves. Cheap to clone; it sends nothing until it campaigns.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let client = nestlock::LockClient::connect(server.url()).await?;
+/// use nestlock_recipes::Leader;
+///
+/// let candidate = Leader::new(&client, "scheduler")?.identity("10.0.0.7:8080");
+/// let term = candidate.campaign().await?; // waits for the end of another term
+/// let leading = candidate.leader().await?.expect("this replica leads");
+/// assert_eq!(leading.identity, "10.0.0.7:8080");
+/// term.resign().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Leader {
@@ -28,6 +44,8 @@ pub struct Leader {
 }
 
 /// The leader.
+///
+/// For an example, see [`Leader`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leading {
@@ -219,6 +237,19 @@ impl Leader {
 }
 
 /// Reports the leader. Created by [`Leader::observe`].
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let client = nestlock::LockClient::connect(server.url()).await?;
+/// use nestlock_recipes::Leader;
+///
+/// let mut observer = Leader::new(&client, "scheduler")?.observe();
+/// assert_eq!(observer.next().await?, None); // no replica leads; the next call waits for a change
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Observer {
     leader: Leader,
@@ -253,6 +284,17 @@ impl Observer {
 }
 
 /// Why a term ends.
+///
+/// ```no_run
+/// # async fn example(term: nestlock_recipes::leader::Term) {
+/// use nestlock_recipes::leader::Deposed;
+///
+/// match term.lost().await {
+///     Deposed::Lost(error) => println!("another replica may lead now: {error}"),
+///     _ => println!("finish within {:?}", term.remaining()),
+/// }
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Deposed {
@@ -265,6 +307,21 @@ pub enum Deposed {
 }
 
 /// A term: this replica leads while it lasts. Dropping it gives up the office a moment later.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let client = nestlock::LockClient::connect(server.url()).await?;
+/// # let candidate = nestlock_recipes::Leader::new(&client, "scheduler")?;
+/// let term = candidate.campaign().await?;
+/// // dropped if the term is lost
+/// let done = term.run(async { "the work of a leader" }).await?;
+/// # assert!(!done.is_empty());
+/// term.resign().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "if it is dropped at once, the office is given up at once"]
 #[clippy::has_significant_drop]

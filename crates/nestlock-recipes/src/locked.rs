@@ -4,6 +4,20 @@ use nestlock::Error;
 
 /// Why a function under [`#[locked]`](macro@crate::locked), or a request under a `LockLayer`, has
 /// no result of its own.
+///
+/// ```
+/// use nestlock::{Error, LockClient};
+/// use nestlock_recipes::{LockedError, locked};
+///
+/// #[locked("report", client = client, wait = "0s")]
+/// async fn report(client: &LockClient) -> Result<&'static str, LockedError> {
+///     Ok("written")
+/// }
+///
+/// async fn is_busy(client: &LockClient) -> bool {
+///     report(client).await.is_err_and(|error| error.is_busy())
+/// }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockedError {

@@ -28,6 +28,8 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 /// # Errors
 ///
 /// [`Error::InvalidName`], as [`LockClient::mutex`].
+///
+/// For an example, see [`OncePer`].
 pub fn once_per(client: &LockClient, name: impl AsRef<str>, ticks: Ticks) -> Result<OncePer> {
     let lock = client.mutex(name)?;
     let job = OncePer {
@@ -46,6 +48,23 @@ pub fn once_per(client: &LockClient, name: impl AsRef<str>, ticks: Ticks) -> Res
 }
 
 /// A job that runs once per tick. Created by [`once_per()`].
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let client = nestlock::LockClient::connect(server.url()).await?;
+/// use std::time::Duration;
+///
+/// use nestlock_recipes::once_per::{Outcome, Ticks, once_per};
+///
+/// let yearly = once_per(&client, "report", Ticks::every(Duration::from_secs(365 * 86_400)))?;
+/// assert_eq!(yearly.run(|_| async { "written" }).await?, Outcome::Ran("written"));
+/// // no replica runs this tick again
+/// assert_eq!(yearly.run(|_| async { "written" }).await?, Outcome::AlreadyDone);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[must_use]
 pub struct OncePer {
@@ -63,6 +82,16 @@ pub struct OncePer {
 }
 
 /// What happens to ticks that are due while no replica is running.
+///
+/// ```
+/// # use nestlock_recipes::once_per::OncePer;
+/// # fn example(hourly: OncePer) {
+/// use nestlock_recipes::once_per::Missed;
+///
+/// let hourly = hourly.missed(Missed::All(24)); // after an outage, catches up on a day
+/// # let _ = hourly;
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Missed {
     /// This replica runs no ticks from before it started.
@@ -76,6 +105,8 @@ pub enum Missed {
 }
 
 /// The outcome of one [`OncePer::run`].
+///
+/// For an example, see [`OncePer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome<T> {
     /// The job has run, and returned this. With [`Missed::All`], more ticks may be due: call again.

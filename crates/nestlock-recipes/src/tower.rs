@@ -27,6 +27,18 @@ type BodyError = Box<dyn error::Error + Send + Sync>;
 type LockOf = dyn Fn(&Parts) -> Option<Result<Lock>> + Send + Sync;
 
 /// A tower layer that handles each request under a lock. See the [module](self).
+///
+/// ```
+/// # use nestlock::LockClient;
+/// # use nestlock_recipes::tower::LockLayer;
+/// # fn example(client: LockClient) -> LockLayer {
+/// use std::time::Duration;
+///
+/// LockLayer::new(client, |request| Some(format!("request:{}", request.uri.path())))
+///     .wait(Duration::from_secs(2))
+///     .until_body_end()
+/// # }
+/// ```
 #[derive(Clone)]
 #[must_use]
 pub struct LockLayer {
@@ -212,6 +224,10 @@ impl fmt::Debug for LockLayer {
 }
 
 /// A service under a [`LockLayer`].
+///
+/// For an example, see [`tower`].
+///
+/// [`tower`]: self
 #[derive(Debug, Clone)]
 pub struct LockService<S> {
     inner: S,
@@ -278,6 +294,17 @@ where
 
 /// The lock under which a request is handled, in the extensions of the request. The lock is held
 /// while a clone of this is alive.
+///
+/// ```
+/// # use std::convert::Infallible;
+/// # use http::{Request, Response};
+/// use nestlock_recipes::tower::HeldLock;
+///
+/// async fn pay(request: Request<String>) -> Result<Response<String>, Infallible> {
+///     let held = request.extensions().get::<HeldLock>();
+///     Ok(Response::new(held.map_or_else(String::new, |held| held.name().to_owned())))
+/// }
+/// ```
 #[derive(Debug, Clone)]
 pub struct HeldLock(Arc<LockGuard>);
 
@@ -295,6 +322,8 @@ pin_project_lite::pin_project! {
     /// # Cancel safety
     ///
     /// If dropped before its end, it releases the lock in the background.
+    ///
+    /// For an example, see [`LockLayer`].
     pub struct LockBody<B: Body> {
         // `None`: an empty body
         #[pin]

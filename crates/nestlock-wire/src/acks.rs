@@ -33,6 +33,16 @@ use crate::{
 };
 
 /// The copies that a write needs, in addition to the server's own, before it counts.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use nestlock_wire::{Acks, Copies};
+///
+/// let copies = Copies { replicas: 1, timeout: Duration::from_millis(500), fsync: false };
+/// assert!(Acks { replicas: 1, on_disk: false }.suffice(copies));
+/// assert!(!Acks { replicas: 0, on_disk: true }.suffice(copies));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copies {
     /// How many replicas must have it.
@@ -52,6 +62,8 @@ impl Copies {
 }
 
 /// The copies that a write has.
+///
+/// For an example, see [`Copies`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Acks {
     /// How many replicas have acknowledged it.
@@ -93,6 +105,23 @@ pub(crate) struct WaitRequests {
 }
 
 /// A script that was sent, whose copies may be counted later.
+///
+/// ```no_run
+/// # use nestlock_wire::{Call, Copies, Link, StoreError, Until};
+/// # async fn example(
+/// #     link: &Link,
+/// #     call: &Call,
+/// #     until: Until,
+/// #     copies: Copies,
+/// # ) -> Result<(), StoreError> {
+/// let reply = link.eval(call, until, false, Some(copies)).await?;
+/// if let Some(receipt) = &reply.receipt {
+///     let acks = link.acknowledged(receipt, until).await?;
+///     println!("{} replicas have it", acks.replicas);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct Receipt {
     connection: Connection,
     epoch: Epoch,
@@ -102,6 +131,10 @@ pub struct Receipt {
 }
 
 /// The reply to a script.
+///
+/// For an example, see [`Call`].
+///
+/// [`Call`]: crate::Call
 #[derive(Debug)]
 pub struct ScriptReply {
     /// What the script returned.
@@ -228,6 +261,17 @@ fn next(
 /// # Cancel safety
 ///
 /// Cancel safe: it changes nothing.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # use nestlock_wire::{Connection, Copies, Failure, send_wait};
+/// # async fn example(connection: &Connection) -> Result<(), Failure> {
+/// let copies = Copies { replicas: 2, timeout: Duration::from_millis(500), fsync: false };
+/// let acks = send_wait(connection, copies, Duration::from_secs(3)).await?;
+/// println!("{} of 2 replicas have it", acks.replicas);
+/// # Ok(())
+/// # }
+/// ```
 pub async fn send_wait(
     connection: &Connection,
     copies: Copies,

@@ -3,6 +3,8 @@
 use std::{fmt, path::PathBuf, sync::Arc};
 
 /// A host and a port.
+///
+/// For an example, see [`Address`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Server {
     /// A name or an IP address; an IPv6 address may be in brackets.
@@ -41,6 +43,15 @@ pub(crate) fn bare(host: &str) -> &str {
 }
 
 /// Where a server listens.
+///
+/// ```
+/// use nestlock_wire::{Address, Server};
+///
+/// let address = Address::Tcp(Server::new("cache.example", 6379));
+/// assert_eq!(address.to_string(), "cache.example:6379");
+/// let address = Address::Unix("redis.sock".into());
+/// assert_eq!(address.to_string(), "redis.sock");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
     /// A host and a port.

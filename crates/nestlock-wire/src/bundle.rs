@@ -24,6 +24,25 @@ const MOST: usize = 9;
 /// a command. A local function begins with `local function` and ends with `end`, each at the
 /// beginning of a line; it uses nothing from outside itself, neither `KEYS` nor `ARGV`; and it has
 /// the same text in each script that has a function of that name.
+///
+/// ```
+/// use nestlock_wire::{Arity, Bundle, Script, ScriptSource};
+///
+/// static SET: Script = Script::new(
+///     ScriptSource {
+///         name: "text/set",
+///         lua: "redis.call('set', KEYS[1], ARGV[1] .. ARGV[2] .. ARGV[3])\nreturn 1\n",
+///         keys: Arity { fixed: 1, per_lock: 0 },
+///         args: Arity { fixed: 3, per_lock: 0 },
+///         is_atomic: true,
+///         names_keys: false,
+///     },
+///     |name| [name, "", "", "", ""],
+///     Some(&TEXTS),
+/// );
+/// static TEXTS: Bundle = Bundle::of(&[&SET.source]);
+/// # let _ = &SET;
+/// ```
 #[derive(Debug)]
 pub struct Bundle {
     scripts: &'static [&'static ScriptSource],

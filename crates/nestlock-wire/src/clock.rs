@@ -15,6 +15,16 @@ use std::{
 /// A moment on this machine: nanoseconds since a fixed moment, with a range of 584 years. Sums
 /// never overflow: they stop at [`Instant::NEVER`]. It is half the size of the `Instant` of `std`,
 /// and an `Option` of it is no larger: each hold and waiter keeps several.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use nestlock_wire::clock::Instant;
+///
+/// let end = Instant::now() + Duration::from_secs(30);
+/// assert!(end > Instant::now() && end < Instant::NEVER);
+/// assert_eq!(end.elapsed(), Duration::ZERO); // it is still to come
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Instant(NonZeroU64);
 
@@ -115,6 +125,12 @@ impl Sub<Duration> for Instant {
 }
 
 /// Returns whole milliseconds, rounded up.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// assert_eq!(nestlock_wire::clock::millis(Duration::from_micros(1_001)), 2);
+/// ```
 #[must_use]
 pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)

@@ -16,6 +16,28 @@ use crate::{
 };
 
 /// A connection to a server, from its handshake to its end. A clone is the same connection.
+///
+/// ```
+/// # use nestlock_wire::{Address, ConnectionSettings, Server, ServerSettings};
+/// # use tokio::runtime::Handle;
+/// use std::time::Duration;
+///
+/// use nestlock_wire::{Dialer, Request, Until, Value, clock::Instant};
+///
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let address = Address::Tcp(Server::new("127.0.0.1", server.addr().port()));
+/// # let settings = ConnectionSettings::new(ServerSettings::new(address), Handle::current());
+/// let limit = Duration::from_secs(3);
+/// let connection = Dialer::new(settings).connect(limit).await.map_err(|failed| failed.error)?;
+/// let until = Until::new(Instant::now(), limit);
+/// let reply = connection.call(Request::Words(&["INCR", "orders"]), until).await;
+/// assert_eq!(reply, Ok(Value::Integer(1)));
+/// connection.end();
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Connection {
     client: Client,
@@ -61,6 +83,15 @@ pub(crate) trait ForeignConnection: Send + Sync {
 
 /// Ends a connection when dropped, unless it is kept: a future that sends a query or two may be
 /// dropped midway.
+///
+/// ```
+/// # use nestlock_wire::{CloseOnDrop, Connection, Failure, Request, Until};
+/// async fn checked(connection: Connection, until: Until) -> Result<Connection, Failure> {
+///     let closed = CloseOnDrop::new(connection);
+///     closed.connection.call(Request::Words(&["PING"]), until).await?; // a failure ends it
+///     Ok(closed.keep())
+/// }
+/// ```
 #[derive(Debug)]
 pub struct CloseOnDrop {
     /// The connection that is ended.

@@ -34,6 +34,8 @@ const SHARED: Duration = Duration::from_secs(5);
 const SHORTEST: Duration = Duration::from_millis(50);
 
 /// A credential provider, and one client's calls of it.
+///
+/// For an example, see [`CredentialProvider`].
 #[derive(Clone)]
 pub struct CredentialSource {
     pub(crate) provider: Arc<dyn CredentialProvider>,

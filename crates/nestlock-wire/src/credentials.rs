@@ -7,6 +7,13 @@ use async_trait::async_trait;
 use crate::{address::Address, failure::NotConnected};
 
 /// A user and a password.
+///
+/// ```
+/// use nestlock_wire::Login;
+///
+/// let login = Login { user: Some("app".into()), password: Some("a secret".into()) };
+/// assert_eq!(format!("{login:?}"), "Login(..)"); // it can be logged
+/// ```
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Login {
     /// The user. `None`: `default`.
@@ -80,6 +87,22 @@ impl From<Login> for Credentials {
 
 /// Provides credentials when a client connects. One call serves all connections of the next 5 s,
 /// unless a server refuses what it returned; an error is that of all connections that wait for it.
+///
+/// ```
+/// # use nestlock_wire::{Address, CredentialProvider, Credentials, NotConnected};
+/// # use nestlock_wire::{CredentialSource, Server, ServerSettings};
+/// struct Token(String);
+///
+/// #[async_trait::async_trait]
+/// impl CredentialProvider for Token {
+///     async fn fetch(&self, _: &Address) -> Result<Credentials, NotConnected> {
+///         Ok(Credentials::new("app", &*self.0))
+///     }
+/// }
+///
+/// let mut settings = ServerSettings::new(Address::Tcp(Server::new("127.0.0.1", 6379)));
+/// settings.credentials = Some(CredentialSource::from(Token("a token".into())));
+/// ```
 #[async_trait]
 pub trait CredentialProvider: Send + Sync {
     /// Returns the credentials for a server. The caller sets the time limit.

@@ -14,6 +14,8 @@ use crate::{
 };
 
 /// The Redis client that carries requests and messages.
+///
+/// For an example, see [`Dialer`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wire {
@@ -35,6 +37,27 @@ impl Wire {
 }
 
 /// Finds the server to connect to, at each connect.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use nestlock_wire::{Connection, Dialer, Locate, NotConnected, Server};
+/// /// Connects to the first server, or else to the second.
+/// struct Either(Server, Server);
+///
+/// #[async_trait::async_trait]
+/// impl Locate for Either {
+///     async fn connect(
+///         &self,
+///         dial: &Dialer,
+///         limit: Duration,
+///     ) -> Result<Connection, NotConnected> {
+///         match dial.clone().at(&self.0).open(limit).await {
+///             Ok(connection) => Ok(connection),
+///             Err(_) => dial.clone().at(&self.1).open(limit).await,
+///         }
+///     }
+/// }
+/// ```
 #[async_trait]
 pub trait Locate: Send + Sync {
     /// Connects to the server that is responsible now. Each exchange with a server may take
@@ -47,6 +70,27 @@ pub trait Locate: Send + Sync {
 }
 
 /// How to connect.
+///
+/// ```
+/// # use nestlock_wire::{Address, ConnectionSettings, Server, ServerSettings};
+/// # use tokio::runtime::Handle;
+/// use std::time::Duration;
+///
+/// use nestlock_wire::{Dialer, Wire};
+///
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let address = Address::Tcp(Server::new("127.0.0.1", server.addr().port()));
+/// # let settings = ConnectionSettings::new(ServerSettings::new(address), Handle::current());
+/// let mut dialer = Dialer::new(settings);
+/// dialer.wire = Wire::Own; // the default
+/// let limit = Duration::from_secs(5);
+/// let connection = dialer.connect(limit).await.map_err(|failed| failed.error)?;
+/// assert!(!connection.has_ended());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Dialer {
     /// How to open a connection.

@@ -19,6 +19,14 @@ const FORKED: &str =
 
 /// The number of one of a client's connections. Replies of one epoch arrive in the order of their
 /// requests. No two links of a client share an epoch.
+///
+/// ```
+/// use nestlock_wire::Epoch;
+///
+/// let (first, second) = (Epoch::FIRST, Epoch::FIRST.next());
+/// assert_eq!(first.and(first), first);
+/// assert_eq!(first.and(second), Epoch::NONE);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(u64);
 
@@ -45,6 +53,14 @@ impl Epoch {
 }
 
 /// Numbers the connections of one client.
+///
+/// ```
+/// use nestlock_wire::{Epoch, Epochs};
+///
+/// let epochs = Epochs::default();
+/// assert!(epochs.are_ours()); // this process is not a fork
+/// assert_eq!(*epochs.of_scripts().borrow(), Epoch::NONE); // there is no connection yet
+/// ```
 #[derive(Debug)]
 pub struct Epochs {
     last: AtomicU64,

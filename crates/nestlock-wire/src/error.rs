@@ -5,6 +5,21 @@ pub(crate) mod advice;
 use std::fmt;
 
 /// An error of the server, or of the connection to it.
+///
+/// ```
+/// use nestlock_wire::{StoreError, StoreErrorKind};
+///
+/// fn advice(error: &StoreError) -> &'static str {
+///     match error.kind() {
+///         StoreErrorKind::Auth | StoreErrorKind::NoPermission => "check the user",
+///         _ if error.may_have_executed() => "find out whether it was executed",
+///         _ if error.is_transient() => "try again later",
+///         _ => "give up",
+///     }
+/// }
+/// let error = StoreError::new(StoreErrorKind::Timeout, true, "no reply");
+/// assert_eq!(advice(&error), "find out whether it was executed");
+/// ```
 #[derive(Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -146,6 +161,8 @@ impl StoreErrorKind {
 /// [`NoScript`](Self::NoScript), [`UnknownCommand`](Self::UnknownCommand), [`Tls`](Self::Tls). So
 /// do [`Protocol`](Self::Protocol) and [`Other`](Self::Other), unless the request may have been
 /// executed.
+///
+/// For an example, see [`StoreError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {

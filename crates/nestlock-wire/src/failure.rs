@@ -9,6 +9,13 @@ use crate::{
 };
 
 /// Why a request has no usable reply.
+///
+/// ```
+/// use nestlock_wire::{Failure, StoreError};
+///
+/// assert!(StoreError::from(Failure::Ended).may_have_executed());
+/// assert!(!StoreError::from(Failure::Unsent).may_have_executed());
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
     /// The server replied with an error.
@@ -68,6 +75,17 @@ impl From<Failure> for StoreError {
 }
 
 /// Why there is no connection.
+///
+/// ```
+/// use std::io;
+///
+/// use nestlock_wire::{NotConnected, StoreErrorKind};
+///
+/// let refused = NotConnected::from(io::Error::from(io::ErrorKind::ConnectionRefused));
+/// assert!(refused.nobody_listens);
+/// let failed = NotConnected::new(StoreErrorKind::Unavailable, "no token");
+/// assert!(!failed.nobody_listens);
+/// ```
 #[derive(Debug)]
 pub struct NotConnected {
     /// What happened.

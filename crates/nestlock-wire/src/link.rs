@@ -65,6 +65,15 @@ enum LinkState {
 }
 
 /// What a link carries.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use nestlock_wire::{Dialer, Link, LinkPurpose, Pace};
+/// # fn example(dialer: Dialer) {
+/// let link = Link::new(dialer, &Arc::new(Pace::new()), LinkPurpose::Requests);
+/// assert!(!link.is_up()); // it never connects
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkPurpose {
     /// Short requests, whose replies arrive soon.
@@ -74,6 +83,26 @@ pub enum LinkPurpose {
 }
 
 /// A link to a server: a connection that is replaced when it ends.
+///
+/// ```
+/// # use nestlock_wire::{Address, ConnectionSettings, Server, ServerSettings};
+/// # use tokio::runtime::Handle;
+/// use std::{sync::Arc, time::Duration};
+///
+/// use nestlock_wire::{Dialer, Link, Pace};
+///
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let address = Address::Tcp(Server::new("127.0.0.1", server.addr().port()));
+/// # let settings = ConnectionSettings::new(ServerSettings::new(address), Handle::current());
+/// let link = Link::connect(Dialer::new(settings), &Arc::new(Pace::new())).await?;
+/// let orders = link.command(&["INCR", "orders"], Duration::from_secs(3)).await?;
+/// assert_eq!(orders.as_number(), Some(1));
+/// link.close().await;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Link {
     dial: Dialer,
     carries: LinkPurpose,

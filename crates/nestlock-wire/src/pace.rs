@@ -41,6 +41,18 @@ const BETWEEN_CONNECTIONS: Duration = Duration::from_millis(20);
 const SEARCHES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
 /// The back-off between attempts to connect, shared by a client's links to one server.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use nestlock_wire::{Dialer, Link, Pace};
+/// # fn example(dialer: Dialer) {
+/// let pace = Arc::new(Pace::new());
+/// // both links to one server
+/// let requests = Link::lazy(dialer.clone(), &pace);
+/// let pops = Link::blocking(dialer, &pace);
+/// # drop((requests, pops));
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Pace {
     /// Locked by the link that may connect now.
@@ -179,6 +191,13 @@ fn pause(outage: Duration, nobody_listens: bool) -> Duration {
 }
 
 /// Shortens a pause by up to this share, at random, so that many clients do not connect at once.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let pause = nestlock_wire::jitter(Duration::from_secs(2), 0.5);
+/// assert!(pause >= Duration::from_secs(1) && pause <= Duration::from_secs(2));
+/// ```
 #[must_use]
 pub fn jitter(pause: Duration, share: f64) -> Duration {
     let chance = f64::from(u32::from_le_bytes(

@@ -5,6 +5,10 @@
 
 /// The process that created a client. A comparison costs one load; a comparison of process ids
 /// would cost each request a system call on some platforms.
+///
+/// For an example, see [`Epochs`].
+///
+/// [`Epochs`]: crate::Epochs
 #[derive(Debug, Clone)]
 pub struct Home(Option<forkguard::Guard>);
 

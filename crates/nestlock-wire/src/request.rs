@@ -8,6 +8,10 @@ use crate::{
 };
 
 /// A request.
+///
+/// For an example, see [`Connection`].
+///
+/// [`Connection`]: crate::Connection
 #[derive(Debug, Clone, Copy)]
 pub enum Request<'r> {
     /// EVALSHA, or EVAL the first time, and whether messages are sharded.

@@ -22,6 +22,14 @@ const MOST_PARTS: usize = 1 << 20;
 const DEEPEST: usize = 8;
 
 /// A reply, or a part of one.
+///
+/// ```
+/// use nestlock_wire::Value;
+///
+/// let reply = Value::decode(b"*2\r\n:1\r\n$2\r\n17\r\n");
+/// assert_eq!(reply, Some(Value::Array(vec![Value::Integer(1), Value::text("17")])));
+/// assert_eq!(Value::text("17").as_number(), Some(17));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
     /// No value.

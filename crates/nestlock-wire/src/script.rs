@@ -13,6 +13,8 @@ use crate::{
 };
 
 /// A script, and the texts that are sent for it.
+///
+/// For an example, see [`Call`].
 #[derive(Debug)]
 pub struct Script {
     /// Its text in Lua, and how many keys and arguments it takes.
@@ -151,6 +153,8 @@ const NUMBERED: &str = include_str!("../lua/numbered.lua");
 const PUBLISH: &str = "'publish'";
 
 /// One argument of a script.
+///
+/// For an example, see [`Call`].
 #[derive(Debug, Clone)]
 pub enum Arg {
     /// A text.
@@ -184,6 +188,41 @@ impl From<u32> for Arg {
 
 /// A call of a script, with its keys and arguments. The first key decides the link. The keys and
 /// arguments of a call for one lock fit inline, without an allocation.
+///
+/// ```
+/// use nestlock_wire::{Arg, Arity, Call, Link, Script, ScriptSource, StoreError, clock::Instant};
+///
+/// static ADD: Script = Script::new(
+///     ScriptSource {
+///         name: "count/add",
+///         lua: "redis.call('incrby', KEYS[1], ARGV[1])\nreturn 1\n",
+///         keys: Arity { fixed: 1, per_lock: 0 },
+///         args: Arity { fixed: 1, per_lock: 0 },
+///         is_atomic: true,
+///         names_keys: false,
+///     },
+///     |name| [name, "", "", "", ""],
+///     None,
+/// );
+///
+/// async fn add(link: &Link, count: u64) -> Result<bool, StoreError> {
+///     let call = Call::new(&ADD, ["orders".into()], [Arg::Number(count)]);
+///     let until = link.until(Instant::now());
+///     let reply = link.eval(&call, until, false, None).await?;
+///     Ok(reply.value.as_number() == Some(1))
+/// }
+/// # use nestlock_wire::{Address, ConnectionSettings, Dialer, Pace, Server, ServerSettings};
+/// # use tokio::runtime::Handle;
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = nestlock_embedded::EmbeddedServer::start()?;
+/// # let address = Address::Tcp(Server::new("127.0.0.1", server.addr().port()));
+/// # let settings = ConnectionSettings::new(ServerSettings::new(address), Handle::current());
+/// # let link = Link::connect(Dialer::new(settings), &std::sync::Arc::new(Pace::new())).await?;
+/// # assert!(add(&link, 2).await?);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Call {
     /// The script.

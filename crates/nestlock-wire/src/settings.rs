@@ -22,6 +22,14 @@ use crate::{
 ///
 /// The nodes of a cluster do so. Clones share the names: a name that is learned later is used by
 /// all connects from then on.
+///
+/// ```
+/// use nestlock_wire::{AnnouncedNames, Server};
+///
+/// let (names, node) = (AnnouncedNames::default(), Server::new("10.0.0.1", 6379));
+/// names.replace([(node.clone(), "node-1.example".into())].into());
+/// assert_eq!(names.of(&node).as_deref(), Some("node-1.example"));
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct AnnouncedNames(Arc<Mutex<HashMap<Server, Arc<str>>>>);
 
@@ -46,6 +54,21 @@ fn unbracketed(server: &Server) -> Server {
 }
 
 /// How to speak TLS.
+///
+/// ```no_run
+/// use std::sync::Arc;
+///
+/// use nestlock_wire::TlsSettings;
+/// use tokio_rustls::{
+///     TlsConnector,
+///     rustls::{ClientConfig, RootCertStore},
+/// };
+///
+/// let trusted = RootCertStore::empty(); // add the CAs here
+/// let config = ClientConfig::builder().with_root_certificates(trusted).with_no_client_auth();
+/// let connector = TlsConnector::from(Arc::new(config));
+/// let tls = TlsSettings { connector, server_name: Some("redis.internal".into()) };
+/// ```
 #[cfg(feature = "rustls")]
 #[derive(Clone)]
 pub struct TlsSettings {
@@ -66,6 +89,15 @@ impl fmt::Debug for TlsSettings {
 }
 
 /// Where a server is, and how to log in.
+///
+/// ```
+/// use nestlock_wire::{Address, Login, Server, ServerSettings};
+///
+/// let mut settings = ServerSettings::new(Address::Tcp(Server::new("127.0.0.1", 6379)));
+/// settings.login = Login { user: Some("app".into()), password: Some("a secret".into()) };
+/// settings.database = Some(1);
+/// assert!(!settings.is_by_tls());
+/// ```
 #[derive(Clone)]
 pub struct ServerSettings {
     /// Where the server listens.
@@ -153,6 +185,21 @@ impl ServerSettings {
 }
 
 /// How to open one connection to one server.
+///
+/// ```
+/// # use nestlock_wire::{Address, ConnectionSettings, Server, ServerSettings};
+/// # #[tokio::main]
+/// # async fn main() {
+/// use std::time::Duration;
+///
+/// use tokio::runtime::Handle;
+///
+/// let server = ServerSettings::new(Address::Tcp(Server::new("127.0.0.1", 6379)));
+/// let mut settings = ConnectionSettings::new(server, Handle::current());
+/// settings.name = "orders".into();
+/// settings.command_timeout = Duration::from_secs(1);
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct ConnectionSettings {
     /// The server.

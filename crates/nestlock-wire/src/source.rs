@@ -1,6 +1,10 @@
 //! The text of a script, as it stands in `lua/`.
 
 /// A Lua script of `lua/`, embedded in the binary.
+///
+/// For an example, see [`Call`].
+///
+/// [`Call`]: crate::Call
 #[derive(Debug)]
 pub struct ScriptSource {
     /// `<kind>/<verb>`.
@@ -26,6 +30,10 @@ pub struct ScriptSource {
 }
 
 /// How many keys or arguments a script takes.
+///
+/// For an example, see [`Call`].
+///
+/// [`Call`]: crate::Call
 #[derive(Debug, Clone, Copy)]
 pub struct Arity {
     /// The number that every call has.

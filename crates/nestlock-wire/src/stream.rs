@@ -166,6 +166,17 @@ pub(crate) fn moved_here(reader: ReadHalf, writer: WriteHalf) -> io::Result<(Rea
 /// Returns whether the runtime in whose context this is called has I/O. tokio has no query for
 /// that: it panics if there is none. If panics abort the process, the result is `false` without a
 /// test.
+///
+/// ```
+/// # fn main() -> std::io::Result<()> {
+/// use tokio::runtime::Builder;
+///
+/// let runtime = Builder::new_current_thread().enable_io().build()?;
+/// let _context = runtime.enter();
+/// assert!(nestlock_wire::has_io_here());
+/// # Ok(())
+/// # }
+/// ```
 #[must_use]
 pub fn has_io_here() -> bool {
     #[cfg(unix)]

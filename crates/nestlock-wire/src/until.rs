@@ -5,6 +5,17 @@ use std::time::Duration;
 use crate::clock::Instant;
 
 /// The time limits of a request.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use nestlock_wire::{Until, clock::Instant};
+///
+/// let now = Instant::now();
+/// let until = Until::new(now, Duration::from_secs(3));
+/// assert_eq!(until.remaining(now + Duration::from_secs(1)), Duration::from_secs(2));
+/// assert!(until.has_time(now, Duration::from_secs(3)) && !until.is_over());
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Until {
     /// When the request was last sent.

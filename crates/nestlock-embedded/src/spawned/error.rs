@@ -9,6 +9,19 @@ const HOW_TO_INSTALL: &str = "Install one: `apt-get install redis-server` (Debia
 /// Why a [`SpawnedServer`], [`SpawnedCluster`] or [`SpawnedSentinel`] does not start, or an
 /// operation on it fails.
 ///
+/// ```
+/// # fn main() -> Result<(), nestlock_embedded::SpawnError> {
+/// use nestlock_embedded::{SpawnError, SpawnedServer};
+///
+/// match SpawnedServer::start() {
+///     Ok(server) => println!("{}", server.url()),
+///     Err(SpawnError::NotFound { what }) => println!("skipped: {what}"),
+///     Err(error) => return Err(error),
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
 /// [`SpawnedServer`]: crate::SpawnedServer
 /// [`SpawnedCluster`]: crate::SpawnedCluster
 /// [`SpawnedSentinel`]: crate::SpawnedSentinel

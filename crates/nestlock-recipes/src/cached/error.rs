@@ -3,6 +3,19 @@
 use std::{sync::Arc, time::Duration};
 
 /// Why a call returns no value.
+///
+/// ```
+/// use nestlock_recipes::cached::CacheError;
+///
+/// /// Returns the HTTP status of a request that needs the value.
+/// fn status(error: &CacheError) -> u16 {
+///     match error {
+///         CacheError::Busy(_) | CacheError::FailedElsewhere(_) => 503,
+///         _ => 500,
+///     }
+/// }
+/// assert_eq!(status(&CacheError::Panicked), 500);
+/// ```
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {

@@ -9,9 +9,42 @@ use nestlock::LockGuard;
 pub(super) const STORE_PATIENCE: Duration = Duration::from_secs(3);
 
 /// An error of a store, a codec or a fill.
+///
+/// For an example, see [`Codec`].
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// The store of a cache, shared by all processes.
+///
+/// ```
+/// # use std::{collections::HashMap, sync::Mutex, time::Duration};
+/// # use nestlock::LockGuard;
+/// # use nestlock_recipes::cached::{BoxError, Store};
+/// /// A store for the tests of one process, whose values never expire.
+/// #[derive(Default)]
+/// struct InMemory(Mutex<HashMap<String, Vec<u8>>>);
+///
+/// #[async_trait::async_trait]
+/// impl Store for InMemory {
+///     async fn get(&self, key: &str) -> Result<Option<(Vec<u8>, Duration)>, BoxError> {
+///         let value = self.0.lock().unwrap().get(key).cloned();
+///         Ok(value.map(|value| (value, Duration::MAX)))
+///     }
+///
+///     async fn set(
+///         &self,
+///         key: &str,
+///         value: Vec<u8>,
+///         _ttl: Duration,
+///         filler: &LockGuard,
+///     ) -> Result<bool, BoxError> {
+///         let is_held = !filler.is_lost();
+///         if is_held {
+///             self.0.lock().unwrap().insert(key.to_owned(), value);
+///         }
+///         Ok(is_held)
+///     }
+/// }
+/// ```
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// Returns the bytes at this key, and their remaining TTL. If it takes longer than 3 s, the
@@ -31,6 +64,25 @@ pub trait Store: Send + Sync + 'static {
 }
 
 /// The conversion of values to bytes.
+///
+/// ```
+/// use nestlock_recipes::cached::{BoxError, Codec};
+///
+/// struct Text;
+///
+/// impl Codec for Text {
+///     type Value = String;
+///
+///     fn encode(&self, value: &String) -> Result<Vec<u8>, BoxError> {
+///         Ok(value.clone().into_bytes())
+///     }
+///
+///     fn decode(&self, bytes: Vec<u8>) -> Option<String> {
+///         String::from_utf8(bytes).ok()
+///     }
+/// }
+/// assert_eq!(Text.decode(b"Ada".to_vec()).as_deref(), Some("Ada"));
+/// ```
 pub trait Codec: Send + Sync + 'static {
     /// The type of the values. A value is cloned for each caller that waits for its fill.
     type Value: Clone + Send + Sync + 'static;
@@ -49,6 +101,12 @@ pub trait Codec: Send + Sync + 'static {
 }
 
 /// Stores values that are bytes, unchanged.
+///
+/// ```
+/// use nestlock_recipes::cached::{Codec, Raw};
+///
+/// assert_eq!(Raw.decode(vec![1, 2]), Some(vec![1, 2]));
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Raw;
 
@@ -65,6 +123,14 @@ impl Codec for Raw {
 }
 
 /// Stores values as JSON, by serde.
+///
+/// ```
+/// use nestlock_recipes::cached::{Codec, Json};
+///
+/// let codec = Json::<Vec<u32>>::new();
+/// assert_eq!(codec.encode(&vec![1, 2]).unwrap(), b"[1,2]");
+/// assert_eq!(codec.decode(b"[1,2]".to_vec()), Some(vec![1, 2]));
+/// ```
 #[cfg(feature = "json")]
 #[derive(Debug)]
 pub struct Json<V>(std::marker::PhantomData<fn() -> V>);
@@ -198,6 +264,10 @@ return 1";
     type Driver = ScopeGuard<ConnectHandle, fn(ConnectHandle)>;
 
     /// Stores values as strings in the Redis server of the locks. Cheap to clone.
+    ///
+    /// For an example, see [`Cached`].
+    ///
+    /// [`Cached`]: crate::cached::Cached
     #[derive(Debug, Clone)]
     pub struct RedisStore {
         client: Client,

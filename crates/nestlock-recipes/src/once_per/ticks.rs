@@ -10,6 +10,8 @@ use nestlock::FencingToken;
 const MOST_STEPS: u32 = 10_000;
 
 /// One moment at which a job is due.
+///
+/// For an example, see [`Ticks`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tick(FencingToken);
 
@@ -41,6 +43,19 @@ impl Tick {
 }
 
 /// The ticks of a job: the moments at which it is due.
+///
+/// ```no_run
+/// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
+/// use std::time::Duration;
+///
+/// use nestlock_recipes::once_per::{Tick, Ticks, once_per};
+///
+/// let hourly = once_per(&client, "report", Ticks::every(Duration::from_secs(3600)))?;
+/// let job = |tick: Tick| async move { tick.at() };
+/// println!("{:?}", hourly.run(job).await?);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Ticks(Pattern);
 
@@ -128,6 +143,14 @@ impl Ticks {
 }
 
 /// The error for an invalid cron pattern.
+///
+/// ```
+/// use nestlock_recipes::once_per::Ticks;
+///
+/// let error = Ticks::cron("every day").unwrap_err();
+/// assert_eq!(error.pattern, "every day");
+/// println!("{}", error.reason);
+/// ```
 #[cfg(feature = "cron")]
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid cron pattern {pattern:?}: {reason}")]

@@ -135,6 +135,17 @@ pub(super) fn build(
 /// # Cancel safety
 ///
 /// Cancel safe: if dropped midway, the connection is closed.
+///
+/// ```no_run
+/// # use fred::interfaces::ClientLike;
+/// # use fred::types::config::Config;
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let server = Config::from_url("redis://127.0.0.1:6379")?;
+/// let client = nestlock_wire::fred_client(&server, Default::default(), Default::default()).await?;
+/// client.quit().await?;
+/// # Ok(())
+/// # }
+/// ```
 pub async fn fred_client(
     server: &FredConfig,
     performance: PerformanceConfig,

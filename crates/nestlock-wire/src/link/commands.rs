@@ -17,6 +17,14 @@ use crate::{
 const CHANNELS_AT_ONCE: usize = 500;
 
 /// What a server reports about itself.
+///
+/// ```no_run
+/// # async fn example(link: &nestlock_wire::Link) {
+/// if let Some(info) = link.about().await {
+///     println!("server {:?}, of a cluster: {}", info.run_id, info.is_node);
+/// }
+/// # }
+/// ```
 #[derive(Debug, Default)]
 pub struct ServerInfo {
     /// An id that no other server has.
