@@ -865,9 +865,10 @@ impl LockClientBuilder {
     /// Sets a function that returns the user and password, for tokens that expire: AWS IAM, Microsoft
     /// Entra, Google Cloud, Vault. Default: those in the URL.
     ///
-    /// The client calls it when it connects; one call serves all connections of the next 5 s. Let it
-    /// return within a quarter of the [connect timeout](Self::connect_timeout), 1.25 s by default:
-    /// a call that takes longer, or hangs, is given up with its connect. If the credentials
+    /// The client calls it when it connects. One call serves all connections that wait for it, and
+    /// those of the next 5 s. Let it return within a quarter of the
+    /// [connect timeout](Self::connect_timeout), 1.25 s by default: a call that takes longer may
+    /// hang, so another one is made next to it. If the credentials
     /// [expire](Credentials::valid_for), the client calls it again after three quarters of their
     /// time, and sends the new ones over the connection that is open. If the server refuses them,
     /// the client calls the function once more before it reports that. A connection that waits for
@@ -884,8 +885,8 @@ impl LockClientBuilder {
     /// pool, a channel of tonic) belongs into a runtime of the program: spawn the request there,
     /// and await its handle here.
     ///
-    /// If the function fails or panics, the connect fails and is repeated. At most 16 calls of one
-    /// client are in flight: if none of them returns, no other is made. Sentinels get these
+    /// If the function fails or panics, all connects that wait for that call fail and are repeated.
+    /// At most 16 calls of one client are in flight: if none of them returns, no other is made. Sentinels get these
     /// credentials as well, unless there is a [`sentinel_login`](Self::sentinel_login).
     ///
     /// [`connect`](Self::connect) fails with [`Error::InvalidConfig`] if the URL has a user or a

@@ -16,6 +16,9 @@ use crate::{
 /// attempt that hangs must not cost the lease.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// What an attempt to connect says that has run out of time.
+const LATE: &str = "no connection within";
+
 /// How the links of one client connect.
 pub(crate) struct ConnectOptions {
     pub(crate) endpoint: Endpoint,
@@ -35,7 +38,7 @@ impl ConnectOptions {
     /// Returns the connect error for this cause, with the address. Adds a hint if the cause is a
     /// timeout or a connection that the server closed in plain text.
     pub(crate) fn unreachable(&self, source: StoreError) -> Error {
-        let (late, said) = (self.timed_out(), source.said());
+        let said = source.said();
         let source = source.before_any_request();
         let was_closed = || {
             ["closed by the server", "reset by peer"]
@@ -43,8 +46,9 @@ impl ConnectOptions {
                 .any(|part| said.contains(part))
         };
         let source = match source.kind() {
-            kind @ StoreErrorKind::Timeout if said != late.said() => {
-                StoreError::new(kind, false, format!("{}: {said}", late.said()))
+            kind @ StoreErrorKind::Timeout if self.endpoint.server.is_by_tls() => {
+                let by_tls = said.replace(LATE, "no connection by TLS within");
+                StoreError::new(kind, false, by_tls)
             }
             kind @ StoreErrorKind::Unavailable
                 if !self.endpoint.server.is_by_tls() && was_closed() =>
@@ -61,15 +65,11 @@ impl ConnectOptions {
 
     /// Returns the error for a connect timeout.
     pub(crate) fn timed_out(&self) -> StoreError {
-        let by_tls = if self.endpoint.server.is_by_tls() {
-            " by TLS"
-        } else {
-            ""
+        let also = match self.endpoint.server.credentials {
+            Some(_) => ", including the time of the credential provider",
+            None => "",
         };
-        let late = format!(
-            "no connection{by_tls} within {:?}",
-            self.config.connect_timeout
-        );
+        let late = format!("{LATE} {:?}{also}", self.config.connect_timeout);
         StoreError::new(StoreErrorKind::Timeout, false, late)
     }
 

@@ -1,5 +1,7 @@
 //! Credentials from a function of the program: tokens that expire, are refused, or do not come.
 
+mod calls;
+
 use std::{
     collections::BTreeMap,
     future::Future,

@@ -150,13 +150,13 @@ const TAKEN: usize = 100_000;
 const REQUESTS_TAKEN: usize = 50;
 
 /// A server's socket. Once `is_cut` is set, it takes bytes that reach nothing, and is then reset.
-struct Cut {
+struct CutSocket {
     socket: TcpStream,
     is_cut: Arc<AtomicBool>,
     taken: usize,
 }
 
-impl AsyncRead for Cut {
+impl AsyncRead for CutSocket {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -181,7 +181,7 @@ impl AsyncRead for Cut {
     }
 }
 
-impl AsyncWrite for Cut {
+impl AsyncWrite for CutSocket {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -208,7 +208,7 @@ async fn speak_tls(
 ) {
     while let Ok((socket, _)) = listener.accept().await {
         let (acceptor, is_cut) = (acceptor.clone(), Arc::clone(&is_cut));
-        let client = Cut {
+        let client = CutSocket {
             socket,
             is_cut,
             taken: 0,

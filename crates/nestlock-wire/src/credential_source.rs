@@ -9,9 +9,11 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use tokio::{
     runtime::Builder,
-    sync::{Semaphore, oneshot},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::timeout,
 };
 
 use crate::{
@@ -40,8 +42,8 @@ const SHORTEST: Duration = Duration::from_millis(50);
 pub struct CredentialSource {
     pub(crate) provider: Arc<dyn CredentialProvider>,
     /// Limits the calls that have not returned.
-    calls: Arc<Semaphore>,
-    last: Arc<Mutex<HashMap<Option<Address>, Last>>>,
+    permits: Arc<Semaphore>,
+    calls: Arc<Mutex<HashMap<Option<Address>, Calls>>>,
 }
 
 impl<P: CredentialProvider + 'static> From<P> for CredentialSource {
@@ -50,12 +52,18 @@ impl<P: CredentialProvider + 'static> From<P> for CredentialSource {
     }
 }
 
+impl fmt::Debug for CredentialSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CredentialSource(..)")
+    }
+}
+
 impl CredentialSource {
     fn new(provider: Arc<dyn CredentialProvider>) -> Self {
         Self {
             provider,
-            calls: Arc::new(Semaphore::new(CALLS)),
-            last: Arc::default(),
+            permits: Arc::new(Semaphore::new(CALLS)),
+            calls: Arc::default(),
         }
     }
 
@@ -66,84 +74,221 @@ impl CredentialSource {
         Self::new(Arc::clone(&self.provider))
     }
 
-    /// Returns the place of the credentials for this server.
-    fn last(&self, address: &Address) -> Last {
+    /// Returns the calls for this server.
+    fn calls(&self, address: &Address) -> Calls {
         let by_server = self.provider.is_by_server().then(|| address.clone());
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(last.entry(by_server).or_default())
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.entry(by_server).or_default().clone()
     }
 
-    /// Logs in to a server. If it refuses the credentials, tries once more, with those of a later
-    /// call: a token may have been replaced in the meantime.
+    /// Waits until no call is in flight, but not longer than `hangs`. Returns whether one was.
+    pub(crate) async fn wait(&self, hangs: Duration) -> bool {
+        let all: Vec<_> = {
+            let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+            calls.values().map(|calls| calls.0.subscribe()).collect()
+        };
+        let mut in_flight: Vec<_> = all
+            .into_iter()
+            .filter(|calls| calls.borrow().in_flight.is_some())
+            .collect();
+        // the result of `wait_for` holds a lock
+        let each = in_flight.iter_mut().map(async |calls| {
+            _ = calls.wait_for(|calls| calls.in_flight.is_none()).await;
+        });
+        _ = timeout(hangs, join_all(each)).await;
+        !in_flight.is_empty()
+    }
+
+    /// Logs in to a server. If it refuses the credentials, tries again with those of a later call,
+    /// up to `tries` times in all: a token may have been replaced in the meantime. `hangs`: as for
+    /// [`fetched`](Self::fetched).
     pub(crate) async fn log_in<T, F>(
         &self,
         address: &Address,
+        hangs: Duration,
+        mut tries: u32,
         log_in: impl Fn(Login) -> F,
     ) -> Result<(T, Fetched), NotConnected>
     where
         F: Future<Output = Result<T, NotConnected>>,
     {
-        let first = self.fetched(address, None).await?;
-        match log_in(first.credentials.login.clone()).await {
-            Err(error) if error.is_login_refused() => {
-                let second = self.fetched(address, Some(first.at)).await?;
-                Ok((log_in(second.credentials.login.clone()).await?, second))
+        let mut refused = None;
+        loop {
+            let fetched = self.fetched(address, hangs, refused).await?;
+            tries = tries.saturating_sub(1);
+            match log_in(fetched.credentials.login.clone()).await {
+                Err(error) if error.is_login_refused() && tries > 0 => refused = Some(fetched.at),
+                outcome => return Ok((outcome?, fetched)),
             }
-            outcome => Ok((outcome?, first)),
         }
     }
 
-    /// Calls the provider, or takes what a call for another connection has returned: credentials
-    /// just before, or an error in the meantime. If a server has `refused` the credentials of a
-    /// call, only a later one serves.
+    /// Calls the provider, or takes what a call for another connection returns, or has returned a
+    /// moment ago. A call that has taken longer than `hangs` may hang: another one is made next to
+    /// it, and the first that returns serves all that wait. If a server has `refused` the
+    /// credentials of a call, only a later one serves.
     async fn fetched(
         &self,
         address: &Address,
+        hangs: Duration,
         refused: Option<Instant>,
     ) -> Result<Fetched, NotConnected> {
         let asked = Instant::now();
-        let last = self.last(address);
-        // one call at a time: the others take its result
-        let mut last = last.lock().await;
-        match &*last {
-            Some(LastCall::Fetched(fetched))
-                if fetched.are_shared() && refused.is_none_or(|refused| fetched.at > refused) =>
-            {
-                return Ok(fetched.clone());
+        let calls = self.calls(address);
+        let mut news = calls.0.subscribe();
+        loop {
+            let in_flight = {
+                let calls = news.borrow_and_update();
+                if let Some(outcome) = calls.outcome(asked, refused) {
+                    return outcome;
+                }
+                calls.in_flight
+            };
+            let left = in_flight.map(|made| hangs.saturating_sub(made.elapsed()));
+            if let Some(left) = left.filter(|left| !left.is_zero()) {
+                _ = timeout(left, news.changed()).await;
+                continue;
             }
-            Some(LastCall::Failed(failure, at)) if *at > asked => return Err(failure.again()),
+            // Calls that block forever must not take ever more threads. The semaphore is never
+            // closed.
+            let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else {
+                continue;
+            };
+            let now = Instant::now();
+            // another connection may have made one in the meantime
+            let is_made = calls.0.send_if_modified(|calls| {
+                let is_next =
+                    calls.in_flight == in_flight && calls.outcome(asked, refused).is_none();
+                if is_next {
+                    calls.in_flight = Some(now);
+                }
+                is_next
+            });
+            if is_made {
+                self.call(&calls, address, now, permit);
+            }
+        }
+    }
+
+    /// Calls the provider on a thread of its own, with a runtime of its own: code of the program
+    /// must not block the thread that keeps the connections, and may outlive it.
+    fn call(&self, calls: &Calls, address: &Address, made: Instant, permit: OwnedSemaphorePermit) {
+        let (provider, address, ends) =
+            (Arc::clone(&self.provider), address.clone(), calls.clone());
+        let call = move || {
+            let outcome = contained(|| fetch(&*provider, &address, &ends));
+            ends.end(
+                made,
+                outcome.unwrap_or_else(|| Some(failed("the credential provider panicked"))),
+            );
+            // the last owner of what the program passed, if the client is gone
+            contained(move || drop(provider));
+            drop(permit);
+        };
+        if let Err(error) = thread::Builder::new()
+            .name("credentials".into())
+            .spawn(call)
+        {
+            let why = format!("cannot start a thread: {error}");
+            calls.end(made, Some(failed(why)));
+        }
+    }
+}
+
+/// Calls the provider. Returns `None` if no connection waits for it any more.
+fn fetch(
+    provider: &dyn CredentialProvider,
+    address: &Address,
+    calls: &Calls,
+) -> Option<Result<Credentials, NotConnected>> {
+    let runtime = match Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return Some(failed(format!("cannot start a runtime: {error}"))),
+    };
+    let fetched = contained(|| {
+        runtime.block_on(async {
+            tokio::select! {
+                biased;
+                () = calls.0.closed() => None,
+                fetched = provider.fetch(address) => Some(fetched),
+            }
+        })
+    });
+    // A task that the program left behind must not delay the result. Dropped while it unwinds, the
+    // runtime would wait for it.
+    contained(|| runtime.shutdown_background());
+    fetched.unwrap_or_else(|| Some(failed("the credential provider panicked")))
+}
+
+fn failed(why: impl Into<String>) -> Result<Credentials, NotConnected> {
+    Err(NotConnected::new(StoreErrorKind::Unavailable, why.into()))
+}
+
+/// Runs code of the program. Returns `None` if it panics. The panic is forgotten, since its own
+/// drop may panic, and would then end the process.
+fn contained<T>(code: impl FnOnce() -> T) -> Option<T> {
+    panic::catch_unwind(AssertUnwindSafe(code))
+        .map_err(mem::forget)
+        .ok()
+}
+
+/// The calls for a server, or for all of them. A connection that waits for one has a receiver.
+#[derive(Clone, Default)]
+struct Calls(Arc<watch::Sender<CallState>>);
+
+impl Calls {
+    /// Ends a call. `None`: no connection waited for it.
+    fn end(&self, made: Instant, outcome: Option<Result<Credentials, NotConnected>>) {
+        self.0.send_modify(|calls| calls.end(made, outcome));
+    }
+}
+
+#[derive(Default)]
+struct CallState {
+    /// When the last call was made, if it has not returned. Earlier ones may hang.
+    in_flight: Option<Instant>,
+    fetched: Option<Fetched>,
+    /// Why the last call failed, and when.
+    failed: Option<(NotConnected, Instant)>,
+}
+
+impl CallState {
+    /// Returns what serves a connection that waits since `asked`.
+    fn outcome(
+        &self,
+        asked: Instant,
+        refused: Option<Instant>,
+    ) -> Option<Result<Fetched, NotConnected>> {
+        let serves = |fetched: &&Fetched| {
+            (fetched.returned > asked || fetched.is_fresh())
+                && refused.is_none_or(|refused| fetched.at > refused)
+        };
+        if let Some(fetched) = self.fetched.as_ref().filter(serves) {
+            return Some(Ok(fetched.clone()));
+        }
+        let failed = self.failed.as_ref().filter(|(_, at)| *at > asked);
+        failed.map(|(failure, _)| Err(failure.again()))
+    }
+
+    fn end(&mut self, made: Instant, outcome: Option<Result<Credentials, NotConnected>>) {
+        let (is_last, returned) = (self.in_flight == Some(made), Instant::now());
+        if is_last {
+            self.in_flight = None;
+        }
+        match outcome {
+            Some(Ok(credentials)) if self.fetched.as_ref().is_none_or(|last| made > last.at) => {
+                self.fetched = Some(Fetched {
+                    credentials,
+                    at: made,
+                    returned,
+                });
+            }
+            // otherwise a later one may succeed
+            Some(Err(failure)) if is_last => self.failed = Some((failure, returned)),
             _ => {}
         }
-        let at = Instant::now();
-        match fetch(self, address).await {
-            Ok(credentials) => {
-                let fetched = Fetched { credentials, at };
-                *last = Some(LastCall::Fetched(fetched.clone()));
-                Ok(fetched)
-            }
-            Err(failure) => {
-                *last = Some(LastCall::Failed(failure.again(), Instant::now()));
-                Err(failure)
-            }
-        }
     }
 }
-
-impl fmt::Debug for CredentialSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("CredentialSource(..)")
-    }
-}
-
-/// How the last call of the provider ended.
-enum LastCall {
-    Fetched(Fetched),
-    /// Why it failed, and when.
-    Failed(NotConnected, Instant),
-}
-
-/// The last call for a server, or for all of them. Locked while the provider is called.
-type Last = Arc<tokio::sync::Mutex<Option<LastCall>>>;
 
 /// Credentials of a provider.
 #[derive(Clone)]
@@ -151,6 +296,7 @@ pub(crate) struct Fetched {
     credentials: Credentials,
     /// When the provider was called.
     pub(crate) at: Instant,
+    returned: Instant,
 }
 
 impl Fetched {
@@ -160,72 +306,21 @@ impl Fetched {
         after.map(|after| after.max(SHORTEST))
     }
 
-    fn are_shared(&self) -> bool {
-        self.at.elapsed()
-            < self
-                .refresh_after()
-                .map_or(SHARED, |after| after.min(SHARED))
+    /// Returns whether they serve a connection that did not wait for them.
+    fn is_fresh(&self) -> bool {
+        let is_due = |after| self.at.elapsed() >= after;
+        self.returned.elapsed() < SHARED && !self.refresh_after().is_some_and(is_due)
     }
-}
-
-/// Calls the provider on a thread of its own, with a runtime of its own: code of the program must
-/// not block the thread that keeps the connections, and may outlive it.
-async fn fetch(source: &CredentialSource, address: &Address) -> Result<Credentials, NotConnected> {
-    let failed = |why: String| NotConnected::new(StoreErrorKind::Unavailable, why);
-    // Calls that block forever must not take ever more threads. The semaphore is never closed.
-    let permit = Arc::clone(&source.calls).acquire_owned().await;
-    let (mut tell, told) = oneshot::channel();
-    let (provider, address) = (Arc::clone(&source.provider), address.clone());
-    let call = move || {
-        let _permit = permit;
-        let runtime = match Builder::new_current_thread().enable_all().build() {
-            Ok(runtime) => runtime,
-            Err(error) => {
-                _ = tell.send(Err(failed(format!("cannot start a runtime: {error}"))));
-                return;
-            }
-        };
-        let fetched = panic::catch_unwind(AssertUnwindSafe(|| {
-            runtime.block_on(async {
-                tokio::select! {
-                    biased;
-                    // the caller's time is over
-                    () = tell.closed() => None,
-                    fetched = provider.fetch(&address) => Some(fetched),
-                }
-            })
-        }));
-        // A task that the program left behind must not delay the permit. Dropped while it unwinds,
-        // the runtime would wait for it.
-        runtime.shutdown_background();
-        match fetched {
-            Ok(Some(fetched)) => _ = tell.send(fetched),
-            Ok(None) => {}
-            Err(panic) => {
-                _ = tell.send(Err(failed("the credential provider panicked".into())));
-                // its drop may panic, too, and would then end the process
-                if let Err(again) = panic::catch_unwind(AssertUnwindSafe(|| drop(panic))) {
-                    mem::forget(again);
-                }
-            }
-        }
-    };
-    thread::Builder::new()
-        .name("credentials".into())
-        .spawn(call)
-        .map_err(|error| failed(format!("cannot start a thread: {error}")))?;
-    told.await
-        .unwrap_or_else(|_| Err(failed("the call for credentials has ended".into())))
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use async_trait::async_trait;
-    use futures_util::future::join_all;
-
     use super::*;
+    use async_trait::async_trait;
+
+    const HANGS: Duration = Duration::from_secs(60);
 
     /// Fails after a while.
     #[derive(Default)]
@@ -247,7 +342,7 @@ mod tests {
         let source = CredentialSource::from(Fails(Arc::clone(&calls)));
         let address = Address::Unix("server".into());
         for round in 1..=2 {
-            let all = (0..8).map(|_| source.fetched(&address, None));
+            let all = (0..8).map(|_| source.fetched(&address, HANGS, None));
             for outcome in join_all(all).await {
                 let error = outcome.err().expect("it fails").error;
                 assert_eq!(error.kind(), StoreErrorKind::Other);
@@ -255,5 +350,60 @@ mod tests {
             }
             assert_eq!(calls.load(Ordering::Relaxed), round);
         }
+    }
+
+    /// Returns the credentials, after as long as its first calls are told to take.
+    struct Takes(Mutex<Vec<Duration>>, Option<Duration>);
+
+    #[async_trait]
+    impl CredentialProvider for Takes {
+        async fn fetch(&self, _: &Address) -> Result<Credentials, NotConnected> {
+            let takes = self.0.lock().unwrap().pop().unwrap_or_default();
+            tokio::time::sleep(takes).await;
+            let mut credentials = Credentials::new("app", "pw");
+            credentials.refresh_after = self.1;
+            Ok(credentials)
+        }
+    }
+
+    /// The credentials are to be replaced before the call returns. They serve all that wait for it:
+    /// otherwise each would make a call of its own, one after the other.
+    #[tokio::test]
+    async fn a_call_serves_all_that_wait_for_it() {
+        let (long, refresh) = (Duration::from_millis(300), Some(SHORTEST));
+        let source = CredentialSource::from(Takes(Mutex::new(vec![long]), refresh));
+        let address = Address::Unix("server".into());
+        let all = join_all((0..8).map(|_| source.fetched(&address, HANGS, None))).await;
+        let calls: Vec<_> = all
+            .into_iter()
+            .map(|fetched| fetched.unwrap_or_else(|error| panic!("{error:?}")).at)
+            .collect();
+        assert!(calls.iter().all(|at| *at == calls[0]), "{calls:?}");
+    }
+
+    /// A second call is made next to one that hangs, and serves the connection that waits for that.
+    #[tokio::test]
+    async fn a_call_that_hangs_is_not_waited_for() {
+        let source = CredentialSource::from(Takes(Mutex::new(vec![HANGS]), None));
+        let address = Address::Unix("server".into());
+        let hangs = Duration::from_millis(100);
+        let (one, two) = tokio::join!(
+            source.fetched(&address, hangs, None),
+            source.fetched(&address, HANGS, None),
+        );
+        assert_eq!(one.unwrap().at, two.unwrap().at);
+    }
+
+    /// What a call returned serves for a while from its return on, however long it took.
+    #[test]
+    fn credentials_serve_from_their_return_on() {
+        let now = Instant::now();
+        let fetched = |ago: Duration| Fetched {
+            credentials: Credentials::new("app", "pw"),
+            at: now - 2 * SHARED,
+            returned: now - ago,
+        };
+        assert!(fetched(SHARED / 2).is_fresh());
+        assert!(!fetched(SHARED).is_fresh());
     }
 }

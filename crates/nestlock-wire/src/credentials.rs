@@ -85,8 +85,9 @@ impl From<Login> for Credentials {
     }
 }
 
-/// Provides credentials when a client connects. One call serves all connections of the next 5 s,
-/// unless a server refuses what it returned; an error is that of all connections that wait for it.
+/// Provides credentials when a client connects. One call serves all connections that wait for it,
+/// and those of the next 5 s, unless a server refuses what it returned or it is to be replaced. Its
+/// error is that of all that wait.
 ///
 /// ```
 /// # use nestlock_wire::{Address, CredentialProvider, Credentials, NotConnected};
@@ -105,7 +106,9 @@ impl From<Login> for Credentials {
 /// ```
 #[async_trait]
 pub trait CredentialProvider: Send + Sync {
-    /// Returns the credentials for a server. The caller sets the time limit.
+    /// Returns the credentials for a server. The caller sets the time limit. After a quarter of the
+    /// connect timeout, a call may hang: another one is made next to it, and the first that returns
+    /// serves all that wait.
     ///
     /// Each call runs on a thread of its own, with a tokio runtime of its own, so it may block. A
     /// panic counts as an error.

@@ -183,7 +183,7 @@ impl Dialer {
         let most = self.settings.connect_timeout;
         let (whole, also) = match self.settings.server.credentials {
             Some(_) => (
-                limit.max(most.min(limit.saturating_add(most / 4))),
+                limit.max(most.min(limit.saturating_add(self.settings.hangs()))),
                 ", including the time of the credential provider",
             ),
             None => (limit, ""),
@@ -202,6 +202,19 @@ impl Dialer {
     ///
     /// Cancel safe: if dropped midway, the connection is closed.
     pub async fn open(&self, limit: Duration) -> Result<Connection, NotConnected> {
+        self.open_within(limit, 2).await
+    }
+
+    /// As [`Dialer::open`], but a server that refuses the credentials is not tried again.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: if dropped midway, the connection is closed.
+    pub async fn open_once(&self, limit: Duration) -> Result<Connection, NotConnected> {
+        self.open_within(limit, 1).await
+    }
+
+    async fn open_within(&self, limit: Duration, tries: u32) -> Result<Connection, NotConnected> {
         let Some(source) = &self.settings.server.credentials else {
             return self.open_by(&self.settings, limit).await;
         };
@@ -210,8 +223,22 @@ impl Dialer {
             (settings.server.login, settings.server.credentials) = (login, None);
             self.open_by(&settings, limit).await
         };
-        let (connection, fetched) = source.log_in(&self.settings.server.address, log_in).await?;
+        let (address, hangs) = (&self.settings.server.address, self.settings.hangs());
+        let (connection, fetched) = source.log_in(address, hangs, tries, log_in).await?;
         Ok(connection.logged_in_with(Expiring::new(source, &self.settings, &fetched)))
+    }
+
+    /// Waits until no call of the credential provider is in flight, a quarter of the connect
+    /// timeout at most. Returns whether one was.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn wait_for_provider(&self) -> bool {
+        match &self.settings.server.credentials {
+            Some(source) => source.wait(self.settings.hangs()).await,
+            None => false,
+        }
     }
 
     async fn open_by(

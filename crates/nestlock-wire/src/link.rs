@@ -303,15 +303,21 @@ impl Link {
 
     /// Returns the error for a missing connection, with the reason.
     pub fn not_connected(&self) -> StoreError {
-        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        let why = refused
-            .as_ref()
+        let why = self
+            .refusal()
             .map_or_else(String::new, |why| format!(" to {}: {why}", self.address()));
         StoreError::new(
             StoreErrorKind::Unavailable,
             false,
             format!("not connected{why}"),
         )
+    }
+
+    /// Returns why the last attempt to connect failed.
+    #[must_use]
+    pub fn refusal(&self) -> Option<String> {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.clone()
     }
 
     async fn wait_for_reconnect(&self, limit: Duration) -> Result<(), StoreError> {

@@ -243,6 +243,11 @@ impl ConnectionSettings {
         }
     }
 
+    /// Returns how long a call of the credential provider may take before another one is made.
+    pub(crate) fn hangs(&self) -> Duration {
+        self.connect_timeout / 4
+    }
+
     /// Returns the same settings for this server.
     pub(crate) fn at(mut self, server: &Server) -> Self {
         self.server.address = Address::Tcp(server.clone());

@@ -32,6 +32,7 @@ impl Cluster {
             ));
         }
         let limit = dials.config.connect_timeout;
+        let began = Instant::now();
         let late = |_| Err(dials.unreachable(dials.timed_out()));
         let (view, can_shard) = timeout(limit, Self::query_seeds(dials, seeds))
             .await
@@ -39,7 +40,9 @@ impl Cluster {
         let sharded = are_sharded(dials.config.messages, can_shard)?;
         let cluster = Arc::new(Self::new(dials, sharded));
         cluster.learn(&[view]);
-        cluster.wait_for_nodes(limit).await?;
+        cluster
+            .wait_for_nodes(limit.saturating_sub(began.elapsed()))
+            .await?;
         dials
             .own
             .spawn(Self::keep_refreshed(Arc::downgrade(&cluster)));
@@ -56,15 +59,20 @@ impl Cluster {
         let any = select_all(links.iter().map(|link| Box::pin(link.wait_up())));
         if timeout(limit, any).await.is_err() {
             self.stop().iter().for_each(|link| link.abandon());
-            let each: Vec<String> = links
+            let each: Vec<_> = links
                 .iter()
-                .map(|link| link.not_connected().said())
+                .filter_map(|link| Some((link.address().clone(), link.refusal()?)))
+                .map(|(at, why)| format!("{at}: {why}"))
                 .collect();
-            let why = format!(
-                "no node can be reached at the address that the cluster announces: {}",
-                each.join("; ")
-            );
-            let error = StoreError::new(StoreErrorKind::Unavailable, false, why);
+            let error = if each.is_empty() {
+                self.connect_options.timed_out()
+            } else {
+                let why = format!(
+                    "no node can be reached at the address that the cluster announces: {}",
+                    each.join("; ")
+                );
+                StoreError::new(StoreErrorKind::Unavailable, false, why)
+            };
             return Err(self.connect_options.unreachable(error));
         }
         let all = join_all(links.iter().map(|link| link.wait_up()));

@@ -31,7 +31,13 @@ pub(super) async fn find(dial: &Dialer, servers: &[Server]) -> Result<Server, No
             break;
         }
     }
-    let others = sleep(OTHERS);
+    let others = async {
+        sleep(OTHERS).await;
+        // an address that waits for the program's credentials has not been queried yet
+        while dial.wait_for_provider().await {
+            sleep(OTHERS).await;
+        }
+    };
     tokio::pin!(others);
     loop {
         tokio::select! {

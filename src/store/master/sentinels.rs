@@ -221,28 +221,32 @@ impl Sentinel {
     /// back-off also covers a sentinel that connects and does not reply.
     async fn connect(&self, rounds: &mut RoundCounter) -> Result<CloseOnDrop, NotConnected> {
         let limit = reply_timeout(&self.dial);
-        let first = self
-            .dial
-            .in_time(limit, self.connect_by(&self.dial, rounds))
-            .await;
-        match (first, &self.bare) {
-            (Err(refused), Some(bare)) if refused.error.kind() == StoreErrorKind::Auth => {
-                // sentinels that require no login reject the servers' login
-                match timeout(limit, self.connect_by(bare, rounds)).await {
-                    Ok(Ok(ends)) => Ok(ends),
-                    Ok(Err(_)) | Err(_) => Err(refused),
-                }
+        let once = Box::pin(self.connect_by(self.dial.open_once(limit), rounds));
+        let refused = match self.dial.in_time(limit, once).await {
+            Err(refused) if refused.error.kind() == StoreErrorKind::Auth => refused,
+            outcome => return outcome,
+        };
+        if let Some(bare) = &self.bare {
+            // sentinels that require no login reject the servers' login
+            let without = Box::pin(self.connect_by(bare.open(limit), rounds));
+            if let Ok(Ok(ends)) = timeout(limit, without).await {
+                return Ok(ends);
             }
-            (first, _) => first,
         }
+        if self.dial.settings.server.credentials.is_none() {
+            return Err(refused);
+        }
+        // boxed: this file's future would have room for each of the three
+        let again = Box::pin(self.connect_by(self.dial.open(limit), rounds));
+        self.dial.in_time(limit, again).await
     }
 
     async fn connect_by(
         &self,
-        dial: &Dialer,
+        opened: impl Future<Output = Result<Connection, NotConnected>>,
         rounds: &mut RoundCounter,
     ) -> Result<CloseOnDrop, NotConnected> {
-        let ends = CloseOnDrop::new(dial.open(reply_timeout(dial)).await?);
+        let ends = CloseOnDrop::new(opened.await?);
         // if the user may not subscribe, polling alone must suffice
         match ends.connection.listen(SWITCH_MASTER, self.until()).await {
             Ok(()) | Err(Failure::Refused(_)) => {}

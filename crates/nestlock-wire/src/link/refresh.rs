@@ -31,7 +31,12 @@ impl Expiring {
             sleep_until(due, Instant::now).await;
             let why = match timeout(self.settings.connect_timeout, self.replace(connection)).await {
                 Ok(Ok(Some(next))) => {
-                    (due, time) = (next.at + next.refresh_after, next.refresh_after);
+                    // a function that takes longer than its credentials live gets a pause, too
+                    let soonest = Instant::now() + RETRY.0;
+                    (due, time) = (
+                        soonest.max(next.at + next.refresh_after),
+                        next.refresh_after,
+                    );
                     continue;
                 }
                 // the new ones do not expire
@@ -47,9 +52,10 @@ impl Expiring {
     /// Replaces the credentials of a connection. Returns what replaces the new ones, if they expire.
     async fn replace(&self, connection: &Connection) -> Result<Option<Self>, NotConnected> {
         let log_in = |login| self.log_in(connection, login);
+        let address = &self.settings.server.address;
         let ((), fetched) = self
             .source
-            .log_in(&self.settings.server.address, log_in)
+            .log_in(address, self.settings.hangs(), 2, log_in)
             .await?;
         Ok(Self::new(&self.source, &self.settings, &fetched))
     }

@@ -1,0 +1,188 @@
+//! Calls of the function for credentials that take long, or hang.
+
+use super::*;
+
+const HANGS: Duration = Duration::from_secs(3_600);
+
+fn app(password: &str) -> Credentials {
+    Credentials::new("app", password)
+}
+
+/// Returns a function whose n-th call takes this long and returns this. Counts the calls.
+fn function(
+    plan: impl Fn(u32) -> (Duration, Credentials) + Send + Sync + Clone + 'static,
+) -> (impl Fn() -> Slow + Clone, Arc<AtomicU32>) {
+    let calls = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&calls);
+    let fetch = move || {
+        let (takes, credentials) = plan(count.fetch_add(1, Ordering::AcqRel) + 1);
+        let fetch: Slow = Box::pin(async move {
+            tokio::time::sleep(takes).await;
+            Ok(credentials)
+        });
+        fetch
+    };
+    (fetch, calls)
+}
+
+/// Starts a server whose user `app` has these passwords.
+fn server(passwords: &[&str]) -> Server {
+    let server = Server::start_real();
+    allow(&mut server.wire(), passwords);
+    server
+}
+
+fn allow(wire: &mut Wire, passwords: &[&str]) {
+    let passwords = passwords.iter().map(|password| format!(">{password}"));
+    let rules = ["ACL", "SETUSER", "app", "on", "~*", "&*", "+@all"].map(str::to_owned);
+    let words: Vec<_> = rules.into_iter().chain(passwords).collect();
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    wire.call(&words).unwrap();
+}
+
+/// The connections are cut when the lease has hardly more than 2 s left, and the call of the
+/// reconnect hangs: another call is made in time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_hangs_once_costs_no_lock() {
+    let server = server(&["pw"]);
+    let (fetch, calls) = function(|n| (if n == 2 { HANGS } else { Duration::ZERO }, app("pw")));
+    let client = LockClient::builder()
+        .watchdog_timeout(ms(3_000))
+        .outage_patience(ms(60_000))
+        .credentials(fetch)
+        .connect(format!("redis://{}", server.addr()))
+        .await
+        .unwrap();
+    let guard = client.mutex("l").unwrap().lock().await.unwrap();
+    // the first call serves the connections of its next 5 s
+    tokio::time::sleep(ms(5_200)).await;
+    while server.pttl("l") > 2_150 {
+        tokio::time::sleep(ms(5)).await;
+    }
+    for connections in ["normal", "pubsub"] {
+        let kill = ["CLIENT", "KILL", "TYPE", connections];
+        server.wire().call(&kill).unwrap();
+    }
+    let lost = tokio::time::timeout(ms(5_000), guard.lost()).await;
+    assert!(lost.is_err(), "{lost:?}, calls: {calls:?}");
+    guard.unlock().await.unwrap();
+    client.shutdown().await.unwrap();
+}
+
+/// A master takes the first token and the second, another one only the second, and a call takes
+/// longer than an address has once a master is known. Both masters are found.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_token_hides_no_second_master() {
+    let (one, two) = (server(&["t1", "t2"]), server(&["t2"]));
+    let (fetch, _) = function(|n| (ms(800), app(if n == 1 { "t1" } else { "t2" })));
+    let error = LockClient::builder()
+        .connect_timeout(ms(30_000))
+        .credentials(fetch)
+        .connect(format!("redis://{},{}", one.addr(), two.addr()))
+        .await
+        .unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("several of the addresses are masters"),
+        "{text}"
+    );
+}
+
+/// Sentinels without users refuse the login, and there is time for one call only: they are asked
+/// without a login before the second one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_call_is_enough_for_sentinels_without_users() {
+    let group = tokio::task::block_in_place(|| sentinel::start(0, 1));
+    let master = group.servers()[0].addr();
+    allow(&mut Wire::connect(master).unwrap(), &["pw"]);
+    let (fetch, calls) = function(|n| (if n == 1 { Duration::ZERO } else { HANGS }, app("pw")));
+    let client = LockClient::builder()
+        .credentials(fetch)
+        .connect(group.url())
+        .await
+        .unwrap();
+    assert_eq!(calls.load(Ordering::Acquire), 1);
+    client.shutdown().await.unwrap();
+}
+
+/// The nodes announce an address that accepts connections and never replies. The error does not say
+/// that the address is wrong, since it may be the function that takes the time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_error_of_a_cluster_names_the_function_that_is_late() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let cluster = nestlock_embedded::SpawnedCluster::start(1, 0).unwrap();
+    let node = cluster.nodes()[0].addr();
+    let mut wire = Wire::connect(node).unwrap();
+    allow(&mut wire, &["pw"]);
+    let port = silent.local_addr().unwrap().port().to_string();
+    wire.call(&["CONFIG", "SET", "cluster-announce-port", &port])
+        .unwrap();
+    let (fetch, _) = function(|_| (ms(300), app("pw")));
+    let builder = LockClient::builder()
+        .connect_timeout(ms(1_500))
+        .credentials(fetch);
+    let url = format!("redis-cluster://{node}");
+    eventually("the node announces it", || async {
+        let error = builder.clone().connect(&url).await.unwrap_err().to_string();
+        error.contains("no connection within 1.5s, including the time of the credential provider")
+    })
+    .await;
+}
+
+/// A task that the function leaves behind, and the function itself, may panic when they are dropped.
+/// The process survives, also if what they panic with panics as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drops_that_panic_are_survived() {
+    struct Bomb(Arc<AtomicU32>);
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::AcqRel);
+            std::panic::panic_any(Self(Arc::clone(&self.0)));
+        }
+    }
+    let server = server(&["pw"]);
+    let url = format!("redis://{}", server.addr());
+    let drops = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&drops);
+    let leaves_a_task = move || {
+        let bomb = Bomb(Arc::clone(&count));
+        async move {
+            tokio::spawn(async move {
+                let _bomb = bomb;
+                std::future::pending::<()>().await;
+            });
+            tokio::task::yield_now().await;
+            Ok::<_, io::Error>(app("pw"))
+        }
+    };
+    let client = LockClient::builder().credentials(leaves_a_task);
+    client
+        .connect(&url)
+        .await
+        .unwrap()
+        .shutdown()
+        .await
+        .unwrap();
+    let before = drops.load(Ordering::Acquire);
+    assert!(before > 0);
+    // the client is gone when the call returns: its thread drops the function
+    let (bomb, is_over) = (Bomb(Arc::clone(&drops)), Arc::new(AtomicBool::new(false)));
+    let over = Arc::clone(&is_over);
+    let outlives = move || {
+        let (_, over) = (&bomb, Arc::clone(&over));
+        async move {
+            while !over.load(Ordering::Acquire) {
+                thread::sleep(ms(5));
+            }
+            Ok::<_, io::Error>(app("pw"))
+        }
+    };
+    let client = LockClient::builder().credentials(outlives);
+    let late = client.connect_timeout(ms(300)).connect(&url).await;
+    assert!(late.is_err());
+    is_over.store(true, Ordering::Release);
+    eventually("it is dropped", || async {
+        drops.load(Ordering::Acquire) > before
+    })
+    .await;
+}
