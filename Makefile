@@ -72,7 +72,10 @@ lint: components
 	$(CARGO) clippy $(LEAN) --all-targets -- -D warnings
 	tests/dependencies.sh 105
 	tests/dependencies.sh 45 --no-default-features
+	# pages that earlier sources had would stay
+	rm -rf $(BUILT)/../doc
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps $(FEATURES)
+	tests/dead-links.py $(BUILT)/../doc nestlock nestlock_wire nestlock_embedded nestlock_recipes nestlock_macros
 
 # the published crates with few of their features. Minutes, so CI's workflow has a job for it
 features: components

@@ -61,6 +61,9 @@ impl Leader {
     /// # Errors
     ///
     /// [`Error::InvalidName`], as [`LockClient::mutex`].
+    ///
+    /// [`Error::InvalidName`]: nestlock::Error
+    /// [`LockClient::mutex`]: nestlock::LockClient
     pub fn new(client: &LockClient, name: impl AsRef<str>) -> Result<Self> {
         // two candidates in one task must exclude each other
         let lock = client.fenced_lock(name)?.owner_per_acquire();
@@ -110,6 +113,9 @@ impl Leader {
     /// Cancel safe: if dropped midway, the candidate does not lead, and waits no longer. Its
     /// identity may have been written; [`Leader::leader`] ignores it once the lock is released in
     /// the background.
+    ///
+    /// [`Error::StaleToken`]: nestlock::Error
+    /// [`Lock::lock`]: nestlock::Lock
     #[expect(clippy::missing_panics_doc, reason = "it does not panic")]
     pub async fn campaign(&self) -> Result<Term> {
         let guard = self
@@ -147,6 +153,10 @@ impl Leader {
     ///
     /// As cancel safe as the work. If dropped midway, the work is dropped first, then the term is
     /// given up in the background.
+    ///
+    /// [`Error::Closed`]: nestlock::Error
+    /// [`Error::InvalidLease`]: nestlock::Error
+    /// [`Error::InvalidName`]: nestlock::Error
     pub async fn lead<F: Future<Output = ()>>(&self, mut work: impl FnMut(Term) -> F) -> Error {
         let mut pause = PAUSE;
         loop {
@@ -190,6 +200,9 @@ impl Leader {
     /// # Cancel safety
     ///
     /// Cancel safe.
+    ///
+    /// [`Error::Store`]: nestlock::Error
+    /// [`Error::Unconfirmed`]: nestlock::Error
     pub async fn leader(&self) -> Result<Option<Leading>> {
         let Some((token, record)) = self.record().await? else {
             return Ok(None);
@@ -374,6 +387,8 @@ impl Term {
     /// # Cancel safety
     ///
     /// As cancel safe as the work. The term continues.
+    ///
+    /// [`Error::Lost`]: nestlock::Error
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         self.guard.run_until_lost(work).await
     }
@@ -388,6 +403,9 @@ impl Term {
     /// # Cancel safety
     ///
     /// As [`LockGuard::unlock`]: the office is given up even if this future is dropped.
+    ///
+    /// [`Error::Lost`]: nestlock::Error
+    /// [`LockGuard::unlock`]: nestlock::LockGuard
     pub async fn resign(self) -> Result<()> {
         match Arc::into_inner(self.guard) {
             Some(guard) => guard.unlock().await,

@@ -40,6 +40,8 @@ pub enum LockedError {
 impl LockedError {
     /// Returns whether the body did not run because the lock was held: by another owner, or by the
     /// caller itself in a way that waiting does not change ([`Error::is_conflict`]).
+    ///
+    /// [`Error::is_conflict`]: nestlock::Error
     #[must_use]
     pub fn is_busy(&self) -> bool {
         match self {
@@ -73,6 +75,8 @@ pub mod expansion {
     /// # Cancel safety
     ///
     /// As [`Lock::lock`].
+    ///
+    /// [`Lock::lock`]: nestlock::Lock
     pub async fn acquire(
         lock: Result<Lock>,
         wait: Option<Duration>,
@@ -99,6 +103,9 @@ pub mod expansion {
     /// # Cancel safety
     ///
     /// As [`LockGuard::unlock`].
+    ///
+    /// [`LockGuard::run_until_lost`]: nestlock::LockGuard
+    /// [`LockGuard::unlock`]: nestlock::LockGuard
     pub async fn release<T, E: From<LockedError>>(
         guard: LockGuard,
         outcome: Result<std::result::Result<T, E>>,

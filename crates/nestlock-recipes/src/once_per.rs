@@ -30,6 +30,9 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 /// [`Error::InvalidName`], as [`LockClient::mutex`].
 ///
 /// For an example, see [`OncePer`].
+///
+/// [`Error::InvalidName`]: nestlock::Error
+/// [`LockClient::mutex`]: nestlock::LockClient
 pub fn once_per(client: &LockClient, name: impl AsRef<str>, ticks: Ticks) -> Result<OncePer> {
     let lock = client.mutex(name)?;
     let job = OncePer {
@@ -116,7 +119,7 @@ pub enum Outcome<T> {
     /// No tick is due: all were run, here or elsewhere, or [`Missed`] leaves them out.
     AlreadyDone,
     /// Another replica is running the job. The owner in the lock's record does not identify that
-    /// replica by itself: see `nestlock who`, and [`Lock::holder`](nestlock::Lock::holder) of the
+    /// replica by itself: see `nestlock who`, and [`Lock::holder`](nestlock::Lock) of the
     /// mutex.
     Elsewhere,
 }
@@ -181,6 +184,10 @@ impl OncePer {
     /// As cancel safe as the job. If dropped midway, the job is dropped first, then the lock is
     /// released in the background: the same as if the process had died there, but no other replica
     /// has to wait for the lease.
+    ///
+    /// [`Error::Lost`]: nestlock::Error
+    /// [`Error::Store`]: nestlock::Error
+    /// [`Error::Unconfirmed`]: nestlock::Error
     pub async fn run<F: Future>(&self, job: impl FnOnce(Tick) -> F) -> Result<Outcome<F::Output>> {
         if self.due().await?.is_none() {
             return Ok(Outcome::AlreadyDone);
@@ -224,6 +231,10 @@ impl OncePer {
     /// # Cancel safety
     ///
     /// As [`run`](Self::run).
+    ///
+    /// [`Error::Closed`]: nestlock::Error
+    /// [`Error::InvalidLease`]: nestlock::Error
+    /// [`Error::InvalidName`]: nestlock::Error
     pub async fn run_forever<F: Future>(&self, mut job: impl FnMut(Tick) -> F) -> Error {
         loop {
             let pause = match self.run(&mut job).await {
