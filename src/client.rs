@@ -885,7 +885,8 @@ impl LockClientBuilder {
     /// pool, a channel of tonic) belongs into a runtime of the program: spawn the request there,
     /// and await its handle here.
     ///
-    /// If the function fails or panics, all connects that wait for that call fail and are repeated.
+    /// If the function fails or panics, all connects that wait for that call, and those of the next
+    /// 100 ms, fail and are repeated. A call is given up after the connect timeout.
     /// At most 16 calls of one client are in flight: if none of them returns, no other is made. Sentinels get these
     /// credentials as well, unless there is a [`sentinel_login`](Self::sentinel_login).
     ///

@@ -31,6 +31,14 @@ const CALLS: usize = 16;
 /// a provider that takes a second must not take it for each.
 const SHARED: Duration = Duration::from_secs(5);
 
+/// How long a failure serves other connections as well: the many of a cluster must not keep a service
+/// busy that fails.
+const FAILED: Duration = Duration::from_millis(100);
+
+/// After how many times the time after which it may hang a call is given up: no connect that waited
+/// for it lasts longer.
+const GIVEN_UP: u32 = 4;
+
 /// The shortest time after which credentials are replaced: a lifetime of zero must not keep the
 /// provider busy.
 const SHORTEST: Duration = Duration::from_millis(50);
@@ -81,22 +89,17 @@ impl CredentialSource {
         calls.entry(by_server).or_default().clone()
     }
 
-    /// Waits until no call is in flight, but not longer than `hangs`. Returns whether one was.
+    /// Waits until no connection waits for a call, but not longer than `hangs`. Returns whether one
+    /// did.
     pub(crate) async fn wait(&self, hangs: Duration) -> bool {
-        let all: Vec<_> = {
+        let waited_for: Vec<Calls> = {
             let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-            calls.values().map(|calls| calls.0.subscribe()).collect()
+            let waited_for = calls.values().filter(|calls| !calls.0.is_closed());
+            waited_for.cloned().collect()
         };
-        let mut in_flight: Vec<_> = all
-            .into_iter()
-            .filter(|calls| calls.borrow().in_flight.is_some())
-            .collect();
-        // the result of `wait_for` holds a lock
-        let each = in_flight.iter_mut().map(async |calls| {
-            _ = calls.wait_for(|calls| calls.in_flight.is_none()).await;
-        });
+        let each = waited_for.iter().map(|calls| calls.0.closed());
         _ = timeout(hangs, join_all(each)).await;
-        !in_flight.is_empty()
+        !waited_for.is_empty()
     }
 
     /// Logs in to a server. If it refuses the credentials, tries again with those of a later call,
@@ -133,50 +136,57 @@ impl CredentialSource {
         hangs: Duration,
         refused: Option<Instant>,
     ) -> Result<Fetched, NotConnected> {
-        let asked = Instant::now();
         let calls = self.calls(address);
         let mut news = calls.0.subscribe();
+        let waiter = CredentialWaiter {
+            asked: Instant::now(),
+            hangs,
+            refused,
+        };
         loop {
-            let in_flight = {
-                let calls = news.borrow_and_update();
-                if let Some(outcome) = calls.outcome(asked, refused) {
-                    return outcome;
+            let step = news.borrow_and_update().step(waiter);
+            match step {
+                CallStep::Outcome(outcome) => return outcome,
+                CallStep::Wait(time) => {
+                    _ = timeout(time, news.changed()).await;
+                    continue;
                 }
-                calls.in_flight
-            };
-            let left = in_flight.map(|made| hangs.saturating_sub(made.elapsed()));
-            if let Some(left) = left.filter(|left| !left.is_zero()) {
-                _ = timeout(left, news.changed()).await;
-                continue;
+                CallStep::Call => {}
             }
             // Calls that block forever must not take ever more threads. The semaphore is never
             // closed.
             let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else {
                 continue;
             };
-            let now = Instant::now();
+            let made = Instant::now();
             // another connection may have made one in the meantime
             let is_made = calls.0.send_if_modified(|calls| {
-                let is_next =
-                    calls.in_flight == in_flight && calls.outcome(asked, refused).is_none();
+                let is_next = matches!(calls.step(waiter), CallStep::Call);
                 if is_next {
-                    calls.in_flight = Some(now);
+                    calls.in_flight.push(made);
                 }
                 is_next
             });
             if is_made {
-                self.call(&calls, address, now, permit);
+                self.call(&calls, address, made, GIVEN_UP * hangs, permit);
             }
         }
     }
 
     /// Calls the provider on a thread of its own, with a runtime of its own: code of the program
     /// must not block the thread that keeps the connections, and may outlive it.
-    fn call(&self, calls: &Calls, address: &Address, made: Instant, permit: OwnedSemaphorePermit) {
+    fn call(
+        &self,
+        calls: &Calls,
+        address: &Address,
+        made: Instant,
+        limit: Duration,
+        permit: OwnedSemaphorePermit,
+    ) {
         let (provider, address, ends) =
             (Arc::clone(&self.provider), address.clone(), calls.clone());
         let call = move || {
-            let outcome = contained(|| fetch(&*provider, &address, &ends));
+            let outcome = contained(|| fetch(&*provider, &address, limit, &ends));
             ends.end(
                 made,
                 outcome.unwrap_or_else(|| Some(failed("the credential provider panicked"))),
@@ -195,10 +205,12 @@ impl CredentialSource {
     }
 }
 
-/// Calls the provider. Returns `None` if no connection waits for it any more.
+/// Calls the provider. Returns `None` if no connection waits for it any more, or if it has taken
+/// longer than `limit`.
 fn fetch(
     provider: &dyn CredentialProvider,
     address: &Address,
+    limit: Duration,
     calls: &Calls,
 ) -> Option<Result<Credentials, NotConnected>> {
     let runtime = match Builder::new_current_thread().enable_all().build() {
@@ -210,7 +222,7 @@ fn fetch(
             tokio::select! {
                 biased;
                 () = calls.0.closed() => None,
-                fetched = provider.fetch(address) => Some(fetched),
+                fetched = timeout(limit, provider.fetch(address)) => fetched.ok(),
             }
         })
     });
@@ -245,46 +257,76 @@ impl Calls {
 
 #[derive(Default)]
 struct CallState {
-    /// When the last call was made, if it has not returned. Earlier ones may hang.
-    in_flight: Option<Instant>,
+    /// When each call was made that has not returned, in that order.
+    in_flight: Vec<Instant>,
     fetched: Option<Fetched>,
-    /// Why the last call failed, and when.
-    failed: Option<(NotConnected, Instant)>,
+    failed: Option<FailedCall>,
+}
+
+/// The last call that failed.
+struct FailedCall {
+    why: NotConnected,
+    made: Instant,
+    ended: Instant,
+}
+
+/// A connection that needs credentials: see [`CredentialSource::fetched`].
+#[derive(Clone, Copy)]
+struct CredentialWaiter {
+    asked: Instant,
+    hangs: Duration,
+    refused: Option<Instant>,
+}
+
+/// What a connection does next.
+enum CallStep {
+    Outcome(Result<Fetched, NotConnected>),
+    /// Waits for a call to end, but not longer than this.
+    Wait(Duration),
+    Call,
 }
 
 impl CallState {
-    /// Returns what serves a connection that waits since `asked`.
-    fn outcome(
-        &self,
-        asked: Instant,
-        refused: Option<Instant>,
-    ) -> Option<Result<Fetched, NotConnected>> {
+    fn step(&self, waiter: CredentialWaiter) -> CallStep {
         let serves = |fetched: &&Fetched| {
-            (fetched.returned > asked || fetched.is_fresh())
-                && refused.is_none_or(|refused| fetched.at > refused)
+            (fetched.returned > waiter.asked || fetched.is_fresh())
+                && waiter.refused.is_none_or(|refused| fetched.at > refused)
         };
         if let Some(fetched) = self.fetched.as_ref().filter(serves) {
-            return Some(Ok(fetched.clone()));
+            return CallStep::Outcome(Ok(fetched.clone()));
         }
-        let failed = self.failed.as_ref().filter(|(_, at)| *at > asked);
-        failed.map(|(failure, _)| Err(failure.again()))
+        let left = |made: Instant| waiter.hangs.saturating_sub(made.elapsed());
+        let failed = self.failed.as_ref();
+        if let Some(failed) = failed.filter(|failed| failed.ended + FAILED > waiter.asked) {
+            // a service that refuses two calls at a time may still return from the earlier one
+            let is_over = |made: &Instant| made.elapsed() >= GIVEN_UP * waiter.hangs;
+            let is_first = self
+                .in_flight
+                .iter()
+                .all(|made| *made > failed.made || is_over(made));
+            return if is_first || left(failed.made).is_zero() {
+                CallStep::Outcome(Err(failed.why.again()))
+            } else {
+                CallStep::Wait(left(failed.made))
+            };
+        }
+        let last = self.in_flight.last().map(|made| left(*made));
+        last.filter(|left| !left.is_zero())
+            .map_or(CallStep::Call, CallStep::Wait)
     }
 
     fn end(&mut self, made: Instant, outcome: Option<Result<Credentials, NotConnected>>) {
-        let (is_last, returned) = (self.in_flight == Some(made), Instant::now());
-        if is_last {
-            self.in_flight = None;
-        }
+        let ended = Instant::now();
+        self.in_flight.retain(|call| *call != made);
         match outcome {
             Some(Ok(credentials)) if self.fetched.as_ref().is_none_or(|last| made > last.at) => {
                 self.fetched = Some(Fetched {
                     credentials,
                     at: made,
-                    returned,
+                    returned: ended,
                 });
             }
-            // otherwise a later one may succeed
-            Some(Err(failure)) if is_last => self.failed = Some((failure, returned)),
+            Some(Err(why)) => self.failed = Some(FailedCall { why, made, ended }),
             _ => {}
         }
     }
@@ -349,6 +391,7 @@ mod tests {
                 assert_eq!(error.said(), "no token");
             }
             assert_eq!(calls.load(Ordering::Relaxed), round);
+            tokio::time::sleep(2 * FAILED).await;
         }
     }
 
@@ -374,11 +417,11 @@ mod tests {
         let source = CredentialSource::from(Takes(Mutex::new(vec![long]), refresh));
         let address = Address::Unix("server".into());
         let all = join_all((0..8).map(|_| source.fetched(&address, HANGS, None))).await;
-        let calls: Vec<_> = all
-            .into_iter()
-            .map(|fetched| fetched.unwrap_or_else(|error| panic!("{error:?}")).at)
-            .collect();
-        assert!(calls.iter().all(|at| *at == calls[0]), "{calls:?}");
+        for fetched in all {
+            let fetched = fetched.unwrap_or_else(|error| panic!("{error:?}"));
+            // that of the first call, which is the only one that takes so long
+            assert!(fetched.returned.saturating_duration_since(fetched.at) >= long);
+        }
     }
 
     /// A second call is made next to one that hangs, and serves the connection that waits for that.
@@ -405,5 +448,80 @@ mod tests {
         };
         assert!(fetched(SHARED / 2).is_fresh());
         assert!(!fetched(SHARED).is_fresh());
+    }
+
+    /// Fails its calls after this time, except for the first ones, which take times of their own.
+    struct FailsAfter(Duration, Mutex<Vec<Duration>>, Arc<AtomicU32>);
+
+    #[async_trait]
+    impl CredentialProvider for FailsAfter {
+        async fn fetch(&self, _: &Address) -> Result<Credentials, NotConnected> {
+            self.2.fetch_add(1, Ordering::Relaxed);
+            let first = self.1.lock().unwrap().pop();
+            tokio::time::sleep(first.unwrap_or(self.0)).await;
+            match first {
+                Some(_) => Ok(Credentials::new("app", "pw")),
+                None => Err(NotConnected::new(StoreErrorKind::Other, "no token")),
+            }
+        }
+    }
+
+    /// Each call fails after it has led to another one: the failure is told all the same.
+    #[tokio::test]
+    async fn a_slow_failure_is_told() {
+        let (slow, calls) = (Duration::from_millis(500), Arc::<AtomicU32>::default());
+        let fails = FailsAfter(slow, Mutex::default(), Arc::clone(&calls));
+        let source = CredentialSource::from(fails);
+        let address = Address::Unix("server".into());
+        let fetched = source.fetched(&address, slow * 2 / 3, None).await;
+        assert_eq!(fetched.err().expect("it fails").error.said(), "no token");
+        assert!(calls.load(Ordering::Relaxed) <= 3, "{calls:?}");
+    }
+
+    /// A service that handles one call at a time refuses the second one, which is made next to the
+    /// first because that is slow. The first one returns all the same.
+    #[tokio::test]
+    async fn a_refused_second_call_ends_no_slow_first_one() {
+        let (slow, calls) = (Duration::from_millis(900), Arc::<AtomicU32>::default());
+        let fails = FailsAfter(Duration::ZERO, Mutex::new(vec![slow]), Arc::clone(&calls));
+        let source = CredentialSource::from(fails);
+        let address = Address::Unix("server".into());
+        let fetched = source.fetched(&address, slow * 2 / 3, None).await;
+        assert!(fetched.is_ok(), "{:?}", fetched.err());
+        assert_eq!(calls.load(Ordering::Relaxed), 2);
+    }
+
+    /// Connections give up and come again in turn, so that one always waits. Calls that hung are
+    /// given up all the same, and their threads are free for others.
+    #[tokio::test]
+    async fn calls_that_hung_are_given_up_while_others_wait() {
+        let hung = vec![HANGS; 100];
+        let source = CredentialSource::from(Takes(Mutex::new(hung), None));
+        let address = Address::Unix("server".into());
+        let hangs = Duration::from_millis(5);
+        let waits = async |first: u32| {
+            tokio::time::sleep(first * hangs).await;
+            loop {
+                let fetched = source.fetched(&address, hangs, None);
+                if let Ok(Ok(_)) = timeout(2 * GIVEN_UP * hangs, fetched).await {
+                    return;
+                }
+            }
+        };
+        let all = join_all((0..5).map(waits));
+        let limit = Duration::from_secs(30);
+        assert!(timeout(limit, all).await.is_ok(), "not within {limit:?}");
+    }
+
+    /// A call hangs, and another one has served all.
+    #[tokio::test]
+    async fn a_call_for_which_no_connection_waits_is_not_waited_for() {
+        let source = CredentialSource::from(Takes(Mutex::new(vec![HANGS]), None));
+        let address = Address::Unix("server".into());
+        let fetched = source
+            .fetched(&address, Duration::from_millis(50), None)
+            .await;
+        assert!(fetched.is_ok());
+        assert!(!source.wait(HANGS).await);
     }
 }

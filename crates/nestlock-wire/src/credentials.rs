@@ -108,7 +108,7 @@ impl From<Login> for Credentials {
 pub trait CredentialProvider: Send + Sync {
     /// Returns the credentials for a server. The caller sets the time limit. After a quarter of the
     /// connect timeout, a call may hang: another one is made next to it, and the first that returns
-    /// serves all that wait.
+    /// serves all that wait. After the whole connect timeout, it is dropped.
     ///
     /// Each call runs on a thread of its own, with a tokio runtime of its own, so it may block. A
     /// panic counts as an error.

@@ -228,8 +228,8 @@ impl Dialer {
         Ok(connection.logged_in_with(Expiring::new(source, &self.settings, &fetched)))
     }
 
-    /// Waits until no call of the credential provider is in flight, a quarter of the connect
-    /// timeout at most. Returns whether one was.
+    /// Waits until no connection waits for the credential provider, a quarter of the connect timeout
+    /// at most. Returns whether one did.
     ///
     /// # Cancel safety
     ///

@@ -67,10 +67,12 @@ impl Cluster {
             let error = if each.is_empty() {
                 self.connect_options.timed_out()
             } else {
-                let why = format!(
-                    "no node can be reached at the address that the cluster announces: {}",
-                    each.join("; ")
-                );
+                let what = match self.connect_options.endpoint.server.credentials {
+                    // the address may be right, and the function may fail
+                    Some(_) => "no node of the cluster lets the client in",
+                    None => "no node can be reached at the address that the cluster announces",
+                };
+                let why = format!("{what}: {}", each.join("; "));
                 StoreError::new(StoreErrorKind::Unavailable, false, why)
             };
             return Err(self.connect_options.unreachable(error));

@@ -34,7 +34,7 @@ pub(super) async fn find(dial: &Dialer, servers: &[Server]) -> Result<Server, No
     let others = async {
         sleep(OTHERS).await;
         // an address that waits for the program's credentials has not been queried yet
-        while dial.wait_for_provider().await {
+        if dial.wait_for_provider().await {
             sleep(OTHERS).await;
         }
     };
