@@ -870,10 +870,10 @@ impl LockClientBuilder {
     /// [connect timeout](Self::connect_timeout), 1.25 s by default: a call that takes longer may
     /// hang, so another one is made next to it. If the credentials
     /// [expire](Credentials::valid_for), the client calls it again after three quarters of their
-    /// time, and sends the new ones over the connection that is open. If the server refuses them,
-    /// the client calls the function once more before it reports that. A connection that waits for
-    /// the elements of a list ([`signal_lock`](LockClient::signal_lock)) keeps its credentials until
-    /// the server closes it.
+    /// time, for new connections as well, and sends the new ones over the connection that is open.
+    /// If the server refuses them, the client calls the function once more before it reports that. A
+    /// connection that waits for the elements of a list
+    /// ([`signal_lock`](LockClient::signal_lock)) keeps its credentials until the server closes it.
     ///
     /// A held lock is not renewed while the connections are made again. Let a call fit into a third
     /// of the [watchdog timeout](Self::watchdog_timeout).

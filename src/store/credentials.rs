@@ -28,7 +28,7 @@ where
 {
     async fn fetch(&self, _: &Address) -> Result<Credentials, NotConnected> {
         (self.0)().await.map_err(|error| {
-            let why = format!("no credentials: {}", error.into());
+            let why = format!("the function for `credentials` failed: {}", error.into());
             NotConnected::new(StoreErrorKind::Unavailable, why)
         })
     }

@@ -74,7 +74,12 @@ impl One {
                     "{address} is a sentinel, not a server; use redis-sentinel://{address}/<service>"
                 )
             } else {
-                format!("{address} is a node of a cluster; connect with redis-cluster://")
+                let secure = if dials.endpoint.server.is_by_tls() {
+                    "s"
+                } else {
+                    ""
+                };
+                format!("{address} is a node of a cluster; connect with redis{secure}-cluster://")
             };
             return Err(Error::InvalidConfig { reason });
         }

@@ -121,7 +121,7 @@ impl CredentialSource {
             tries = tries.saturating_sub(1);
             match log_in(fetched.credentials.login.clone()).await {
                 Err(error) if error.is_login_refused() && tries > 0 => refused = Some(fetched.at),
-                outcome => return Ok((outcome?, fetched)),
+                outcome => return Ok((outcome.map_err(by_provider)?, fetched)),
             }
         }
     }
@@ -230,6 +230,18 @@ fn fetch(
     // runtime would wait for it.
     contained(|| runtime.shutdown_background());
     fetched.unwrap_or_else(|| Some(failed("the credential provider panicked")))
+}
+
+/// Says in a refusal where the login is from.
+fn by_provider(failure: NotConnected) -> NotConnected {
+    if !failure.is_login_refused() {
+        return failure;
+    }
+    let why = format!(
+        "{} to what the credential provider returned",
+        failure.error.said()
+    );
+    NotConnected::new(failure.error.kind(), why)
 }
 
 fn failed(why: impl Into<String>) -> Result<Credentials, NotConnected> {

@@ -270,8 +270,8 @@ fn of_config(config: &Settings, of: Of) -> Vec<Row> {
                 ": while some slots have no master, the locks of all other slots can be acquired",
             ),
             _ => (
-                Good,
-                ": while any slot has no master, no lock at all can be acquired",
+                Verdict::Warn,
+                ": while any slot has no master, no lock at all can be acquired or renewed; with \"no\", only those of that slot cannot",
             ),
         }));
         rows.push(row_of(NODE_TIMEOUT, &too_soon));

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use super::{StoreError, StoreErrorKind};
 
 const OLD_SERVER: &str = "HELLO 3 is required: use Redis 6.2 or later, or Valkey";
+const CHECK_LOGIN: &str = "check the user and password; in a URL: redis://user:password@host:port, with special characters as %NN";
 const NO_ACCESS: &str = "this process may not open the socket: check `unixsocketperm`";
 const NO_LISTENER: &str = "no server listens there: check host and port";
 const NO_TLS: &str = "the port does not speak TLS: use redis://";
@@ -13,7 +14,15 @@ const CLIENT_CERTIFICATE: &str = "the server requires a client certificate that 
 
 /// Advice by a part of the error's text; the first match counts. nestlock's guide has a row for
 /// each.
-const BY_TEXT: [(&str, &str); 24] = [
+const BY_TEXT: [(&str, &str); 27] = [
+    (
+        "credential provider returned",
+        "have these credentials expired, and does each server have this user?",
+    ),
+    (
+        "of the credential provider",
+        "if it is slow, make the connect timeout four times as long as one of its calls",
+    ),
     ("NOPROTO", OLD_SERVER),
     (
         "max number of clients",
@@ -23,6 +32,7 @@ const BY_TEXT: [(&str, &str); 24] = [
         "NOAUTH",
         "log in with a user and password: redis://user:password@host:port",
     ),
+    ("WRONGPASS", CHECK_LOGIN),
     (
         "DENIED",
         "the server is in protected mode: set a password there, and add it to the URL",
@@ -87,12 +97,18 @@ impl StoreError {
         }
         let command = self.command();
         match self.kind {
-            K::UnknownCommand if command.is_some_and(|command| command.eq_ignore_ascii_case("HELLO")) => {
+            K::UnknownCommand
+                if command.is_some_and(|command| command.eq_ignore_ascii_case("HELLO")) =>
+            {
                 Some(OLD_SERVER.into())
             }
             K::UnknownCommand => {
                 let command = command.unwrap_or("the command").to_uppercase();
-                let which = if command.contains(',') { "whichever is missing of " } else { "" };
+                let which = if command.contains(',') {
+                    "whichever is missing of "
+                } else {
+                    ""
+                };
                 let command = command.replace(',', ", ");
                 Some(
                     format!("enable {which}{command} under its own name; Redis 6.2 or later, or Valkey, is required")
@@ -100,9 +116,7 @@ impl StoreError {
                 )
             }
             K::NoPermission => Some("allow it in the ACL: `nestlock acl` prints the rules".into()),
-            K::Auth => {
-                Some("check the user and password; in a URL: redis://user:password@host:port, with special characters as %NN".into())
-            }
+            K::Auth => Some(CHECK_LOGIN.into()),
             _ => None,
         }
     }

@@ -26,6 +26,7 @@ pub(super) async fn keep_logged_in(connection: &Connection) -> Infallible {
 
 impl Expiring {
     async fn refresh(&self, connection: &Connection) -> Infallible {
+        let address = self.settings.server.address.to_string();
         let (mut due, mut time) = (self.at + self.refresh_after, self.refresh_after);
         loop {
             sleep_until(due, Instant::now).await;
@@ -42,9 +43,9 @@ impl Expiring {
                 // the new ones do not expire
                 Ok(Ok(None)) => return pending().await,
                 Ok(Err(NotConnected { error, .. })) => error.to_string(),
-                Err(late) => late.to_string(),
+                Err(_) => "no reply in time, including the time of the credential provider".into(),
             };
-            log::later!(WARN, error = why; "cannot refresh the credentials of a connection");
+            log::later!(WARN, address = address, error = why; "cannot refresh the credentials of a connection");
             due = Instant::now() + retry(time);
         }
     }
