@@ -474,8 +474,7 @@ async fn one_call_serves_several_connections() {
 /// Two masters among the addresses are found, also if calls of the function wait for each other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_that_wait_for_each_other_hide_no_second_master() {
-    let masters = [(); 2].map(|()| Server::start_with(&["--requirepass", "pw"]));
-    let url = format!("redis://{},{}", masters[0].addr(), masters[1].addr());
+    let [one, two] = [(); 2].map(|()| Server::start_with(&["--requirepass", "pw"]));
     let turn = Arc::new(tokio::sync::Mutex::new(()));
     let fetch = move || {
         let turn = Arc::clone(&turn);
@@ -485,10 +484,14 @@ async fn calls_that_wait_for_each_other_hide_no_second_master() {
             Ok::<_, io::Error>(Credentials::new("default", "pw"))
         }
     };
-    let error = LockClient::builder()
+    assert_finds_both(LockClient::builder().credentials(fetch), [&one, &two]).await;
+}
+
+/// Asserts that a client that connects to two masters is told so.
+async fn assert_finds_both(builder: LockClientBuilder, [one, two]: [&Server; 2]) {
+    let error = builder
         .connect_timeout(ms(30_000))
-        .credentials(fetch)
-        .connect(url)
+        .connect(format!("redis://{},{}", one.addr(), two.addr()))
         .await
         .unwrap_err();
     let text = error.to_string();

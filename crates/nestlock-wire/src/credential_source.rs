@@ -261,7 +261,7 @@ fn contained<T>(code: impl FnOnce() -> T) -> Option<T> {
 struct Calls(Arc<watch::Sender<CallState>>);
 
 impl Calls {
-    /// Ends a call. `None`: no connection waited for it.
+    /// Ends a call. `None`: no connection waited for it, or it was given up.
     fn end(&self, made: Instant, outcome: Option<Result<Credentials, NotConnected>>) {
         self.0.send_modify(|calls| calls.end(made, outcome));
     }

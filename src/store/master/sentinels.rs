@@ -236,7 +236,7 @@ impl Sentinel {
         if self.dial.settings.server.credentials.is_none() {
             return Err(refused);
         }
-        // boxed: this file's future would have room for each of the three
+        // boxed, as the others: the future would have room for all three
         let again = Box::pin(self.connect_by(self.dial.open(limit), rounds));
         self.dial.in_time(limit, again).await
     }
