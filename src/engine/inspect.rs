@@ -1,7 +1,7 @@
 //! Inspects locks and accesses guarded keys, by one request each; also reports what the client
 //! keeps in memory.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{core::Core, failure::store_error, kind::Kind};
 #[cfg(feature = "metrics")]
@@ -44,6 +44,9 @@ pub struct ClientStats {
     /// Number of releases and cancellations that the background thread still has to settle with the
     /// server.
     pub settling: usize,
+    /// How long recent requests took, plus a quarter: a wait with a limit ends at most this and
+    /// 40 ms after it. Rises at once with a slow reply, and falls slowly. 0 before the first reply.
+    pub round_trip: Duration,
 }
 
 impl Core {
@@ -104,6 +107,7 @@ impl Core {
             waiters: self.subscriptions.waiters() + self.signals.waiters(),
             requests: self.store.in_flight(),
             settling: self.janitor.pending(),
+            round_trip: self.store.free_round_trip(),
         }
     }
 

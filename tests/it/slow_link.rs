@@ -356,6 +356,8 @@ async fn scripts_that_the_server_forgot_make_no_round_trip_longer() {
         lock.lock().await.unwrap().unlock().await.unwrap();
     }
     proxy.black_hole(Way::Both);
+    let told = client.stats().round_trip;
+    assert!(told >= ms(1_250) && told < ms(1_250 + 700), "{told:?}");
     let start = Instant::now();
     lock.try_lock_for(ms(100)).await.unwrap_err();
     let took = start.elapsed();

@@ -6,6 +6,7 @@
 //! ```text
 //! conf CLIENT WATCHDOG_MS LINK          a client; LINK is the number of its proxies, or `-`
 //! call OP TASK WHO KIND LOCKS CLASS WAY LIMIT_MS LEASE_MS PARENT   an acquire begins
+//! trip OP ROUND_TRIP_US                 the longest round trip that its client knew of during it
 //! got OP OWNER TOKEN                    it returned a guard
 //! none OP, gone OP, err OP NAME TEXT    it returned no guard; it was dropped; it failed
 //! ok OP REMAINING_US                    a check found it held; the time is from before the check

@@ -10,7 +10,9 @@ use std::{
 
 use nestlock::LockClient;
 
-use crate::{handover::Mailbox, history::History, settings::Settings};
+use crate::{
+    handover::Mailbox, history::History, kinds::Kind, settings::Settings, topology::SERVERS,
+};
 
 /// What all tasks of a process share.
 #[derive(Debug)]
@@ -56,4 +58,16 @@ pub(crate) struct Connected {
     pub(crate) name: String,
     pub(crate) servers: Vec<LockClient>,
     pub(crate) watchdog: Duration,
+}
+
+impl Connected {
+    /// Returns the round trip by which waits for locks of this kind end.
+    pub(crate) fn round_trip(&self, kind: Kind) -> Duration {
+        let servers = if kind == Kind::Red { SERVERS } else { 1 };
+        self.servers[..servers]
+            .iter()
+            .map(|client| client.stats().round_trip)
+            .max()
+            .unwrap_or_default()
+    }
 }

@@ -210,7 +210,7 @@ impl Task {
             or_dash(lease.map(|lease| lease.as_millis())),
             or_dash(parent.map(u128::from)),
         ));
-        let lock = &choice.lock;
+        let (lock, trip) = (&choice.lock, self.client.round_trip(choice.kind));
         let outcome = match way {
             Way::Try => Some(lock.try_lock_with(options).await),
             Way::Bounded(limit) => Some(lock.try_lock_for_with(limit, options).await),
@@ -220,6 +220,8 @@ impl Task {
                 .ok()
                 .map(|locked| locked.map(Some)),
         };
+        let trip = trip.max(self.client.round_trip(choice.kind));
+        self.write(format_args!("trip {op} {}", trip.as_micros()));
         match outcome {
             Some(Ok(Some(guard))) => {
                 let token = guard

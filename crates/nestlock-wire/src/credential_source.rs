@@ -186,11 +186,7 @@ impl CredentialSource {
         let (provider, address, ends) =
             (Arc::clone(&self.provider), address.clone(), calls.clone());
         let call = move || {
-            let outcome = contained(|| fetch(&*provider, &address, limit, &ends));
-            ends.end(
-                made,
-                outcome.unwrap_or_else(|| Some(failed("the credential provider panicked"))),
-            );
+            ends.end(made, fetch(&*provider, &address, limit, &ends));
             // the last owner of what the program passed, if the client is gone
             contained(move || drop(provider));
             drop(permit);

@@ -97,16 +97,21 @@ pub struct NotConnected {
 
 impl From<io::Error> for NotConnected {
     fn from(error: io::Error) -> Self {
-        let nobody_listens = matches!(
-            error.kind(),
-            io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
-        );
+        let nobody_listens = nobody_listens(&error);
         let error = StoreError::new(StoreErrorKind::Disconnected, false, error);
         Self {
             error: refusal::at_connect(error),
             nobody_listens,
         }
     }
+}
+
+/// Returns `true` if a connect that failed with this error found a closed port, or no such socket.
+pub(crate) fn nobody_listens(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+    )
 }
 
 impl NotConnected {

@@ -83,7 +83,7 @@ const NOT_SHOWN: &str = "an error whose text is not shown because it may quote t
 
 /// Parts of connect errors that say more than "disconnected": from TLS and the system, as both
 /// wires word them.
-const AT_CONNECT: [(&str, StoreErrorKind); 14] = {
+const AT_CONNECT: [(&str, StoreErrorKind); 13] = {
     use StoreErrorKind as K;
     [
         ("invalid peer certificate", K::Tls),
@@ -97,7 +97,6 @@ const AT_CONNECT: [(&str, StoreErrorKind); 14] = {
         ("peerincompatible(", K::Tls),
         ("invaliddnsname", K::Tls),
         ("permission denied", K::NoPermission),
-        ("kind: permissiondenied", K::NoPermission),
         ("not resp", K::Protocol),
         ("timed out", K::Timeout),
     ]

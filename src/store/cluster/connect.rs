@@ -59,12 +59,11 @@ impl Cluster {
         let any = select_all(links.iter().map(|link| Box::pin(link.wait_up())));
         if timeout(limit, any).await.is_err() {
             self.stop().iter().for_each(|link| link.abandon());
-            let each: Vec<_> = links
+            let said: Vec<_> = links
                 .iter()
-                .filter_map(|link| Some((link.address().clone(), link.refusal()?)))
-                .map(|(at, why)| format!("{at}: {why}"))
+                .filter_map(|link| Some((link.address().to_string(), link.refusal()?)))
                 .collect();
-            let error = if each.is_empty() {
+            let error = if said.is_empty() {
                 self.connect_options.timed_out()
             } else {
                 let what = match self.connect_options.endpoint.server.credentials {
@@ -72,7 +71,7 @@ impl Cluster {
                     Some(_) => "no node of the cluster lets the client in",
                     None => "no node can be reached at the address that the cluster announces",
                 };
-                let why = format!("{what}: {}", each.join("; "));
+                let why = format!("{what}: {}", each_reason(said));
                 StoreError::new(StoreErrorKind::Unavailable, false, why)
             };
             return Err(self.connect_options.unreachable(error));
@@ -113,11 +112,11 @@ impl Cluster {
                         return Err(Error::InvalidConfig { reason });
                     }
                     kind = error.kind();
-                    said.push(format!("{seed}: {text}"));
+                    said.push((seed.to_string(), text));
                 }
             }
         }
-        Err(dials.unreachable(StoreError::new(kind, false, said.join("; "))))
+        Err(dials.unreachable(StoreError::new(kind, false, each_reason(said))))
     }
 
     /// Returns a node's map, and whether the node supports sharded messages. With `is_first`, also
@@ -163,6 +162,20 @@ impl Cluster {
     }
 }
 
+/// Lists why servers failed, each reason once: `a:1, b:2: why; c:3: why not`.
+fn each_reason(said: Vec<(String, String)>) -> String {
+    let mut reasons: Vec<(String, String)> = Vec::new();
+    for (server, why) in said {
+        match reasons.iter_mut().find(|(_, known)| *known == why) {
+            Some((servers, _)) => *servers = format!("{servers}, {server}"),
+            None => reasons.push((server, why)),
+        }
+    }
+    let reasons = reasons.iter();
+    let reasons = reasons.map(|(servers, why)| format!("{servers}: {why}"));
+    reasons.collect::<Vec<_>>().join("; ")
+}
+
 /// Returns whether messages are sharded, as the configuration demands and the servers can.
 fn are_sharded(messages: Messages, can_shard: bool) -> Result<bool> {
     match messages {
@@ -179,4 +192,16 @@ fn are_sharded(messages: Messages, can_shard: bool) -> Result<bool> {
 fn refused(reason: &str) -> Error {
     let reason = reason.into();
     Error::InvalidConfig { reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_stands_once() {
+        let said = [("a:1", "why"), ("c:3", "why not"), ("b:2", "why")];
+        let said = said.map(|(server, why)| (server.to_owned(), why.to_owned()));
+        assert_eq!(each_reason(said.into()), "a:1, b:2: why; c:3: why not");
+    }
 }

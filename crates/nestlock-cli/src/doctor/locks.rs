@@ -74,7 +74,7 @@ fn failed(what: String, kinds: &str, error: &Error) -> Row {
             what,
             Verdict::Unknown,
             format!(
-                "{error}; `nestlock acl --kinds {kinds}` prints the permissions that are required"
+                "{error} (`--kinds {kinds}` prints those for this row); if the user may only use keys with a prefix, give doctor --prefix"
             ),
         ),
         _ => row(what, Verdict::Bad, error.to_string()),

@@ -17,8 +17,7 @@ use crate::{
 const MORE: u64 = 40 * MILLI;
 /// A round trip on this machine, with the delays by the scheduler between two heartbeats.
 const TRIP: u64 = 25 * MILLI;
-/// A round trip during a fault: delays are 130 ms at most, and a server that hangs makes the
-/// measured one longer.
+/// A round trip during a fault, if the client knew of none that was longer.
 const FOUL_TRIP: u64 = 350 * MILLI;
 
 /// Checks that waits with a limit keep it.
@@ -45,7 +44,7 @@ pub(crate) fn limits(records: &Records) -> Vec<Violation> {
             op.call,
         );
         let trip = if foul {
-            FOUL_TRIP
+            FOUL_TRIP.max(op.trip)
         } else {
             TRIP.max(before + before / 4)
         };

@@ -42,6 +42,8 @@ pub(crate) struct Op {
     pub(crate) parent: Option<usize>,
     pub(crate) call: u64,
     pub(crate) end: Option<(u64, Outcome)>,
+    /// The longest round trip that its client knew of, when it began and when it ended.
+    pub(crate) trip: u64,
     pub(crate) token: Option<u64>,
     /// The first and the last check that found it held; the times are from before the checks.
     pub(crate) ok: Option<(u64, u64)>,

@@ -252,6 +252,7 @@ impl Reader {
             parent: optional(parent).and_then(|parent| self.numbers.get(&parent).copied()),
             call: time,
             end: None,
+            trip: 0,
             token: None,
             ok: None,
             deadline: 0,
@@ -279,6 +280,7 @@ fn event(op: &mut Op, time: u64, words: &[&str]) -> Option<()> {
             op.end = Some((time, Outcome::Got));
             op.token = words.get(4)?.parse().ok();
         }
+        "trip" => op.trip = words.get(3)?.parse::<u64>().ok()? * 1000,
         "none" => op.end = Some((time, Outcome::None)),
         "gone" => op.end = Some((time, Outcome::Gone)),
         "err" => op.end = Some((time, Outcome::Failed(text(3)))),

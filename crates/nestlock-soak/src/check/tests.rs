@@ -315,6 +315,15 @@ fn a_wait_over_its_limit_is_found_and_excused_by_starvation() {
     let foul = format!("{JOURNAL}\n50 fault 130 link0 delay-replies 0 0 5 5 kept");
     let history = "100 call 1 s0g0c0t0 a mutex m alone bounded 50 - -\n217 none 1";
     assert_eq!(check_with(&foul, &[("s0g0", history)]), [""; 0]);
+    // during a fault, the round trip that the client knew of counts
+    let knew = |end: u64, trip: u64| {
+        let history = format!(
+            "100 call 1 s0g0c0t0 a mutex m alone bounded 50 - -\n{end} trip 1 {trip}000\n{end} none 1"
+        );
+        check_with(&foul, &[("s0g0", &history)])
+    };
+    assert_eq!((knew(541, 0), knew(540, 0)), (vec!["late"], vec![]));
+    assert_eq!((knew(661, 470), knew(660, 470)), (vec!["late"], vec![]));
     // the fault of another client's link does not count
     assert_eq!(
         check_with(

@@ -1,18 +1,20 @@
 //! What fred's errors say about a request.
 
+use std::io;
+
 use fred::error::{Error as FredError, ErrorKind as FredKind};
 
 use crate::{
     error::StoreErrorKind,
-    failure::{Failure, NotConnected},
+    failure::{Failure, NotConnected, nobody_listens},
     refusal,
 };
 
 impl NotConnected {
     /// Converts fred's error, which contains the system's error only as text.
     pub(crate) fn from_fred(error: &FredError, has_password: bool) -> Self {
-        let is_of = |kind| error.details().contains(&format!("kind: {kind}"));
-        let nobody_listens = ["ConnectionRefused", "NotFound"].into_iter().any(is_of);
+        let nobody_listens =
+            system_error(error.details()).is_some_and(|(_, error, _)| nobody_listens(&error));
         let is_servers = match error.kind() {
             FredKind::IO => false,
             #[cfg(feature = "rustls")]
@@ -41,24 +43,24 @@ pub(super) fn classify(error: &FredError) -> Failure {
         // fred ends the connection on this error, and reports it to every request in flight,
         // executed or not
         _ if refusal::verdict(details).0 == StoreErrorKind::ClusterDown => {
-            Failure::Other(StoreErrorKind::ClusterDown, true, error.to_string())
+            Failure::Other(StoreErrorKind::ClusterDown, true, text(error))
         }
         _ if refusal::is_known(details) => Failure::Refused(details.to_owned()),
         FredKind::Timeout => Failure::TimedOut,
-        FredKind::IO => Failure::Other(StoreErrorKind::Disconnected, true, error.to_string()),
+        FredKind::IO => Failure::Other(StoreErrorKind::Disconnected, true, text(error)),
         // still queued when the connection ended: fred drops the queue, and reports this to each
         // request
         FredKind::Canceled => Failure::Unsent,
         FredKind::Backpressure => Failure::TooMany,
-        FredKind::Auth => Failure::Other(StoreErrorKind::Auth, false, error.to_string()),
-        FredKind::Protocol | FredKind::Parse => Failure::Nonsense(error.to_string()),
+        FredKind::Auth => Failure::Other(StoreErrorKind::Auth, false, text(error)),
+        FredKind::Protocol | FredKind::Parse => Failure::Nonsense(text(error)),
         FredKind::Routing | FredKind::Unknown
             if details.starts_with("Failed to route command")
                 || details.starts_with("Failed to send command to router")
                 || details.starts_with("Client is not initialized")
                 || details.starts_with("Too many redirections") =>
         {
-            Failure::Other(StoreErrorKind::Unavailable, false, error.to_string())
+            Failure::Other(StoreErrorKind::Unavailable, false, text(error))
         }
         // fred's router ended while the request was in flight, or could not write to a connection
         // that is gone
@@ -68,14 +70,31 @@ pub(super) fn classify(error: &FredError) -> Failure {
         {
             Failure::Ended
         }
-        _ => Failure::Other(StoreErrorKind::Other, true, error.to_string()),
+        _ => Failure::Other(StoreErrorKind::Other, true, text(error)),
     }
+}
+
+/// Returns what fred says, with the system's error as the standard library displays it: fred has
+/// only its debug form.
+fn text(error: &FredError) -> String {
+    let said = error.to_string();
+    match system_error(&said) {
+        Some((before, error, after)) => format!("{before}{error}{after}"),
+        None => said,
+    }
+}
+
+/// Finds the system's error in a text of fred's. Returns the text before it, the error, and the
+/// text after it.
+fn system_error(said: &str) -> Option<(&str, io::Error, &str)> {
+    let (before, rest) = said.split_once("Os { code: ")?;
+    let (code, rest) = rest.split_once(", kind: ")?;
+    let (_, after) = rest.split_once("\" }")?;
+    Some((before, io::Error::from_raw_os_error(code.parse().ok()?), after))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-
     use super::*;
     use crate::tests::absent_servers;
 
@@ -108,6 +127,8 @@ mod tests {
         let denied = NotConnected::from_fred(&denied, true).error;
         assert_eq!(denied.kind(), StoreErrorKind::NoPermission, "{denied}");
         assert!(denied.to_string().contains("unixsocketperm"), "{denied}");
+        let text = "Permission denied (os error 13)";
+        assert!(denied.to_string().contains(text), "{denied}");
         for error in [
             FredError::from(io::Error::from(io::ErrorKind::ConnectionReset)),
             FredError::new(FredKind::IO, "Connection closed."),

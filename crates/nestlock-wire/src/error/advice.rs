@@ -14,7 +14,7 @@ const CLIENT_CERTIFICATE: &str = "the server requires a client certificate that 
 
 /// Advice by a part of the error's text; the first match counts. nestlock's guide has a row for
 /// each.
-const BY_TEXT: [(&str, &str); 27] = [
+const BY_TEXT: [(&str, &str); 25] = [
     (
         "credential provider returned",
         "have these credentials expired, and does each server have this user?",
@@ -46,7 +46,6 @@ const BY_TEXT: [(&str, &str); 27] = [
         "this process is out of file descriptors: raise the limit, `ulimit -n`",
     ),
     ("ermission denied", NO_ACCESS),
-    ("PermissionDenied", NO_ACCESS),
     (
         "lookup address",
         "DNS found no address for this host: check its name",
@@ -56,7 +55,6 @@ const BY_TEXT: [(&str, &str); 27] = [
         "announce an address that clients can reach: `cluster-announce-ip`, or `cluster-announce-hostname`",
     ),
     ("onnection refused", NO_LISTENER),
-    ("ConnectionRefused", NO_LISTENER),
     ("not RESP", "is it the port of a Redis server?"),
     ("in plain text", "if the port speaks TLS, use rediss://"),
     ("corrupt message", NO_TLS),
