@@ -61,7 +61,7 @@ impl Cluster {
             self.stop().iter().for_each(|link| link.abandon());
             let said: Vec<_> = links
                 .iter()
-                .filter_map(|link| Some((link.address().to_string(), link.refusal()?)))
+                .filter_map(|link| Some((link.address().clone(), link.refusal()?)))
                 .collect();
             let error = if said.is_empty() {
                 self.connect_options.timed_out()

@@ -90,7 +90,11 @@ fn system_error(said: &str) -> Option<(&str, io::Error, &str)> {
     let (before, rest) = said.split_once("Os { code: ")?;
     let (code, rest) = rest.split_once(", kind: ")?;
     let (_, after) = rest.split_once("\" }")?;
-    Some((before, io::Error::from_raw_os_error(code.parse().ok()?), after))
+    Some((
+        before,
+        io::Error::from_raw_os_error(code.parse().ok()?),
+        after,
+    ))
 }
 
 #[cfg(test)]
