@@ -852,7 +852,7 @@ impl LockClientBuilder {
     }
 
     /// Sets the login for sentinels, if the URL has no `sentinelUsername` and `sentinelPassword`.
-    /// For a password without a user, use the user `default`. Default: the servers' login, and none
+    /// For a password without a user, use the user `default`. Default: none, and the servers' login
     /// if a sentinel rejects that.
     pub fn sentinel_login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.config.sentinel_login = Some(Login {
@@ -886,9 +886,11 @@ impl LockClientBuilder {
     /// and await its handle here.
     ///
     /// If the function fails or panics, all connects that wait for that call, and those of the next
-    /// 100 ms, fail and are repeated. A call is given up after the connect timeout.
-    /// At most 16 calls of one client are in flight: if none of them returns, no other is made. Sentinels get these
-    /// credentials as well, unless there is a [`sentinel_login`](Self::sentinel_login).
+    /// 100 ms, fail: [`connect`](Self::connect) returns that, later ones are repeated. A call is
+    /// given up after the connect timeout. At most 16 calls of one client are in flight (of fred's
+    /// providers: for each server): if none of them returns, no other is made. Sentinels that want
+    /// a login get these credentials as well, unless there is a
+    /// [`sentinel_login`](Self::sentinel_login).
     ///
     /// [`connect`](Self::connect) fails with [`Error::InvalidConfig`] if the URL has a user or a
     /// password, too.

@@ -133,9 +133,13 @@ impl Endpoint {
         Self { is_secret, ..self }
     }
 
-    /// Sets where the credentials come from, if `source` is given. Fails if there is a login already.
+    /// Prepares the credentials for one client, and sets where they come from, if `source` is given.
+    /// Fails if there is a login already.
     pub(crate) fn with_credentials(mut self, source: Option<&CredentialSource>) -> Result<Self> {
+        // builder and endpoint may make more clients, also in a forked child
         let Some(source) = source else {
+            let own = self.server.credentials.take();
+            self.server.credentials = own.map(|own| own.for_another_client());
             return Ok(self);
         };
         if self.server.credentials.is_some() || self.server.login != Login::default() {
@@ -143,7 +147,6 @@ impl Endpoint {
                 "`credentials` is set, and the URL or fred's configuration has a login, too; leave one of them out",
             );
         }
-        // the builder may make more clients, also in a forked child
         self.server.credentials = Some(source.for_another_client());
         Ok(self)
     }

@@ -24,15 +24,16 @@ use crate::{
     failure::NotConnected,
 };
 
-/// Most calls of a provider at the same time. Others wait, within the time of their connect.
+/// Most calls of a provider at the same time; for each server, if it is called for each. Others wait,
+/// within the time of their connect.
 const CALLS: usize = 16;
 
 /// How long the credentials of one call serve other connections as well: a client makes several, and
 /// a provider that takes a second must not take it for each.
 const SHARED: Duration = Duration::from_secs(5);
 
-/// How long a failure serves other connections as well: the many of a cluster must not keep a service
-/// busy that fails.
+/// How long a failure, or a refusal of the second credentials in turn, serves other connections as
+/// well: the many of a cluster must not keep a service busy that fails.
 const FAILED: Duration = Duration::from_millis(100);
 
 /// After how many times the time after which it may hang a call is given up: no connect that waited
@@ -49,8 +50,6 @@ const SHORTEST: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 pub struct CredentialSource {
     pub(crate) provider: Arc<dyn CredentialProvider>,
-    /// Limits the calls that have not returned.
-    permits: Arc<Semaphore>,
     calls: Arc<Mutex<HashMap<Option<Address>, Calls>>>,
 }
 
@@ -70,7 +69,6 @@ impl CredentialSource {
     fn new(provider: Arc<dyn CredentialProvider>) -> Self {
         Self {
             provider,
-            permits: Arc::new(Semaphore::new(CALLS)),
             calls: Arc::default(),
         }
     }
@@ -94,35 +92,43 @@ impl CredentialSource {
     pub(crate) async fn wait(&self, hangs: Duration) -> bool {
         let waited_for: Vec<Calls> = {
             let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-            let waited_for = calls.values().filter(|calls| !calls.0.is_closed());
+            let waited_for = calls.values().filter(|calls| !calls.state.is_closed());
             waited_for.cloned().collect()
         };
-        let each = waited_for.iter().map(|calls| calls.0.closed());
+        let each = waited_for.iter().map(|calls| calls.state.closed());
         _ = timeout(hangs, join_all(each)).await;
         !waited_for.is_empty()
     }
 
-    /// Logs in to a server. If it refuses the credentials, tries again with those of a later call,
-    /// up to `tries` times in all: a token may have been replaced in the meantime. `hangs`: as for
+    /// Logs in to a server. If it refuses the credentials, tries once more with those of a later
+    /// call: a token may have been replaced in the meantime. `hangs`: as for
     /// [`fetched`](Self::fetched).
     pub(crate) async fn log_in<T, F>(
         &self,
         address: &Address,
         hangs: Duration,
-        mut tries: u32,
         log_in: impl Fn(Login) -> F,
     ) -> Result<(T, Fetched), NotConnected>
     where
         F: Future<Output = Result<T, NotConnected>>,
     {
-        let mut refused = None;
-        loop {
-            let fetched = self.fetched(address, hangs, refused).await?;
-            tries = tries.saturating_sub(1);
-            match log_in(fetched.credentials.login.clone()).await {
-                Err(error) if error.is_login_refused() && tries > 0 => refused = Some(fetched.at),
-                outcome => return Ok((outcome.map_err(by_provider)?, fetched)),
+        let first = self.fetched(address, hangs, None).await?;
+        match log_in(first.credentials.login.clone()).await {
+            Err(error) if error.is_login_refused() => {}
+            outcome => return Ok((outcome?, first)),
+        }
+        let second = self.fetched(address, hangs, Some(first.at)).await?;
+        match log_in(second.credentials.login.clone()).await {
+            Err(error) if error.is_login_refused() => {
+                let why = by_provider(&error);
+                let calls = self.calls(address);
+                let refused = FailedCall::new(why.again(), second.at);
+                calls
+                    .state
+                    .send_modify(|calls| calls.refused = Some(refused));
+                Err(why)
             }
+            outcome => Ok((outcome?, second)),
         }
     }
 
@@ -137,7 +143,7 @@ impl CredentialSource {
         refused: Option<Instant>,
     ) -> Result<Fetched, NotConnected> {
         let calls = self.calls(address);
-        let mut news = calls.0.subscribe();
+        let mut news = calls.state.subscribe();
         let waiter = CredentialWaiter {
             asked: Instant::now(),
             hangs,
@@ -153,14 +159,17 @@ impl CredentialSource {
                 }
                 CallStep::Call => {}
             }
-            // Calls that block forever must not take ever more threads. The semaphore is never
-            // closed.
-            let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else {
-                continue;
+            // calls that block forever must not take ever more threads
+            let permit = tokio::select! {
+                biased;
+                permit = Arc::clone(&calls.permits).acquire_owned() => permit,
+                _ = news.changed() => continue,
             };
+            // the semaphore is never closed
+            let Ok(permit) = permit else { continue };
             let made = Instant::now();
             // another connection may have made one in the meantime
-            let is_made = calls.0.send_if_modified(|calls| {
+            let is_made = calls.state.send_if_modified(|calls| {
                 let is_next = matches!(calls.step(waiter), CallStep::Call);
                 if is_next {
                     calls.in_flight.push(made);
@@ -209,6 +218,7 @@ fn fetch(
     limit: Duration,
     calls: &Calls,
 ) -> Option<Result<Credentials, NotConnected>> {
+    let began = Instant::now();
     let runtime = match Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return Some(failed(format!("cannot start a runtime: {error}"))),
@@ -217,7 +227,7 @@ fn fetch(
         runtime.block_on(async {
             tokio::select! {
                 biased;
-                () = calls.0.closed() => None,
+                () = calls.state.closed() => None,
                 fetched = timeout(limit, provider.fetch(address)) => fetched.ok(),
             }
         })
@@ -225,19 +235,18 @@ fn fetch(
     // A task that the program left behind must not delay the result. Dropped while it unwinds, the
     // runtime would wait for it.
     contained(|| runtime.shutdown_background());
-    fetched.unwrap_or_else(|| Some(failed("the credential provider panicked")))
+    let outcome = fetched.unwrap_or_else(|| Some(failed("the credential provider panicked")));
+    // one that blocks returns after it was given up: its failure must not end a later call's wait
+    outcome.filter(|outcome| outcome.is_ok() || began.elapsed() < limit)
 }
 
-/// Says in a refusal where the login is from.
-fn by_provider(failure: NotConnected) -> NotConnected {
-    if !failure.is_login_refused() {
-        return failure;
-    }
+/// Says where a login that was refused is from.
+fn by_provider(refused: &NotConnected) -> NotConnected {
     let why = format!(
         "{} to what the credential provider returned",
-        failure.error.said()
+        refused.error.said()
     );
-    NotConnected::new(failure.error.kind(), why)
+    NotConnected::new(refused.error.kind(), why)
 }
 
 fn failed(why: impl Into<String>) -> Result<Credentials, NotConnected> {
@@ -253,13 +262,26 @@ fn contained<T>(code: impl FnOnce() -> T) -> Option<T> {
 }
 
 /// The calls for a server, or for all of them. A connection that waits for one has a receiver.
-#[derive(Clone, Default)]
-struct Calls(Arc<watch::Sender<CallState>>);
+#[derive(Clone)]
+struct Calls {
+    state: Arc<watch::Sender<CallState>>,
+    /// Limits the calls that have not returned.
+    permits: Arc<Semaphore>,
+}
+
+impl Default for Calls {
+    fn default() -> Self {
+        Self {
+            state: Arc::default(),
+            permits: Arc::new(Semaphore::new(CALLS)),
+        }
+    }
+}
 
 impl Calls {
     /// Ends a call. `None`: no connection waited for it, or it was given up.
     fn end(&self, made: Instant, outcome: Option<Result<Credentials, NotConnected>>) {
-        self.0.send_modify(|calls| calls.end(made, outcome));
+        self.state.send_modify(|calls| calls.end(made, outcome));
     }
 }
 
@@ -268,14 +290,29 @@ struct CallState {
     /// When each call was made that has not returned, in that order.
     in_flight: Vec<Instant>,
     fetched: Option<Fetched>,
+    /// The last call that failed.
     failed: Option<FailedCall>,
+    /// The last call whose credentials a server refused after those of an earlier one.
+    refused: Option<FailedCall>,
 }
 
-/// The last call that failed.
+/// A call that did not let a connection in.
 struct FailedCall {
     why: NotConnected,
     made: Instant,
     ended: Instant,
+}
+
+impl FailedCall {
+    fn new(why: NotConnected, made: Instant) -> Self {
+        let ended = Instant::now();
+        Self { why, made, ended }
+    }
+
+    /// Returns whether it serves this connection as well.
+    fn serves(&self, waiter: CredentialWaiter) -> bool {
+        self.ended + FAILED > waiter.asked
+    }
 }
 
 /// A connection that needs credentials: see [`CredentialSource::fetched`].
@@ -303,9 +340,16 @@ impl CallState {
         if let Some(fetched) = self.fetched.as_ref().filter(serves) {
             return CallStep::Outcome(Ok(fetched.clone()));
         }
+        // what this server refused, or something later, was refused as the second credentials, too
+        let is_same = |last: &&FailedCall| {
+            last.serves(waiter) && waiter.refused.is_some_and(|refused| last.made >= refused)
+        };
+        if let Some(last) = self.refused.as_ref().filter(is_same) {
+            return CallStep::Outcome(Err(last.why.again()));
+        }
         let left = |made: Instant| waiter.hangs.saturating_sub(made.elapsed());
         let failed = self.failed.as_ref();
-        if let Some(failed) = failed.filter(|failed| failed.ended + FAILED > waiter.asked) {
+        if let Some(failed) = failed.filter(|failed| failed.serves(waiter)) {
             // a service that refuses two calls at a time may still return from the earlier one
             let is_over = |made: &Instant| made.elapsed() >= GIVEN_UP * waiter.hangs;
             let is_first = self
@@ -324,18 +368,19 @@ impl CallState {
     }
 
     fn end(&mut self, made: Instant, outcome: Option<Result<Credentials, NotConnected>>) {
-        let ended = Instant::now();
         self.in_flight.retain(|call| *call != made);
-        match outcome {
-            Some(Ok(credentials)) if self.fetched.as_ref().is_none_or(|last| made > last.at) => {
+        // an earlier call may return after a later one, with a token that was replaced since
+        let is_last = self.fetched.as_ref().is_none_or(|last| made > last.at);
+        match outcome.filter(|_| is_last) {
+            Some(Ok(credentials)) => {
                 self.fetched = Some(Fetched {
                     credentials,
                     at: made,
-                    returned: ended,
+                    returned: Instant::now(),
                 });
             }
-            Some(Err(why)) => self.failed = Some(FailedCall { why, made, ended }),
-            _ => {}
+            Some(Err(why)) => self.failed = Some(FailedCall::new(why, made)),
+            None => {}
         }
     }
 }
@@ -365,7 +410,7 @@ impl Fetched {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     use super::*;
     use async_trait::async_trait;
@@ -531,5 +576,116 @@ mod tests {
             .await;
         assert!(fetched.is_ok());
         assert!(!source.wait(HANGS).await);
+    }
+
+    /// A call that blocks its thread returns long after it was given up, and fails.
+    #[tokio::test]
+    async fn a_late_failure_of_a_call_given_up_is_forgotten() {
+        struct Late(AtomicU32);
+        #[async_trait]
+        impl CredentialProvider for Late {
+            async fn fetch(&self, _: &Address) -> Result<Credentials, NotConnected> {
+                let error = || NotConnected::new(StoreErrorKind::Other, "late");
+                match self.0.fetch_add(1, Ordering::Relaxed) {
+                    0 => {
+                        thread::sleep(Duration::from_millis(1_000));
+                        Err(error())
+                    }
+                    // in flight when that returns
+                    _ => {
+                        tokio::time::sleep(Duration::from_millis(1_500)).await;
+                        Ok(Credentials::new("app", "pw"))
+                    }
+                }
+            }
+        }
+        let source = CredentialSource::from(Late(AtomicU32::new(0)));
+        let address = Address::Unix("server".into());
+        let fetched = |hangs| source.fetched(&address, hangs, None);
+        let (short, long) = (Duration::from_millis(100), HANGS);
+        let first = timeout(5 * short, fetched(short));
+        let others = async {
+            tokio::time::sleep(2 * short).await;
+            fetched(long).await
+        };
+        let (_, second) = tokio::join!(first, others);
+        assert!(second.is_ok(), "{:?}", second.err());
+    }
+
+    /// An earlier call ends after a later one. What it says is older.
+    #[test]
+    fn a_call_counts_for_nothing_after_a_later_one() {
+        let (now, mut calls) = (Instant::now(), CallState::default());
+        let made = |ago: u64| now - Duration::from_secs(ago);
+        calls.end(made(1), Some(Ok(Credentials::new("app", "new"))));
+        calls.end(made(2), Some(Ok(Credentials::new("app", "old"))));
+        calls.end(made(3), Some(failed("no token")));
+        assert_eq!(calls.fetched.map(|fetched| fetched.at), Some(made(1)));
+        assert!(calls.failed.is_none());
+    }
+
+    /// All nodes of a cluster refuse what the provider returns: it is called some times in a second,
+    /// and not for each node.
+    #[tokio::test]
+    async fn a_refusal_serves_other_connections() {
+        let calls = Arc::<AtomicU32>::default();
+        let fails = FailsAfter(
+            HANGS,
+            Mutex::new(vec![Duration::ZERO; 500]),
+            Arc::clone(&calls),
+        );
+        let source = CredentialSource::from(fails);
+        let address = Address::Unix("server".into());
+        let began = Instant::now();
+        for _ in 0..50 {
+            let refuse =
+                |_| async { Err::<(), _>(NotConnected::new(StoreErrorKind::Auth, "WRONGPASS no")) };
+            let refused = source.log_in(&address, HANGS, refuse).await;
+            let error = refused.err().expect("it is refused").error;
+            assert_eq!(error.kind(), StoreErrorKind::Auth);
+            assert!(error.said().contains("credential provider"), "{error}");
+        }
+        // two at first, then one each time that a refusal is over
+        let over = began.elapsed().as_millis() / FAILED.as_millis();
+        let calls = calls.load(Ordering::Relaxed);
+        assert!(
+            u128::from(calls) <= 2 + over,
+            "{calls} calls in {over} times"
+        );
+    }
+
+    /// A call for each server is made, and those for one block forever: the others have calls left.
+    #[tokio::test]
+    async fn blocked_calls_for_a_server_leave_others_theirs() {
+        struct Blocks(Arc<AtomicU32>, Arc<AtomicBool>);
+        #[async_trait]
+        impl CredentialProvider for Blocks {
+            async fn fetch(&self, address: &Address) -> Result<Credentials, NotConnected> {
+                if *address == Address::Unix("blocks".into()) {
+                    self.0.fetch_add(1, Ordering::Relaxed);
+                    while !self.1.load(Ordering::Relaxed) {
+                        thread::sleep(Duration::from_millis(5));
+                    }
+                }
+                Ok(Credentials::new("app", "pw"))
+            }
+        }
+        let (calls, is_over) = (Arc::<AtomicU32>::default(), Arc::<AtomicBool>::default());
+        let source = CredentialSource::from(Blocks(Arc::clone(&calls), Arc::clone(&is_over)));
+        let (hangs, limit) = (Duration::from_millis(1), Duration::from_secs(30));
+        let [blocks, works] = ["blocks", "works"].map(|name| Address::Unix(name.into()));
+        let all_block = async {
+            while calls.load(Ordering::Relaxed) < CALLS as u32 {
+                tokio::time::sleep(hangs).await;
+            }
+        };
+        let all_block = timeout(limit, all_block);
+        tokio::select! {
+            _ = source.fetched(&blocks, hangs, None) => panic!("none returns"),
+            all = all_block => assert!(all.is_ok(), "{calls:?} calls"),
+        }
+        let works = timeout(limit, source.fetched(&works, limit, None)).await;
+        is_over.store(true, Ordering::Relaxed);
+        assert!(works.is_ok_and(|fetched| fetched.is_ok()));
     }
 }

@@ -202,19 +202,6 @@ impl Dialer {
     ///
     /// Cancel safe: if dropped midway, the connection is closed.
     pub async fn open(&self, limit: Duration) -> Result<Connection, NotConnected> {
-        self.open_within(limit, 2).await
-    }
-
-    /// As [`Dialer::open`], but a server that refuses the credentials is not tried again.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: if dropped midway, the connection is closed.
-    pub async fn open_once(&self, limit: Duration) -> Result<Connection, NotConnected> {
-        self.open_within(limit, 1).await
-    }
-
-    async fn open_within(&self, limit: Duration, tries: u32) -> Result<Connection, NotConnected> {
         let Some(source) = &self.settings.server.credentials else {
             return self.open_by(&self.settings, limit).await;
         };
@@ -224,7 +211,7 @@ impl Dialer {
             self.open_by(&settings, limit).await
         };
         let (address, hangs) = (&self.settings.server.address, self.settings.hangs());
-        let (connection, fetched) = source.log_in(address, hangs, tries, log_in).await?;
+        let (connection, fetched) = source.log_in(address, hangs, log_in).await?;
         Ok(connection.logged_in_with(Expiring::new(source, &self.settings, &fetched)))
     }
 

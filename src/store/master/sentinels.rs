@@ -14,11 +14,7 @@ use nestlock_wire::{
     CloseOnDrop, Connection, Dialer, Failure, Login, NotConnected, Pace, Push, Request, Server,
     Sink, Until, Value, clock, log,
 };
-use tokio::{
-    sync::watch,
-    task::AbortHandle,
-    time::{sleep, timeout},
-};
+use tokio::{sync::watch, task::AbortHandle, time::sleep};
 
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -75,16 +71,17 @@ impl Watch {
             .login
             .as_ref()
             .or(dials.config.sentinel_login.as_ref());
+        let server = &dials.endpoint.server;
+        let servers_has_one = server.credentials.is_some() || server.login != Login::default();
         let watch = |(number, at): (usize, &Server)| {
-            let dial = dial(dials, at, login, &sink);
-            // without a login for the sentinels, try that of the servers first, then none
-            let bare = login
-                .is_none()
-                .then(|| self::dial(dials, at, Some(&Login::default()), &sink));
+            let none = Login::default();
+            let dial = dial(dials, at, Some(login.unwrap_or(&none)), &sink);
+            let as_server =
+                (login.is_none() && servers_has_one).then(|| self::dial(dials, at, None, &sink));
             let sentinel = Sentinel {
                 number,
                 dial,
-                bare,
+                as_server,
                 board: Arc::clone(&heard),
                 reign: Arc::downgrade(reign),
             };
@@ -189,9 +186,11 @@ type RoundCounter = watch::Receiver<u64>;
 /// One sentinel, and its connection.
 struct Sentinel {
     number: usize,
+    /// Uses the sentinels' login, or none. A sentinel that needs none must be reached even if the
+    /// servers' login is from a provider that fails: it may know of another master.
     dial: Dialer,
-    /// The same dialer without a login.
-    bare: Option<Dialer>,
+    /// The same dialer with the servers' login, for a sentinel that refuses a client without one.
+    as_server: Option<Dialer>,
     board: Arc<Board>,
     reign: Weak<Reign>,
 }
@@ -220,40 +219,33 @@ impl Sentinel {
     /// Connects, and polls for the first time. The first poll is part of the attempt, so that the
     /// back-off also covers a sentinel that connects and does not reply.
     async fn connect(&self, rounds: &mut RoundCounter) -> Result<CloseOnDrop, NotConnected> {
-        let limit = reply_timeout(&self.dial);
-        let once = Box::pin(self.connect_by(self.dial.open_once(limit), rounds));
-        let refused = match self.dial.in_time(limit, once).await {
-            Err(refused) if refused.error.kind() == StoreErrorKind::Auth => refused,
-            outcome => return outcome,
-        };
-        if let Some(bare) = &self.bare {
-            // sentinels that require no login reject the servers' login
-            let without = Box::pin(self.connect_by(bare.open(limit), rounds));
-            if let Ok(Ok(ends)) = timeout(limit, without).await {
-                return Ok(ends);
+        let first = self.connect_by(&self.dial, rounds).await;
+        match (&self.as_server, first) {
+            (Some(dial), Err(refused)) if may_need_login(&refused) => {
+                self.connect_by(dial, rounds).await
             }
+            (_, outcome) => outcome,
         }
-        if self.dial.settings.server.credentials.is_none() {
-            return Err(refused);
-        }
-        // boxed, as the others: the future would have room for all three
-        let again = Box::pin(self.connect_by(self.dial.open(limit), rounds));
-        self.dial.in_time(limit, again).await
     }
 
     async fn connect_by(
         &self,
-        opened: impl Future<Output = Result<Connection, NotConnected>>,
+        dial: &Dialer,
         rounds: &mut RoundCounter,
     ) -> Result<CloseOnDrop, NotConnected> {
-        let ends = CloseOnDrop::new(opened.await?);
-        // if the user may not subscribe, polling alone must suffice
-        match ends.connection.listen(SWITCH_MASTER, self.until()).await {
-            Ok(()) | Err(Failure::Refused(_)) => {}
-            Err(failure) => return Err(failure.into()),
-        }
-        self.ask(&ends.connection, rounds).await?;
-        Ok(ends)
+        let limit = reply_timeout(dial);
+        // boxed: the futures of both dialers would each have room for it
+        let attempt = Box::pin(async {
+            let ends = CloseOnDrop::new(dial.open(limit).await?);
+            // if the user may not subscribe, polling alone must suffice
+            match ends.connection.listen(SWITCH_MASTER, self.until()).await {
+                Ok(()) | Err(Failure::Refused(_)) => {}
+                Err(failure) => return Err(failure.into()),
+            }
+            self.ask(&ends.connection, rounds).await?;
+            Ok(ends)
+        });
+        dial.in_time(limit, attempt).await
     }
 
     fn until(&self) -> Until {
@@ -299,6 +291,12 @@ impl Sentinel {
         }
         self.board.news.send_replace(());
     }
+}
+
+/// Returns whether a sentinel refused a client without a login.
+fn may_need_login(refused: &NotConnected) -> bool {
+    use StoreErrorKind as K;
+    matches!(refused.error.kind(), K::Auth | K::NoPermission)
 }
 
 /// Parses a reply.

@@ -78,21 +78,77 @@ async fn a_refused_token_hides_no_second_master() {
     assert_finds_both(LockClient::builder().credentials(fetch), [&one, &two]).await;
 }
 
-/// Sentinels without users refuse the login, and there is time for one call only: they are asked
-/// without a login before the second one.
+/// Sentinels without users need no credentials. While no call returns, they are restarted and name
+/// another master: the holder at the old one is told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_call_is_enough_for_sentinels_without_users() {
+async fn sentinels_without_users_need_no_call() {
     let group = tokio::task::block_in_place(|| sentinel::start(0, 1));
-    let master = group.servers()[0].addr();
+    let (master, other) = (group.servers()[0].addr(), server(&["pw"]));
     allow(&mut Wire::connect(master).unwrap(), &["pw"]);
     let (fetch, calls) = function(|n| (if n == 1 { Duration::ZERO } else { HANGS }, app("pw")));
     let client = LockClient::builder()
+        .watchdog_timeout(ms(3_000))
         .credentials(fetch)
         .connect(group.url())
         .await
         .unwrap();
+    let guard = client.mutex("l").unwrap().lock().await.unwrap();
     assert_eq!(calls.load(Ordering::Acquire), 1);
-    client.shutdown().await.unwrap();
+    // the first call serves the connections of its next 5 s
+    tokio::time::sleep(ms(5_200)).await;
+    let sentinel = &group.sentinels()[0];
+    tokio::task::block_in_place(|| {
+        sentinel.kill().unwrap();
+        sentinel.restart().unwrap();
+    });
+    let port = other.addr().port().to_string();
+    sentinel::call(sentinel.addr(), &["SENTINEL", "REMOVE", "mymaster"]);
+    let monitor = ["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"];
+    sentinel::call(sentinel.addr(), &monitor);
+    let told = tokio::time::timeout(ms(10_000) + SLACK, guard.lost()).await;
+    assert!(told.is_ok(), "the holder is not told");
+}
+
+/// A provider of fred's that blocks once it is told to.
+#[derive(Debug, Default)]
+struct Blocks {
+    calls: AtomicU32,
+    is_over: AtomicBool,
+}
+
+#[async_trait::async_trait]
+impl nestlock::fred::types::config::CredentialProvider for Blocks {
+    async fn fetch(
+        &self,
+        _: Option<&nestlock::fred::types::config::Server>,
+    ) -> Result<(Option<String>, Option<String>), nestlock::fred::error::Error> {
+        self.calls.fetch_add(1, Ordering::AcqRel);
+        while !self.is_over.load(Ordering::Acquire) {
+            thread::sleep(ms(5));
+        }
+        Ok((Some("app".into()), Some("pw".into())))
+    }
+}
+
+/// Calls that block forever are 16 at most for one client, and count for no other one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_of_one_endpoint_share_no_calls() {
+    let server = server(&["pw"]);
+    let provider = Arc::new(Blocks::default());
+    let mut config =
+        nestlock::fred::types::config::Config::from_url(&format!("redis://{}", server.addr()))
+            .unwrap();
+    config.credential_provider = Some(Arc::clone(&provider) as _);
+    let endpoint = nestlock::Endpoint::try_from(config).unwrap();
+    let more = async {
+        while provider.calls.load(Ordering::Acquire) <= 16 {
+            let client = LockClient::builder().connect_timeout(ms(400));
+            client.connect_to(endpoint.clone()).await.unwrap_err();
+        }
+    };
+    let more = tokio::time::timeout(SLACK, more).await;
+    provider.is_over.store(true, Ordering::Release);
+    assert!(more.is_ok(), "the clients share the limit");
 }
 
 /// The nodes announce an address that accepts connections and never replies. The error does not say

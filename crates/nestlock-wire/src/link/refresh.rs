@@ -56,7 +56,7 @@ impl Expiring {
         let address = &self.settings.server.address;
         let ((), fetched) = self
             .source
-            .log_in(address, self.settings.hangs(), 2, log_in)
+            .log_in(address, self.settings.hangs(), log_in)
             .await?;
         Ok(Self::new(&self.source, &self.settings, &fetched))
     }
