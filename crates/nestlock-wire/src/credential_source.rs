@@ -585,18 +585,13 @@ mod tests {
         #[async_trait]
         impl CredentialProvider for Late {
             async fn fetch(&self, _: &Address) -> Result<Credentials, NotConnected> {
-                let error = || NotConnected::new(StoreErrorKind::Other, "late");
-                match self.0.fetch_add(1, Ordering::Relaxed) {
-                    0 => {
-                        thread::sleep(Duration::from_millis(1_000));
-                        Err(error())
-                    }
-                    // in flight when that returns
-                    _ => {
-                        tokio::time::sleep(Duration::from_millis(1_500)).await;
-                        Ok(Credentials::new("app", "pw"))
-                    }
+                if self.0.fetch_add(1, Ordering::Relaxed) == 0 {
+                    thread::sleep(Duration::from_secs(1));
+                    return Err(NotConnected::new(StoreErrorKind::Other, "late"));
                 }
+                // in flight when the first one returns
+                tokio::time::sleep(Duration::from_millis(1_500)).await;
+                Ok(Credentials::new("app", "pw"))
             }
         }
         let source = CredentialSource::from(Late(AtomicU32::new(0)));

@@ -139,7 +139,7 @@ async fn clients_of_one_endpoint_share_no_calls() {
         nestlock::fred::types::config::Config::from_url(&format!("redis://{}", server.addr()))
             .unwrap();
     config.credential_provider = Some(Arc::clone(&provider) as _);
-    let endpoint = nestlock::Endpoint::try_from(config).unwrap();
+    let endpoint = nestlock::Endpoint::from(config);
     let more = async {
         while provider.calls.load(Ordering::Acquire) <= 16 {
             let client = LockClient::builder().connect_timeout(ms(400));
