@@ -1,6 +1,7 @@
 //! Credentials from a function of the program: tokens that expire, are refused, or do not come.
 
 mod calls;
+mod deployments;
 
 use std::{
     collections::BTreeMap,

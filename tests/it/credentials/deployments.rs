@@ -1,0 +1,100 @@
+//! Tokens that rotate, in a cluster and with sentinels.
+
+use std::net::SocketAddr;
+
+use super::*;
+
+/// Issues tokens that live for a second: each is a user at all these servers. The one before the
+/// last is deleted there, and its connections are closed.
+fn rotating(servers: Vec<SocketAddr>) -> (impl Fn() -> Slow + Clone, Arc<AtomicU32>) {
+    let issued = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&issued);
+    let fetch = move || {
+        let number = count.fetch_add(1, Ordering::AcqRel) + 1;
+        let [new, old] = [number, number.saturating_sub(2)].map(|number| format!("token{number}"));
+        for server in &servers {
+            let issue = ["ACL", "SETUSER", &new, "on", ">pw", "~*", "&*", "+@all"];
+            admin(*server, &issue);
+            admin(*server, &["ACL", "DELUSER", &old]);
+        }
+        let token = Credentials::new(new, "pw").valid_for(ms(1_000));
+        let fetch: Slow = Box::pin(async { Ok(token) });
+        fetch
+    };
+    (fetch, issued)
+}
+
+fn admin(server: SocketAddr, words: &[&str]) -> Reply {
+    let mut wire = Wire::connect(server).unwrap();
+    // refused where the test needs no password
+    let _ = wire.call(&["AUTH", "admin"]).unwrap();
+    wire.call(words).unwrap()
+}
+
+/// Lets clients in only with a token, and the test.
+fn protect(server: SocketAddr) {
+    sentinel::call(server, &["ACL", "SETUSER", "default", ">admin"]);
+}
+
+/// One call serves all nodes, and no lock is lost at any of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_expire_at_each_node_of_a_cluster() {
+    let cluster = nestlock_embedded::SpawnedCluster::start(3, 0).unwrap();
+    cluster.addrs().into_iter().for_each(protect);
+    let (fetch, issued) = rotating(cluster.addrs());
+    let client = LockClient::builder()
+        .watchdog_timeout(ms(6_000))
+        .outage_patience(ms(60_000))
+        .credentials(fetch)
+        .connect(cluster.url())
+        .await
+        .unwrap();
+    let mut guards = Vec::new();
+    for lock in 0..12 {
+        let lock = client.mutex(format!("l{lock}")).unwrap();
+        guards.push(lock.lock().await.unwrap());
+    }
+    // longer than a lease, and several tokens
+    tokio::time::sleep(ms(7_000)).await;
+    let calls = issued.load(Ordering::Acquire);
+    assert!((4..30).contains(&calls), "{calls} calls for three nodes");
+    for guard in guards {
+        guard.unlock().await.unwrap();
+    }
+    client.shutdown().await.unwrap();
+}
+
+/// The sentinel wants a token as well. Its connection ends, and the first token is gone; the next
+/// connection has a later one, and learns that there is another master.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_is_asked_with_a_later_token() {
+    let group = tokio::task::block_in_place(|| sentinel::start(0, 1));
+    let (master, other) = (group.servers()[0].addr(), Server::start_real());
+    let sentinel = group.sentinels()[0].addr();
+    protect(sentinel);
+    protect(other.addr());
+    let (fetch, issued) = rotating(vec![master, sentinel, other.addr()]);
+    let client = LockClient::builder()
+        .watchdog_timeout(ms(3_000))
+        .credentials(fetch)
+        .connect(group.url())
+        .await
+        .unwrap();
+    let guard = client.mutex("l").unwrap().lock().await.unwrap();
+    eventually("the first token is gone", || async {
+        issued.load(Ordering::Acquire) > 3
+    })
+    .await;
+    assert!(!guard.is_lost());
+    let port = other.addr().port().to_string();
+    admin(sentinel, &["SENTINEL", "REMOVE", "mymaster"]);
+    let monitor = ["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"];
+    admin(sentinel, &monitor);
+    let told = tokio::time::timeout(ms(10_000) + SLACK, guard.lost()).await;
+    assert!(told.is_ok(), "the holder is not told");
+    let lock = client.mutex("l").unwrap();
+    let next = tokio::time::timeout(ms(10_000) + SLACK, lock.lock()).await;
+    let guard = next.expect("the other master is used").unwrap();
+    guard.unlock().await.unwrap();
+    client.shutdown().await.unwrap();
+}
