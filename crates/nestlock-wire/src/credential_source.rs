@@ -32,8 +32,8 @@ const CALLS: usize = 16;
 /// a provider that takes a second must not take it for each.
 const SHARED: Duration = Duration::from_secs(5);
 
-/// How long a failure, or a refusal of the second credentials in turn, serves other connections as
-/// well: the many of a cluster must not keep a service busy that fails.
+/// How long a failure serves other connections as well: the many of a cluster must not keep a service
+/// busy that fails.
 const FAILED: Duration = Duration::from_millis(100);
 
 /// After how many times the time after which it may hang a call is given up: no connect that waited
@@ -118,18 +118,8 @@ impl CredentialSource {
             outcome => return Ok((outcome?, first)),
         }
         let second = self.fetched(address, hangs, Some(first.at)).await?;
-        match log_in(second.credentials.login.clone()).await {
-            Err(error) if error.is_login_refused() => {
-                let why = by_provider(&error);
-                let calls = self.calls(address);
-                let refused = FailedCall::new(why.again(), second.at);
-                calls
-                    .state
-                    .send_modify(|calls| calls.refused = Some(refused));
-                Err(why)
-            }
-            outcome => Ok((outcome?, second)),
-        }
+        let outcome = log_in(second.credentials.login.clone()).await;
+        Ok((outcome.map_err(by_provider)?, second))
     }
 
     /// Calls the provider, or takes what a call for another connection returns, or has returned a
@@ -240,13 +230,16 @@ fn fetch(
     outcome.filter(|outcome| outcome.is_ok() || began.elapsed() < limit)
 }
 
-/// Says where a login that was refused is from.
-fn by_provider(refused: &NotConnected) -> NotConnected {
+/// Says in a refusal where the login is from.
+fn by_provider(failure: NotConnected) -> NotConnected {
+    if !failure.is_login_refused() {
+        return failure;
+    }
     let why = format!(
         "{} to what the credential provider returned",
-        refused.error.said()
+        failure.error.said()
     );
-    NotConnected::new(refused.error.kind(), why)
+    NotConnected::new(failure.error.kind(), why)
 }
 
 fn failed(why: impl Into<String>) -> Result<Credentials, NotConnected> {
@@ -290,29 +283,14 @@ struct CallState {
     /// When each call was made that has not returned, in that order.
     in_flight: Vec<Instant>,
     fetched: Option<Fetched>,
-    /// The last call that failed.
     failed: Option<FailedCall>,
-    /// The last call whose credentials a server refused after those of an earlier one.
-    refused: Option<FailedCall>,
 }
 
-/// A call that did not let a connection in.
+/// The last call that failed.
 struct FailedCall {
     why: NotConnected,
     made: Instant,
     ended: Instant,
-}
-
-impl FailedCall {
-    fn new(why: NotConnected, made: Instant) -> Self {
-        let ended = Instant::now();
-        Self { why, made, ended }
-    }
-
-    /// Returns whether it serves this connection as well.
-    fn serves(&self, waiter: CredentialWaiter) -> bool {
-        self.ended + FAILED > waiter.asked
-    }
 }
 
 /// A connection that needs credentials: see [`CredentialSource::fetched`].
@@ -340,16 +318,9 @@ impl CallState {
         if let Some(fetched) = self.fetched.as_ref().filter(serves) {
             return CallStep::Outcome(Ok(fetched.clone()));
         }
-        // what this server refused, or something later, was refused as the second credentials, too
-        let is_same = |last: &&FailedCall| {
-            last.serves(waiter) && waiter.refused.is_some_and(|refused| last.made >= refused)
-        };
-        if let Some(last) = self.refused.as_ref().filter(is_same) {
-            return CallStep::Outcome(Err(last.why.again()));
-        }
         let left = |made: Instant| waiter.hangs.saturating_sub(made.elapsed());
         let failed = self.failed.as_ref();
-        if let Some(failed) = failed.filter(|failed| failed.serves(waiter)) {
+        if let Some(failed) = failed.filter(|failed| failed.ended + FAILED > waiter.asked) {
             // a service that refuses two calls at a time may still return from the earlier one
             let is_over = |made: &Instant| made.elapsed() >= GIVEN_UP * waiter.hangs;
             let is_first = self
@@ -371,15 +342,16 @@ impl CallState {
         self.in_flight.retain(|call| *call != made);
         // an earlier call may return after a later one, with a token that was replaced since
         let is_last = self.fetched.as_ref().is_none_or(|last| made > last.at);
+        let ended = Instant::now();
         match outcome.filter(|_| is_last) {
             Some(Ok(credentials)) => {
                 self.fetched = Some(Fetched {
                     credentials,
                     at: made,
-                    returned: Instant::now(),
+                    returned: ended,
                 });
             }
-            Some(Err(why)) => self.failed = Some(FailedCall::new(why, made)),
+            Some(Err(why)) => self.failed = Some(FailedCall { why, made, ended }),
             None => {}
         }
     }
@@ -617,36 +589,6 @@ mod tests {
         calls.end(made(3), Some(failed("no token")));
         assert_eq!(calls.fetched.map(|fetched| fetched.at), Some(made(1)));
         assert!(calls.failed.is_none());
-    }
-
-    /// All nodes of a cluster refuse what the provider returns: it is called some times in a second,
-    /// and not for each node.
-    #[tokio::test]
-    async fn a_refusal_serves_other_connections() {
-        let calls = Arc::<AtomicU32>::default();
-        let fails = FailsAfter(
-            HANGS,
-            Mutex::new(vec![Duration::ZERO; 500]),
-            Arc::clone(&calls),
-        );
-        let source = CredentialSource::from(fails);
-        let address = Address::Unix("server".into());
-        let began = Instant::now();
-        for _ in 0..50 {
-            let refuse =
-                |_| async { Err::<(), _>(NotConnected::new(StoreErrorKind::Auth, "WRONGPASS no")) };
-            let refused = source.log_in(&address, HANGS, refuse).await;
-            let error = refused.err().expect("it is refused").error;
-            assert_eq!(error.kind(), StoreErrorKind::Auth);
-            assert!(error.said().contains("credential provider"), "{error}");
-        }
-        // two at first, then one each time that a refusal is over
-        let over = began.elapsed().as_millis() / FAILED.as_millis();
-        let calls = calls.load(Ordering::Relaxed);
-        assert!(
-            u128::from(calls) <= 2 + over,
-            "{calls} calls in {over} times"
-        );
     }
 
     /// A call for each server is made, and those for one block forever: the others have calls left.

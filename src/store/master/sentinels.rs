@@ -183,13 +183,21 @@ fn dial(dials: &ConnectOptions, at: &Server, login: Option<&Login>, sink: &Sink)
 
 type RoundCounter = watch::Receiver<u64>;
 
+/// A connection to a sentinel that has replied.
+struct Greeted {
+    ends: CloseOnDrop,
+    /// Whether the sentinel reports another master. Otherwise it must be polled.
+    tells: bool,
+}
+
 /// One sentinel, and its connection.
 struct Sentinel {
     number: usize,
     /// Uses the sentinels' login, or none. A sentinel that needs none must be reached even if the
     /// servers' login is from a provider that fails: it may know of another master.
     dial: Dialer,
-    /// The same dialer with the servers' login, for a sentinel that refuses a client without one.
+    /// The same dialer with the servers' login, for a sentinel that refuses a client without one, or
+    /// does not let it subscribe.
     as_server: Option<Dialer>,
     board: Arc<Board>,
     reign: Weak<Reign>,
@@ -220,11 +228,16 @@ impl Sentinel {
     /// back-off also covers a sentinel that connects and does not reply.
     async fn connect(&self, rounds: &mut RoundCounter) -> Result<CloseOnDrop, NotConnected> {
         let first = self.connect_by(&self.dial, rounds).await;
-        match (&self.as_server, first) {
-            (Some(dial), Err(refused)) if may_need_login(&refused) => {
-                self.connect_by(dial, rounds).await
-            }
-            (_, outcome) => outcome,
+        let Some(dial) = &self.as_server else {
+            return first.map(|greeted| greeted.ends);
+        };
+        match first {
+            Ok(greeted) if greeted.tells => Ok(greeted.ends),
+            Err(failed) if failed.nobody_listens || is_late(&failed) => Err(failed),
+            first => match self.connect_by(dial, rounds).await {
+                Ok(greeted) => Ok(greeted.ends),
+                Err(failed) => first.map(|greeted| greeted.ends).map_err(|_| failed),
+            },
         }
     }
 
@@ -232,18 +245,19 @@ impl Sentinel {
         &self,
         dial: &Dialer,
         rounds: &mut RoundCounter,
-    ) -> Result<CloseOnDrop, NotConnected> {
+    ) -> Result<Greeted, NotConnected> {
         let limit = reply_timeout(dial);
         // boxed: the futures of both dialers would each have room for it
         let attempt = Box::pin(async {
             let ends = CloseOnDrop::new(dial.open(limit).await?);
             // if the user may not subscribe, polling alone must suffice
-            match ends.connection.listen(SWITCH_MASTER, self.until()).await {
-                Ok(()) | Err(Failure::Refused(_)) => {}
+            let tells = match ends.connection.listen(SWITCH_MASTER, self.until()).await {
+                Ok(()) => true,
+                Err(Failure::Refused(_)) => false,
                 Err(failure) => return Err(failure.into()),
-            }
+            };
             self.ask(&ends.connection, rounds).await?;
-            Ok(ends)
+            Ok(Greeted { ends, tells })
         });
         dial.in_time(limit, attempt).await
     }
@@ -293,10 +307,8 @@ impl Sentinel {
     }
 }
 
-/// Returns whether a sentinel refused a client without a login.
-fn may_need_login(refused: &NotConnected) -> bool {
-    use StoreErrorKind as K;
-    matches!(refused.error.kind(), K::Auth | K::NoPermission)
+fn is_late(failed: &NotConnected) -> bool {
+    failed.error.kind() == StoreErrorKind::Timeout
 }
 
 /// Parses a reply.

@@ -98,3 +98,27 @@ async fn a_sentinel_is_asked_with_a_later_token() {
     guard.unlock().await.unwrap();
     client.shutdown().await.unwrap();
 }
+
+/// The sentinel lets clients in without a login, and does not let them subscribe: then the client
+/// logs in, and hears of a failover at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_that_would_not_tell_gets_the_login() {
+    let group = tokio::task::block_in_place(|| sentinel::start(0, 1));
+    let sentinel = group.sentinels()[0].addr();
+    for server in [group.servers()[0].addr(), sentinel] {
+        let user = ["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"];
+        sentinel::call(server, &user);
+    }
+    for rules in ["resetchannels", "-@pubsub", "-subscribe"] {
+        sentinel::call(sentinel, &["ACL", "SETUSER", "default", "+@all", rules]);
+        for &wire in WIRES {
+            let fetch = || async { Ok::<_, io::Error>(Credentials::new("app", "pw")) };
+            let client = builder(wire).credentials(fetch);
+            let client = client.connect(group.url()).await.unwrap();
+            let list = sentinel::call(sentinel, &["CLIENT", "LIST"]);
+            let is_told = |line: &str| line.contains("user=app") && line.contains("sub=1");
+            assert!(list.text().lines().any(is_told), "{rules}: {list:?}");
+            client.shutdown().await.unwrap();
+        }
+    }
+}
