@@ -155,6 +155,46 @@ impl CredentialProvider for RefreshingProvider {
     }
 }
 
+/// Blocks its thread until it is told that it is over.
+#[derive(Debug, Default)]
+struct BlockingProvider {
+    calls: AtomicU32,
+    is_over: AtomicBool,
+}
+
+#[async_trait::async_trait]
+impl CredentialProvider for BlockingProvider {
+    async fn fetch(
+        &self,
+        _: Option<&FredServer>,
+    ) -> Result<(Option<String>, Option<String>), FredError> {
+        self.calls.fetch_add(1, Ordering::AcqRel);
+        while !self.is_over.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok((Some("default".into()), Some("pw".into())))
+    }
+}
+
+/// Calls that block forever are 16 at most for one client, and count for no other one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_of_one_endpoint_share_no_calls() {
+    let server = Server::start_with(&["--requirepass", "pw"]);
+    let provider = Arc::new(BlockingProvider::default());
+    let mut config = FredConfig::from_url(&format!("redis://{}", server.addr())).unwrap();
+    config.credential_provider = Some(Arc::clone(&provider) as _);
+    let endpoint = Endpoint::from(config);
+    let more = async {
+        while provider.calls.load(Ordering::Acquire) <= 16 {
+            let client = LockClient::builder().connect_timeout(Duration::from_millis(400));
+            client.connect_to(endpoint.clone()).await.unwrap_err();
+        }
+    };
+    let more = tokio::time::timeout(Duration::from_secs(20), more).await;
+    provider.is_over.store(true, Ordering::Release);
+    assert!(more.is_ok(), "the clients share the limit");
+}
+
 #[tokio::test]
 async fn a_provider_of_freds_is_called_at_its_interval() {
     for &wire in WIRES {

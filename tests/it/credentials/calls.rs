@@ -109,48 +109,6 @@ async fn sentinels_without_users_need_no_call() {
     assert!(told.is_ok(), "the holder is not told");
 }
 
-/// A provider of fred's that blocks once it is told to.
-#[derive(Debug, Default)]
-struct Blocks {
-    calls: AtomicU32,
-    is_over: AtomicBool,
-}
-
-#[async_trait::async_trait]
-impl nestlock::fred::types::config::CredentialProvider for Blocks {
-    async fn fetch(
-        &self,
-        _: Option<&nestlock::fred::types::config::Server>,
-    ) -> Result<(Option<String>, Option<String>), nestlock::fred::error::Error> {
-        self.calls.fetch_add(1, Ordering::AcqRel);
-        while !self.is_over.load(Ordering::Acquire) {
-            thread::sleep(ms(5));
-        }
-        Ok((Some("app".into()), Some("pw".into())))
-    }
-}
-
-/// Calls that block forever are 16 at most for one client, and count for no other one.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_of_one_endpoint_share_no_calls() {
-    let server = server(&["pw"]);
-    let provider = Arc::new(Blocks::default());
-    let mut config =
-        nestlock::fred::types::config::Config::from_url(&format!("redis://{}", server.addr()))
-            .unwrap();
-    config.credential_provider = Some(Arc::clone(&provider) as _);
-    let endpoint = nestlock::Endpoint::from(config);
-    let more = async {
-        while provider.calls.load(Ordering::Acquire) <= 16 {
-            let client = LockClient::builder().connect_timeout(ms(400));
-            client.connect_to(endpoint.clone()).await.unwrap_err();
-        }
-    };
-    let more = tokio::time::timeout(SLACK, more).await;
-    provider.is_over.store(true, Ordering::Release);
-    assert!(more.is_ok(), "the clients share the limit");
-}
-
 /// The nodes announce an address that accepts connections and never replies. The error does not say
 /// that the address is wrong, since it may be the function that takes the time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
