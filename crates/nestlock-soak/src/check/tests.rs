@@ -323,7 +323,8 @@ fn a_wait_over_its_limit_is_found_and_excused_by_starvation() {
         check_with(&foul, &[("s0g0", &history)])
     };
     assert_eq!((knew(541, 0), knew(540, 0)), (vec!["late"], vec![]));
-    assert_eq!((knew(661, 470), knew(660, 470)), (vec!["late"], vec![]));
+    // twice that, and three times 40 ms: something was settled first
+    assert_eq!((knew(1211, 470), knew(1210, 470)), (vec!["late"], vec![]));
     // the fault of another client's link does not count
     assert_eq!(
         check_with(
