@@ -7,6 +7,7 @@ use std::{
     collections::BTreeMap,
     future::Future,
     io,
+    net::SocketAddr,
     pin::Pin,
     sync::{
         Arc,
@@ -17,7 +18,7 @@ use std::{
 };
 
 use nestlock::{
-    Credentials, Error, LockClient, LockClientBuilder, OwnerId, StoreErrorKind, Tuning,
+    Credentials, Error, LockClient, LockClientBuilder, LockGuard, OwnerId, StoreErrorKind, Tuning,
 };
 
 use crate::{
@@ -55,9 +56,7 @@ impl Tokens {
     }
 
     fn admin(&self, words: &[&str]) -> Reply {
-        let mut wire = self.server.wire();
-        wire.call(&["AUTH", "admin"]).unwrap();
-        wire.call(words).unwrap()
+        admin(self.server.addr(), words)
     }
 
     /// Issues the next token.
@@ -91,6 +90,23 @@ impl Tokens {
     fn url(&self) -> String {
         format!("redis://{}", self.server.addr())
     }
+}
+
+fn admin(server: SocketAddr, words: &[&str]) -> Reply {
+    let mut wire = Wire::connect(server).unwrap();
+    // refused by a server that needs no password
+    let _ = wire.call(&["AUTH", "admin"]).unwrap();
+    wire.call(words).unwrap()
+}
+
+/// Makes a sentinel name another master, and asserts that the holder at the old one is told.
+async fn assert_told_of(master: SocketAddr, sentinel: SocketAddr, holder: &LockGuard) {
+    let port = master.port().to_string();
+    admin(sentinel, &["SENTINEL", "REMOVE", "mymaster"]);
+    let monitor = ["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"];
+    admin(sentinel, &monitor);
+    let told = tokio::time::timeout(ms(10_000) + SLACK, holder.lost()).await;
+    assert!(told.is_ok(), "the holder is not told");
 }
 
 fn panic() -> io::Result<Credentials> {

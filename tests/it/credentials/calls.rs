@@ -101,12 +101,7 @@ async fn sentinels_without_users_need_no_call() {
         sentinel.kill().unwrap();
         sentinel.restart().unwrap();
     });
-    let port = other.addr().port().to_string();
-    sentinel::call(sentinel.addr(), &["SENTINEL", "REMOVE", "mymaster"]);
-    let monitor = ["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"];
-    sentinel::call(sentinel.addr(), &monitor);
-    let told = tokio::time::timeout(ms(10_000) + SLACK, guard.lost()).await;
-    assert!(told.is_ok(), "the holder is not told");
+    assert_told_of(other.addr(), sentinel.addr(), &guard).await;
 }
 
 /// The nodes announce an address that accepts connections and never replies. The error does not say

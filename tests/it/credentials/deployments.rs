@@ -1,7 +1,5 @@
 //! Tokens that rotate, in a cluster and with sentinels.
 
-use std::net::SocketAddr;
-
 use super::*;
 
 /// Issues tokens that live for a second: each is a user at all these servers. The one before the
@@ -22,13 +20,6 @@ fn rotating(servers: Vec<SocketAddr>) -> (impl Fn() -> Slow + Clone, Arc<AtomicU
         fetch
     };
     (fetch, issued)
-}
-
-fn admin(server: SocketAddr, words: &[&str]) -> Reply {
-    let mut wire = Wire::connect(server).unwrap();
-    // refused where the test needs no password
-    let _ = wire.call(&["AUTH", "admin"]).unwrap();
-    wire.call(words).unwrap()
 }
 
 /// Lets clients in only with a token, and the test.
@@ -86,12 +77,7 @@ async fn a_sentinel_is_asked_with_a_later_token() {
     })
     .await;
     assert!(!guard.is_lost());
-    let port = other.addr().port().to_string();
-    admin(sentinel, &["SENTINEL", "REMOVE", "mymaster"]);
-    let monitor = ["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"];
-    admin(sentinel, &monitor);
-    let told = tokio::time::timeout(ms(10_000) + SLACK, guard.lost()).await;
-    assert!(told.is_ok(), "the holder is not told");
+    assert_told_of(other.addr(), sentinel, &guard).await;
     let lock = client.mutex("l").unwrap();
     let next = tokio::time::timeout(ms(10_000) + SLACK, lock.lock()).await;
     let guard = next.expect("the other master is used").unwrap();
