@@ -107,4 +107,12 @@ async fn a_sentinel_that_would_not_tell_gets_the_login() {
             client.shutdown().await.unwrap();
         }
     }
+    // it is polled without a login if it does not know that one
+    sentinel::call(sentinel, &["ACL", "DELUSER", "app"]);
+    let fetch = || async { Ok::<_, io::Error>(Credentials::new("app", "pw")) };
+    let client = LockClient::builder().credentials(fetch);
+    let client = client.connect(group.url()).await.unwrap();
+    let guard = client.mutex("l").unwrap().lock().await.unwrap();
+    guard.unlock().await.unwrap();
+    client.shutdown().await.unwrap();
 }
