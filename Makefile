@@ -14,7 +14,7 @@ SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # runs CPU-bound work alongside tests that mostly wait: it only gets processors that are otherwise idle
 SPARE    := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 
-.PHONY: help setup components check lint features api api-record package release-dry-run test test-busy test-fred test-lean versions versions-few versions-setup dashboard mutants mutants-few sim sim-long soak built interop interop-setup bench peers peers-red beside-the-build beside-the-soak demo ci
+.PHONY: help setup components check lint features api api-record package release-dry-run test test-busy test-fred test-lean versions versions-few versions-setup dashboard mutants mutants-few sim sim-long states soak built interop interop-setup bench peers peers-red beside-the-build beside-the-soak demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
@@ -31,6 +31,7 @@ help:
 	@echo 'make mutants-few  a few of them; 5 seeds of the simulator must find each'
 	@echo 'make sim     simulates SEEDS=200 programs for each kind of lock; part of `make test`'
 	@echo 'make sim-long     20,000 of each: hours'
+	@echo 'make states  every order of events of a hold, within bounds: 3 to 5 minutes'
 	@echo 'make soak    processes, servers and faults for SECONDS=60 with SEED=random, MODE=all: crates/nestlock-soak'
 	@echo 'make versions  the tests that depend on the server, on Redis 6.2 to 8.2 and Valkey 8.1 to 9.1: VERSIONS="6.2 8.2"; minutes'
 	@echo 'make versions-few  some of them, on 3 versions'
@@ -154,6 +155,10 @@ sim:
 
 sim-long:
 	$(MAKE) sim SEEDS=20000
+
+# every order of events within bounds; 3 to 5 minutes
+states:
+	$(CARGO) test -p nestlock --lib $(FEATURES) transitions -- --include-ignored --nocapture
 
 # in a copy of the tree: see tests/mutants/README.md; MUTANTS='name name' for some of them
 mutants: export WAYS = models sim soak it

@@ -80,7 +80,7 @@ impl Client {
                     if ticket.generation.ledger().count == 1 {
                         self.told.push(Told::Begun(ticket.generation.owner.clone()));
                     }
-                    self.holds[at].guards.push(ticket);
+                    self.holds[at].add_guard(ticket);
                 }
             }
             Some(Answer::Busy) => self.change(at, |state, _| state.busy(request, false, epoch)),

@@ -59,6 +59,8 @@ pub(super) struct Hold {
     pub(super) registered: bool,
     pub(super) turn: Option<Turn>,
     pub(super) guards: Vec<Ticket>,
+    /// The generation that began last.
+    pub(super) newest: Option<Arc<Generation>>,
     /// Calls of `unlock` that wait for the owner lock.
     pub(super) unlocks: Vec<Arc<Generation>>,
 }
@@ -72,8 +74,22 @@ impl Hold {
             registered: true,
             turn: None,
             guards: Vec::new(),
+            newest: None,
             unlocks: Vec::new(),
         }
+    }
+
+    /// Adds the guard of a new generation, or of a nested hold.
+    pub(super) fn add_guard(&mut self, guard: Ticket) {
+        self.newest = Some(Arc::clone(&guard.generation));
+        self.guards.push(guard);
+    }
+
+    /// Returns whether the record was to go with this generation. If a nested acquire was granted
+    /// after it was given up, the record goes with the newer one, whose own `unlock` reports that.
+    fn was_last(&self, generation: &Arc<Generation>) -> bool {
+        let newest = self.newest.as_ref();
+        self.state.wanted() == 0 && newest.is_some_and(|newest| Arc::ptr_eq(newest, generation))
     }
 
     pub(super) fn valid_guards(&self, now: Instant) -> impl Iterator<Item = &Ticket> {
@@ -228,7 +244,7 @@ impl Client {
             how: Ok(()),
         });
         self.told.push(Told::Begun(next.generation.owner.clone()));
-        self.holds[at].guards.push(next);
+        self.holds[at].add_guard(next);
         true
     }
 
@@ -336,9 +352,11 @@ impl Client {
             }
             Err(refusal) => {
                 let lost = matches!(refusal, Refusal::Lost(..)) && inside_a_loss && !after_loss;
-                // The owner of one acquire whose hold was handed off and has ended.
+                // The owner of one acquire whose hold has ended: it was handed off, or a caller that
+                // knows of its loss has named it.
                 let is_over = matches!(refusal, Refusal::AcquireEnded(..))
-                    && self.holds[at].state.owner.turn() != caller.turn()
+                    && (self.holds[at].state.owner.turn() != caller.turn()
+                        || named.is_some() && after_loss)
                     && self.holds[at].state.wanted() == 0;
                 if !lost && !is_over && !matches!(refusal, Refusal::TooManyHolds(..)) {
                     self.wrong("only acquires inside a loss are refused");
@@ -368,9 +386,18 @@ impl Client {
     pub(super) fn unlock(&mut self, at: usize, which: usize, now: Instant) {
         let generation = self.holds[at].unlocks.remove(which);
         if !self.agree(at, Wants::Unlock(Arc::clone(&generation)), now) {
-            let was_last = self.holds[at].state.wanted() == 0;
-            self.unlocked(generation, true, was_last);
+            self.found_settled(at, generation);
             self.tidy(at);
+        }
+    }
+
+    /// Ends an `unlock` that has nothing to send. If the hold is orphaned, it reports that nothing
+    /// is confirmed.
+    fn found_settled(&mut self, at: usize, generation: Arc<Generation>) {
+        let hold = &self.holds[at];
+        if hold.state.ownership == Ownership::Ours {
+            let was_last = hold.was_last(&generation);
+            self.unlocked(generation, true, was_last);
         }
     }
 
@@ -395,12 +422,11 @@ impl Client {
     pub(super) fn others_unlocked(&mut self, at: usize) {
         let hold = &mut self.holds[at];
         if hold.state.plan_release().is_none() {
-            let was_last = hold.state.wanted() == 0;
             let settled = hold
                 .unlocks
                 .extract_if(.., |generation| !generation.ledger().is_held());
             for generation in settled.collect::<Vec<_>>() {
-                self.unlocked(generation, true, was_last);
+                self.found_settled(at, generation);
             }
         }
     }

@@ -202,6 +202,7 @@ impl Met {
             state: self.copy_state(&hold.state),
             registered: hold.registered,
             turn,
+            newest: hold.newest.as_ref().map(|newest| self.copy(newest)),
             guards: hold
                 .guards
                 .iter()
@@ -382,8 +383,9 @@ impl<H: Hasher> Compared<'_, H> {
             guard.hash_own(self.hasher);
             self.generation(&guard.generation);
         }
-        hold.unlocks
+        hold.newest
             .iter()
+            .chain(&hold.unlocks)
             .for_each(|generation| self.generation(generation));
         if let Some(Turn {
             request,
