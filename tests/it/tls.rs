@@ -31,13 +31,13 @@ use tokio_rustls::{
 };
 
 use crate::support::{
-    Server,
+    Server, eventually,
     proxy::{Proxy, Request, Verb},
 };
 
 /// A server with a certificate for `localhost`, and the authority that signed it.
 pub struct TlsServer {
-    _server: Server,
+    server: Server,
     port: u16,
     /// In PEM.
     pub authority: String,
@@ -66,10 +66,81 @@ pub fn start() -> TlsServer {
     let (authority, key) = (signed.cert.pem(), signed.signing_key.serialize_pem());
     let (server, port, folder) = serve([&authority, &key, &authority], &[]);
     TlsServer {
-        _server: server,
+        server,
         port,
         authority,
         _folder: folder,
+    }
+}
+
+/// A cluster whose nodes speak TLS with each other and with clients. Each also has a port without
+/// TLS, for the test.
+pub struct TlsCluster {
+    nodes: Vec<TlsServer>,
+}
+
+impl TlsCluster {
+    /// Starts this many masters, and waits until the cluster serves.
+    pub async fn start(masters: usize) -> Self {
+        let by = certificates::authority("servers");
+        let [cert, key] = certificates::signed(&by, &["localhost", "127.0.0.1"]);
+        let start = |_| {
+            let bus = certificates::dead_port().to_string();
+            let args = [
+                "--cluster-enabled",
+                "yes",
+                "--tls-cluster",
+                "yes",
+                "--cluster-port",
+                &bus,
+            ];
+            let (server, port, folder) = serve([&cert, &key, &by.pem()], &args);
+            let node = TlsServer {
+                server,
+                port,
+                authority: by.pem(),
+                _folder: folder,
+            };
+            (node, bus)
+        };
+        let (nodes, buses): (Vec<_>, Vec<_>) = (0..masters).map(start).unzip();
+        let first = (nodes[0].port.to_string(), &buses[0]);
+        for (n, node) in nodes.iter().enumerate() {
+            let slot = |n: usize| n * 16_384 / masters;
+            let (from, to) = (slot(n).to_string(), (slot(n + 1) - 1).to_string());
+            let epoch = (n + 1).to_string();
+            for words in [
+                &["CLUSTER", "ADDSLOTSRANGE", &from, &to][..],
+                &["CLUSTER", "SET-CONFIG-EPOCH", &epoch],
+                &["CLUSTER", "MEET", "127.0.0.1", &first.0, first.1],
+            ] {
+                let reply = node.server.call(words);
+                assert_eq!(reply.text(), "OK", "{words:?}");
+            }
+        }
+        let serves = || async {
+            nodes.iter().all(|node| {
+                let info = node.server.call(&["CLUSTER", "INFO"]);
+                let knows = format!("cluster_known_nodes:{masters}\r");
+                info.text().contains("cluster_state:ok") && info.text().contains(&knows)
+            })
+        };
+        eventually("the cluster serves", serves).await;
+        Self { nodes }
+    }
+
+    pub fn url(&self) -> String {
+        format!("rediss-cluster://localhost:{}", self.nodes[0].port)
+    }
+
+    /// Returns a builder that trusts the nodes' authority.
+    pub fn builder(&self) -> LockClientBuilder {
+        self.nodes[0].builder()
+    }
+
+    /// Returns the ports without TLS.
+    pub fn addrs(&self) -> Vec<SocketAddr> {
+        self.nodes.iter().map(|node| node.server.addr()).collect()
     }
 }
 

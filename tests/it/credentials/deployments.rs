@@ -1,6 +1,7 @@
 //! Tokens that rotate, in a cluster and with sentinels.
 
 use super::*;
+use crate::tls::TlsCluster;
 
 /// Issues tokens that live for a second: each is a user at all these servers. The one before the
 /// last is deleted there, and its connections are closed.
@@ -27,17 +28,15 @@ fn protect(server: SocketAddr) {
     sentinel::call(server, &["ACL", "SETUSER", "default", ">admin"]);
 }
 
-/// One call serves all nodes, and no lock is lost at any of them.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_expire_at_each_node_of_a_cluster() {
-    let cluster = nestlock_embedded::SpawnedCluster::start(3, 0).unwrap();
-    cluster.addrs().into_iter().for_each(protect);
-    let (fetch, issued) = rotating(cluster.addrs());
-    let client = LockClient::builder()
+/// Asserts that one call serves all nodes, and that no lock is lost at any of them.
+async fn assert_tokens_expire(nodes: Vec<SocketAddr>, client: LockClientBuilder, url: String) {
+    nodes.iter().copied().for_each(protect);
+    let (fetch, issued) = rotating(nodes);
+    let client = client
         .watchdog_timeout(ms(6_000))
         .outage_patience(ms(60_000))
         .credentials(fetch)
-        .connect(cluster.url())
+        .connect(url)
         .await
         .unwrap();
     let mut guards = Vec::new();
@@ -53,6 +52,18 @@ async fn tokens_expire_at_each_node_of_a_cluster() {
         guard.unlock().await.unwrap();
     }
     client.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_expire_at_each_node_of_a_cluster() {
+    let cluster = nestlock_embedded::SpawnedCluster::start(3, 0).unwrap();
+    assert_tokens_expire(cluster.addrs(), LockClient::builder(), cluster.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_expire_at_each_node_of_a_cluster_with_tls() {
+    let cluster = TlsCluster::start(3).await;
+    assert_tokens_expire(cluster.addrs(), cluster.builder(), cluster.url()).await;
 }
 
 /// The sentinel wants a token as well. Its connection ends, and the first token is gone; the next
