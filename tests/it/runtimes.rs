@@ -13,13 +13,12 @@ use std::{
 use nestlock::LockClient;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::{
-    support::{
-        Server,
-        proxy::{Action, Proxy, Verb, with_wire},
-    },
-    tls,
+use crate::support::{
+    Server,
+    proxy::{Action, Proxy, Verb, with_wire},
 };
+#[cfg(feature = "rustls")]
+use crate::tls;
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -162,6 +161,7 @@ fn the_same_over_a_unix_socket() {
 }
 
 /// Over TLS too, the connection moves between runtimes and outlives the one that it was made in.
+#[cfg(feature = "rustls")]
 #[test]
 fn the_same_over_tls() {
     let server = tls::start();

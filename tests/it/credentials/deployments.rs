@@ -1,6 +1,7 @@
 //! Tokens that rotate, in a cluster and with sentinels.
 
 use super::*;
+#[cfg(feature = "rustls")]
 use crate::tls::TlsCluster;
 
 /// Issues tokens that live for a second: each is a user at all these servers. The one before the
@@ -60,6 +61,7 @@ async fn tokens_expire_at_each_node_of_a_cluster() {
     assert_tokens_expire(cluster.addrs(), LockClient::builder(), cluster.url()).await;
 }
 
+#[cfg(feature = "rustls")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_expire_at_each_node_of_a_cluster_with_tls() {
     let cluster = TlsCluster::start(3).await;
