@@ -13,8 +13,8 @@ use crate::{
     error::Result,
     keys::LockName,
     lock::{
-        Fair, Fenced, FencedKey, Lock, MultiLock, ReadSide, ReadWriteLock, RedLock, RedLockOptions,
-        RedMembers, Reentrant, Signal, Spin, StringRecord, WriteSide,
+        Fair, Fenced, FencedKey, Lock, MultiLock, Permits, ReadSide, ReadWriteLock, RedLock,
+        RedLockOptions, RedMembers, Reentrant, Signal, Spin, StringRecord, WriteSide,
     },
     options::{Backoff, Config, Messages, SignalOptions, Tuning},
     owner::OwnerId,
@@ -173,8 +173,8 @@ impl LockClient {
     ///
     /// [`Error::InvalidName`] if the name is empty, longer than
     /// [`max_name_len`](LockClientBuilder::max_name_len), or a key that locks use internally
-    /// (`redisson_...`, `nestlock_...`, `lock-signal:...`, `...:rwlock_timeout:...`; the prefix
-    /// counts), or if its braces would put the lock and its channel into different slots of a
+    /// (`redisson_...`, `nestlock_...`, `lock-signal:...`, `...:rwlock_timeout:...`,
+    /// `{...}:timeout`; the prefix counts), or if its braces would put the lock and its channel into different slots of a
     /// cluster.
     pub fn mutex(&self, name: impl AsRef<str>) -> Result<Lock> {
         Ok(self.reentrant_lock(name)?.owner_per_acquire())
@@ -301,6 +301,32 @@ impl LockClient {
             Lock::new(&self.anchor, read),
             Lock::new(&self.anchor, write),
         ))
+    }
+
+    /// Returns the permits with this name: at most `total` holders at the same time, over all
+    /// processes. Redisson's `RPermitExpirableSemaphore`.
+    ///
+    /// Permits have leases, which the watchdog renews as it does for locks: those of a process that
+    /// died come back by themselves. `total` counts if the name is used for the first time; later,
+    /// [`Permits::set_permits`] changes it.
+    ///
+    /// ```no_run
+    /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
+    /// let exports = client.permits("exports", 3)?;
+    /// match exports.try_acquire().await? {
+    ///     Some(guard) => guard.unlock().await, // after the export
+    ///     None => Ok(()), // three run already
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::mutex`]; also for a name that is entirely in braces, `{x}`, whose leases
+    /// would be those of `x`, and for `lock:...`. [`Error::InvalidPermits`] if `total` is 0 or above 2,147,483,647.
+    pub fn permits(&self, name: impl AsRef<str>, total: u32) -> Result<Permits> {
+        let name = self.name(name.as_ref())?.with_keys()?.not_of_signals()?;
+        Permits::new(&self.anchor, &name, total)
     }
 
     /// Returns the spin lock with this name and the default [`Backoff`]. Redisson's `RSpinLock`.

@@ -69,6 +69,15 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         reason: &'static str,
     },
+    /// The number of permits is not possible. Nothing was sent.
+    #[error("invalid number of permits for {lock:?}: {reason}")]
+    #[non_exhaustive]
+    InvalidPermits {
+        /// The name of the permits.
+        lock: String,
+        /// What is wrong with the number, and what to do.
+        reason: String,
+    },
     /// The client's configuration is invalid. Nothing was sent.
     #[error("invalid configuration: {reason}")]
     #[non_exhaustive]
@@ -342,6 +351,7 @@ impl Error {
         match self {
             Self::InvalidName { name, .. } => Some(name),
             Self::InvalidLease { lock, .. }
+            | Self::InvalidPermits { lock, .. }
             | Self::NotHeld { lock, .. }
             | Self::Lost { lock, .. }
             | Self::WrongLockKind { lock }

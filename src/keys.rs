@@ -15,6 +15,8 @@ pub(crate) const FENCE: &str = "nestlock_fence";
 pub(crate) const SIGNAL_RECORD: &str = "lock:";
 /// The prefix of the list that wakes a signal lock's waiters.
 pub(crate) const SIGNAL_LIST: &str = "lock-signal:";
+/// The end of the key of the leases of permits, after a name in braces.
+pub(crate) const PERMIT_LEASES: &str = ":timeout";
 /// The prefixes of the keys that locks derive from their names: no lock may have such a name.
 /// [`SIGNAL_RECORD`] is not one of them, since its keys are also the records of string locks with
 /// these names.
@@ -46,6 +48,7 @@ impl LockName {
         }
         if RESERVED.iter().any(|prefix| full.starts_with(prefix))
             || full.contains(":rwlock_timeout:")
+            || full.contains('{') && full.ends_with(PERMIT_LEASES)
         {
             return refuse(
                 "it is reserved: locks store their own keys under such names; use another name"
@@ -67,14 +70,19 @@ impl LockName {
 
     /// Checks the key of a guarded value, which must also differ from the records of signal locks.
     pub(crate) fn guarded(key: &str, max_len: usize) -> Result<Self, Error> {
-        if key.starts_with(SIGNAL_RECORD) {
-            let reason = "signal locks are stored under such names; use another name".into();
+        Self::new("", key, max_len)?.with_keys()?.not_of_signals()
+    }
+
+    /// Checks that the name differs from the records of signal locks: for keys that a signal lock of
+    /// that name would take for its own.
+    pub(crate) fn not_of_signals(self) -> Result<Self, Error> {
+        if self.0.starts_with(SIGNAL_RECORD) {
             return Err(Error::InvalidName {
-                name: key.into(),
-                reason,
+                name: self.0.to_string(),
+                reason: "signal locks are stored under such names; use another name".into(),
             });
         }
-        Self::new("", key, max_len)?.with_keys()
+        Ok(self)
     }
 
     /// Checks that the name can have further keys next to its record: `{x}` would share those of

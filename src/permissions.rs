@@ -5,7 +5,7 @@
 //! let all = nestlock::permissions::KINDS.iter().map(|kind| kind.what);
 //! assert_eq!(
 //!     all.collect::<Vec<_>>(),
-//!     ["fenced", "guarded keys", "fair", "string", "signal", "read-write"],
+//!     ["fenced", "guarded keys", "fair", "string", "signal", "permits", "read-write"],
 //! );
 //! assert_eq!(nestlock::permissions::rule("~{}", "app:"), "~app:*");
 //! ```
@@ -101,7 +101,7 @@ pub const FSYNC: Permissions = Permissions {
 };
 
 /// What some kinds need in addition.
-pub const KINDS: [Permissions; 6] = [
+pub const KINDS: [Permissions; 7] = [
     Permissions {
         what: "fenced",
         keys: &["~redisson_lock_token:{{}"],
@@ -153,6 +153,24 @@ pub const KINDS: [Permissions; 6] = [
         keys: &["~lock:{}", "~lock-signal:{}"],
         channels: &[],
         commands: &["get", "set", "lpush", "ltrim", "expire", "blpop", "scan"],
+    },
+    Permissions {
+        what: "permits",
+        keys: &["~{{}"],
+        channels: &["&redisson_sc:{{}"],
+        commands: &[
+            "get",
+            "incrby",
+            "set",
+            "time",
+            "zadd",
+            "zcard",
+            "zcount",
+            "zrangebyscore",
+            "zrem",
+            "zremrangebyscore",
+            "zscore",
+        ],
     },
     Permissions {
         what: "read-write",

@@ -96,6 +96,18 @@ impl Core {
         }
     }
 
+    /// Runs a script that replies with a number of permits. Sends one request and does not retry it.
+    pub(crate) async fn count(&self, lock: &str, call: &Call) -> Result<u32> {
+        self.enter(lock).await?;
+        match self.store.count(call).await {
+            Ok(Some(count)) => Ok(count),
+            Ok(None) => Err(Error::WrongLockKind {
+                lock: lock.to_owned(),
+            }),
+            Err(error) => Err(store_error(lock, error)),
+        }
+    }
+
     /// Returns the counts of what is in memory; all 0 in a fork.
     pub(crate) fn stats(&self) -> ClientStats {
         if !self.store.is_ours() {

@@ -87,6 +87,34 @@ pub(crate) struct Sibling {
     pub(crate) excludes: bool,
 }
 
+/// How many holders there may be at the same time, and so which waiters a message wakes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// One. A message wakes one waiter.
+    Exclusive,
+    /// Any number, while the sibling is not held. A message wakes all waiters.
+    Shared,
+    /// As many as there are permits. A message is the number of permits that were given back, and
+    /// wakes that many waiters for one permit, and all waiters for several.
+    Counted {
+        /// How many permits there are.
+        total: u32,
+        /// How many permits a holder has.
+        takes: u32,
+    },
+}
+
+impl Sharing {
+    /// Returns whether a message wakes all waiters of this kind.
+    pub(crate) fn wakes_all(self) -> bool {
+        match self {
+            Self::Exclusive => false,
+            Self::Shared => true,
+            Self::Counted { takes, .. } => takes > 1,
+        }
+    }
+}
+
 /// The scripts that acquire, and release, several locks of one family for one owner by one request.
 /// Their keys are the locks.
 #[derive(Debug, Clone, Copy)]
@@ -121,8 +149,7 @@ pub(crate) struct KindInfo {
     pub(crate) own_channel: bool,
     /// Its guards carry a fencing token.
     pub(crate) token: bool,
-    /// Several owners may hold it at the same time.
-    pub(crate) shared: bool,
+    pub(crate) sharing: Sharing,
     /// Highest hold count of one owner, whatever the client is configured to allow.
     pub(crate) max_holds: u32,
     /// The kind that the same owner may hold under the same lock name and owner name.
@@ -146,7 +173,7 @@ impl KindInfo {
             queues: false,
             own_channel: false,
             token: false,
-            shared: false,
+            sharing: Sharing::Exclusive,
             max_holds: u32::MAX,
             sibling: None,
             rival: None,
@@ -154,10 +181,10 @@ impl KindInfo {
         }
     }
 
-    /// Returns whether its channel also serves the waiters of a sibling kind, where one side is
-    /// shared and the other exclusive.
+    /// Returns whether its channel serves two sides of waiters, of which a message wakes all and
+    /// some.
     pub(crate) fn has_two_sides(&self) -> bool {
-        self.sibling.is_some()
+        self.sibling.is_some() || matches!(self.sharing, Sharing::Counted { .. })
     }
 }
 

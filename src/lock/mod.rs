@@ -7,6 +7,7 @@ mod handle;
 mod multi;
 mod nodes;
 mod observed;
+mod permits;
 mod quorum;
 mod read_write;
 mod red;
@@ -34,6 +35,7 @@ pub(crate) use self::{
 };
 pub use self::{
     handle::{Inspection, Lock},
+    permits::Permits,
     read_write::ReadWriteLock,
     red_options::RedLockOptions,
 };

@@ -16,7 +16,7 @@ use nestlock_wire::{Arg, Call, Script};
 use super::Lock;
 
 use crate::{
-    engine::{AcquireTerms, Kind, KindInfo, Sibling, Wake},
+    engine::{AcquireTerms, Kind, KindInfo, Sharing, Sibling, Wake},
     error::Result,
     guard::LockGuard,
     keys::LockName,
@@ -273,7 +273,7 @@ impl Kind for ReadSide {
         // Scripts scan the keys of all read holds, hence the limit. `queues`: a waiting reader is
         // recorded on the server.
         KindInfo {
-            shared: true,
+            sharing: Sharing::Shared,
             queues: true,
             max_holds: 99_999,
             sibling,

@@ -266,6 +266,15 @@ pub(crate) fn inspected(value: &Value) -> Result<Inspected, StoreError> {
     }
 }
 
+/// Parses a number of permits. Returns `None` if the key has another kind.
+pub(crate) fn count(value: &Value) -> Result<Option<u32>, StoreError> {
+    match value {
+        Value::Integer(-3) => Ok(None),
+        Value::Integer(count @ 0..) => Ok(Some(u32::try_from(*count).unwrap_or(u32::MAX))),
+        other => Err(nonsense(other)),
+    }
+}
+
 pub(crate) fn guarded(value: &Value) -> Result<Guarded, StoreError> {
     let parts = match value {
         Value::Integer(1) => return Ok(Guarded::Done(None)),
@@ -396,10 +405,12 @@ mod tests {
             assert!(released(&bad).is_err(), "{bad:?}");
             assert!(forced(&bad).is_err(), "{bad:?}");
             assert!(inspected(&bad).is_err(), "{bad:?}");
+            assert!(count(&bad).is_err(), "{bad:?}");
             assert!(renewed(&bad, 1).is_err(), "{bad:?}");
             assert!(acquired_together(&bad, 1).is_err(), "{bad:?}");
             assert!(guarded(&bad).is_err(), "{bad:?}");
         }
+        assert!(count(&Value::Null).is_err() && count(&Value::Integer(-1)).is_err());
         assert!(acquired(&Value::Null).is_err());
         assert!(acquired_together(&Value::Null, 1).is_err());
         assert!(guarded(&Value::Null).is_err());

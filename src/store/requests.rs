@@ -220,6 +220,12 @@ impl Store {
         })
     }
 
+    /// Runs a script that replies with a number of permits. Returns `None` if the key has another
+    /// kind.
+    pub(crate) async fn count(&self, call: &Call) -> Result<Option<u32>, StoreError> {
+        reply::count(&self.eval(call).await?.0)
+    }
+
     /// Runs a script that reads or writes a guarded key.
     pub(crate) async fn guarded(&self, call: &Call) -> Result<Guarded, StoreError> {
         reply::guarded(&self.eval(call).await?.0)

@@ -913,7 +913,7 @@ fn every_script_names_its_arguments_first_and_is_short() {
 
 /// Commands that scripts may call: each works in an ACL and in a cluster, and reads one lock's keys
 /// only.
-const COMMANDS: [&str; 37] = [
+const COMMANDS: [&str; 38] = [
     "del",
     "exists",
     "expire",
@@ -928,6 +928,7 @@ const COMMANDS: [&str; 37] = [
     "hrandfield",
     "hset",
     "incr",
+    "incrby",
     "lindex",
     "llen",
     "lpos",

@@ -45,6 +45,7 @@ mod mutex;
 mod neighbours;
 mod non_reentrant;
 mod outage;
+mod permits;
 mod process;
 mod pubsub;
 mod read_write;

@@ -17,6 +17,7 @@ use tokio::{
 };
 
 use crate::{
+    acl::PERMITS,
     node::{is_denied, is_over},
     raw::Raw,
 };
@@ -49,7 +50,7 @@ impl Ears {
         let mut messages = client.message_rx();
         let all = [EVERY_CLIENT]
             .into_iter()
-            .chain(KINDS)
+            .chain(KINDS.into_iter().filter(|kind| kind.what != PERMITS))
             .flat_map(|part| part.channels);
         // a user may subscribe to a pattern only if a rule has exactly the same text
         let patterns: Vec<String> = all

@@ -14,6 +14,7 @@ use crate::{
             generation::{Copied, Grant, Ticket},
             state::{HoldRequest, HoldState, Ownership},
         },
+        kind::Sharing,
         lease::Millis,
     },
     error::{Result, StoreError},
@@ -54,7 +55,8 @@ impl Acquire<'_> {
         } = reply;
         // other holders of a shared record may shorten its TTL (Redisson's readers do), so the
         // watchdog keeps sending a fixed lease
-        let is_told_again = self.kind.about().shared && !self.lease.is_watched();
+        let is_told_again =
+            self.kind.about().sharing == Sharing::Shared && !self.lease.is_watched();
         let kept_every = is_told_again.then(|| Millis::of(core.config.watchdog_timeout / 3));
         let copied = Copied {
             wanted: self.replicas(),

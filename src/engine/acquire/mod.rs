@@ -30,7 +30,7 @@ use self::{
 use super::{
     failure::{NO_REPLY, no_reply, store_error},
     hold::Entered,
-    kind::Wake,
+    kind::{Sharing, Wake},
     retry::{Failing, jittered},
     wait::{
         place::QueueEntry,
@@ -207,7 +207,7 @@ impl<'a> Acquire<'a> {
 
     fn acquired(&self, attempts: &Attempts<'a>) {
         match &attempts.waiter {
-            Some(waiter) if self.kind.about().shared => waiter.pass_on(),
+            Some(waiter) if self.kind.about().sharing != Sharing::Exclusive => waiter.pass_on(),
             Some(waiter) if self.kind.about().own_channel => waiter.wake_next(),
             _ => {}
         }

@@ -51,6 +51,13 @@ pub(crate) fn deliver(subscriptions: &Subscriptions, heard: Push<'_>) {
         return;
     };
     queue.notify();
+    if queue.permits().is_some() {
+        return match std::str::from_utf8(text).map(str::parse::<i64>) {
+            // Redisson also reports a number below 0, when it takes permits away.
+            Ok(Ok(permits)) => queue.wake_for(u32::try_from(permits.max(0)).unwrap_or(u32::MAX)),
+            _ => log::later!(DEBUG, channel = channel; "ignoring a message of another program"),
+        };
+    }
     match text {
         b"0" => queue.wake_one(),
         b"1" => queue.wake_all(),

@@ -11,6 +11,9 @@
 //! one queue share the instant of the next poll; waiters that keep a place on the server by polling
 //! have a queue, or a side, of their own.
 //!
+//! That of permits has two sides as well: waiters for one permit and waiters for several. A message
+//! is a number, which wakes that many of the first, and all of the second.
+//!
 //! Redisson sends `0` when the last reader leaves and `1` when a writer does. Neither says anything
 //! about the other side, so any message wakes all readers and one writer. If messages may be
 //! missing, both sides poll.
@@ -24,7 +27,7 @@ use super::relay::Relay;
 use crate::{
     engine::{
         hold::{Entered, granted::Granted},
-        kind::Kind,
+        kind::{Kind, Sharing},
     },
     meter::Source,
     sync::{
@@ -112,6 +115,16 @@ impl SideQueue {
             .max(1)
             .saturating_sub(self.permits.available_permits());
         self.permits.add_permits(missing);
+    }
+
+    /// Wakes up to `n` waiters.
+    fn wake_some(&self, n: usize) {
+        self.notified_one.store(false, Ordering::Release);
+        let missing = self
+            .waiters()
+            .max(1)
+            .saturating_sub(self.permits.available_permits());
+        self.permits.add_permits(missing.min(n));
     }
 
     pub(super) fn waiters(&self) -> usize {
@@ -204,6 +217,23 @@ impl WaitQueue {
         }
     }
 
+    /// Returns how many permits its lock has, if it has permits.
+    pub(super) fn permits(&self) -> Option<u32> {
+        match self.kind.about().sharing {
+            Sharing::Counted { total, .. } => Some(total),
+            Sharing::Exclusive | Sharing::Shared => None,
+        }
+    }
+
+    /// Wakes the waiters that may get one of these permits: that many that want one, and all that
+    /// want several.
+    pub(super) fn wake_for(&self, permits: u32) {
+        if let Some(several) = self.together.as_ref().filter(|_| permits > 0) {
+            several.wake_all();
+        }
+        self.alone.wake_some(permits as usize);
+    }
+
     /// Stores a grant and wakes one waiter to take it.
     pub(super) fn grant(&self, granted: Granted) {
         *self.granted() = Some(granted);
@@ -236,6 +266,8 @@ impl WaitQueue {
     pub(super) fn live(&self) {
         if self.was_live.swap(true, Ordering::AcqRel) {
             self.wake_all_queues();
+        } else if let Some(total) = self.permits() {
+            self.wake_for(total);
         } else if !self.quiet {
             self.queues().for_each(SideQueue::wake_one);
         }
@@ -248,7 +280,10 @@ impl WaitQueue {
     /// Wakes all waiters to check the lock, because messages may have been missed.
     pub(super) fn wake_all_queues(&self) {
         self.by_reconnect.store(true, Ordering::Relaxed);
-        self.queues().for_each(SideQueue::wake_all);
+        match self.permits() {
+            Some(total) => self.wake_for(total),
+            None => self.queues().for_each(SideQueue::wake_all),
+        }
     }
 
     /// Records that a message causes the next wake-up.

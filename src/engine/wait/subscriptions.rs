@@ -67,7 +67,7 @@ impl Subscriptions {
         channel: &Arc<str>,
         quiet: bool,
     ) -> Arc<WaitQueue> {
-        let shares = kind.about().shared;
+        let shares = kind.about().sharing.wakes_all();
         // Count while the entry is locked, so that the wait queue cannot be removed in between.
         let count = |queue: &Arc<WaitQueue>| {
             queue.queue(shares).add_waiter();

@@ -88,7 +88,7 @@ impl Core {
             core: self,
             subscriptions,
             queue,
-            shares: kind.about().shared,
+            shares: kind.about().sharing.wakes_all(),
             takes: None,
             queue_entry: None,
         }
@@ -158,7 +158,10 @@ impl<'a> Waiter<'a> {
     /// Wakes the others after this waiter got a lock that they may share, if it alone was woken.
     pub(crate) fn pass_on(&self) {
         if self.side_queue().notified_one.load(Ordering::Acquire) {
-            self.side_queue().wake_all();
+            match self.queue.permits() {
+                Some(total) => self.queue.wake_for(total),
+                None => self.side_queue().wake_all(),
+            }
         }
     }
 

@@ -20,6 +20,7 @@ const FAIR: [&str; 4] = [
 const INTENT: &str = "nestlock_rwlock_intent:{l}";
 const READERS: &str = "nestlock_rwlock_readers:{l}";
 const HOLDS: &str = "{l}:";
+const LEASES: &str = "{l}:timeout";
 const SIGNAL: [&str; 2] = ["lock:l", "lock-signal:l"];
 const GUARDED: [&str; 2] = ["k", "nestlock_fence:{k}"];
 
@@ -428,6 +429,53 @@ fn cases() -> Vec<Case> {
         &[writes_and_reads],
     );
     of("read_write/write_inspect", &[L], &[], &[writes]);
+    cases.extend(cases_of_permits());
+    cases
+}
+
+/// Returns the states of `permits/*`: all free, some taken, some expired, without a counter.
+fn cases_of_permits() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let mut of = |script, keys: &[&'static str], args: &[&str], states: &[&str]| {
+        for state in states {
+            let args = args.iter().map(ToString::to_string).collect();
+            cases.push(Case {
+                script,
+                state: (*state).to_owned(),
+                keys: keys.to_vec(),
+                args,
+            });
+        }
+    };
+    // an end that is far away, and the space in the name of a second permit, which no command here
+    // can have
+    let far = "99999999999999";
+    let free = "SET l 3";
+    let mine = &*format!("SET l 2;ZADD {LEASES} {far} {A}");
+    let others = &*format!("SET l 0;ZADD {LEASES} {far} {B}");
+    let expired = &*format!("SET l 1;ZADD {LEASES} 7 {A} 8 {B}");
+    let no_counter = &*format!("ZADD {LEASES} {far} {A} 8 {B}");
+    let all = [free, mine, others, expired, no_counter];
+    let keys = [LEASES, L];
+    for count in ["1", "2"] {
+        let args = [A, "30000", count, "3", "c"];
+        of("permits/acquire", &keys, &args, &all);
+        of("permits/acquire", &keys, &args, &[""]);
+    }
+    of("permits/release", &keys, &[A, "0", "c"], &all);
+    of("permits/release", &keys, &[A, "1", "c"], &[mine]);
+    of("permits/renew", &[LEASES], &[A, "30000"], &all);
+    let two = leases(&[A, A], "30000");
+    let second = &*format!("{mine};ZADD m {far} {A}");
+    of("permits/renew", &[LEASES, "m"], &two, &[mine, second]);
+    let moves = [A, "c:1", "30000"];
+    of("permits/transfer", &[LEASES], &moves, &[mine, others]);
+    of("permits/force_release", &keys, &["c"], &all);
+    of("permits/inspect", &[LEASES], &[], &all);
+    of("permits/available", &keys, &["3"], &all);
+    for total in ["1", "9"] {
+        of("permits/set_total", &keys, &[total, "c"], &all);
+    }
     cases
 }
 

@@ -1,0 +1,11 @@
+-- permits/available: how many permits may be acquired. Read-only.
+--
+-- KEYS[1]  leases   zset     permit -> when it expires, in milliseconds of the server's clock
+-- KEYS[2]  counter  string   how many permits are available, without those that have expired
+-- ARGV[1]  total    integer  how many there are if there is no counter yet
+-- Parts    counter, time
+-- Returns  integer  0 or more
+--          -3       WRONG_KIND: the key of the counter holds something else
+local leases, total = KEYS[1], ARGV[1]
+local expired = redis.call('zcount', leases, 0, server_time())
+return math.max(0, (free or total - redis.call('zcard', leases)) + expired)

@@ -1,0 +1,21 @@
+-- permits/force_release: give back all permits, whatever their owners. Safe to send twice.
+--
+-- KEYS[1]  leases   zset     permit -> when it expires, in milliseconds of the server's clock
+-- KEYS[2]  counter  string   how many permits are available, without those that have expired
+-- ARGV[1]  channel  string   where waiters listen
+-- Parts    counter
+-- Returns  1        all are available now; waiters got their number as a message
+--          0        none was taken
+--          -3       WRONG_KIND: the key of the counter holds something else
+local leases, channel = KEYS[1], ARGV[1]
+
+local taken = redis.call('zcard', leases)
+if taken == 0 then return 0 end
+-- publish first: if PUBLISH is denied, nothing is written
+redis.call('publish', channel, taken)
+-- out of memory, a server denies only a script's first write, and never this one: it lets later writes pass
+redis.call('zremrangebyscore', leases, 1, 0)
+-- without a counter, the next acquire counts the permits
+if free then redis.call('incrby', counter, taken) end
+redis.call('zremrangebyscore', leases, '-inf', '+inf')
+return 1

@@ -1,0 +1,32 @@
+-- permits/release: give back this owner's permits. Safe to send twice.
+--
+-- KEYS[1]  leases   zset     permit -> when it expires, in milliseconds of the server's clock
+-- KEYS[2]  counter  string   how many permits are available, without those that have expired
+-- ARGV[1]  owner    string   "<client>:<task>"
+-- ARGV[2]  holds    integer  0: give back all of them; 1: keep them
+-- ARGV[3]  channel  string   where waiters listen
+-- Parts    permits, time
+-- Returns  1        given back; waiters got the number of permits as a message
+--          0        still held
+--          nil      this owner holds none. Those that had expired were given back
+local leases, counter, owner, holds, channel = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
+if holds ~= '0' and holds ~= '1' then return redis.error_reply('ERR nestlock: holds must be 0 or 1') end
+
+local now, permits, held = server_time(), {}, false
+each_permit(leases, owner, function(permit, score)
+    permits[#permits + 1] = permit
+    held = held or score > now
+    return true
+end)
+if #permits == 0 then return nil end
+if holds == '1' then return held and 0 or nil end
+
+local free = redis.call('get', counter)
+-- publish first: if PUBLISH is denied, nothing is written. No other client runs before this script ends
+redis.call('publish', channel, #permits)
+-- out of memory, a server denies only a script's first write, and never ZREM: this lets later writes pass
+redis.call('zrem', leases, '')
+-- without a counter, the next acquire counts the permits
+if free then redis.call('incrby', counter, #permits) end
+for _, permit in ipairs(permits) do redis.call('zrem', leases, permit) end
+return held and 1 or nil

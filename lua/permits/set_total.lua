@@ -1,0 +1,24 @@
+-- permits/set_total: change how many permits there are, taken ones included. Safe to send twice.
+--
+-- KEYS[1]  leases   zset     permit -> when it expires, in milliseconds of the server's clock
+-- KEYS[2]  counter  string   how many permits are available, without those that have expired
+-- ARGV[1]  total    integer  how many there are from now on, at least 1
+-- ARGV[2]  channel  string   where waiters listen
+-- Parts    counter
+-- Returns  integer  how many more may be acquired now, 0 or more; waiters got that as a message
+--          -3       WRONG_KIND: the key of the counter holds something else
+local leases, total, channel = KEYS[1], ARGV[1], ARGV[2]
+if not string.find(total, '^[1-9]%d*$') then
+    return redis.error_reply('ERR nestlock: total must be an integer of at least 1')
+end
+
+-- expired permits are still in the set: the client that removes them raises the counter
+local wanted = tonumber(total) - redis.call('zcard', leases)
+local more = math.max(0, math.max(0, wanted) - math.max(0, free or 0))
+if more > 0 then redis.call('publish', channel, more) end
+if not free then
+    redis.call('set', counter, wanted)
+elseif free ~= wanted then
+    redis.call('incrby', counter, wanted - free)
+end
+return more

@@ -1,0 +1,272 @@
+//! `lua/permits`: each line under "Returns", each refusal, each script sent twice.
+
+use super::{ACQUIRED, Bench, NO_COUNTS, NO_LEASES, busy, busy_ttl, leases};
+use crate::support::wire::Reply;
+
+const KEYS: [&str; 2] = ["{jobs}:timeout", "jobs"];
+const LEASES: [&str; 1] = ["{jobs}:timeout"];
+const A: &str = "0a1b2c3d-1111-4222-8333-444455556666:42";
+const B: &str = "0a1b2c3d-1111-4222-8333-444455556666:43";
+const CHANNEL: &str = "redisson_sc:{jobs}";
+/// Redisson's score for a permit without a lease.
+const NEVER: &str = "922337203685477";
+
+const ACQUIRE: &str = "permits/acquire";
+const RELEASE: &str = "permits/release";
+const RENEW: &str = "permits/renew";
+const TRANSFER: &str = "permits/transfer";
+const FORCE: &str = "permits/force_release";
+const INSPECT: &str = "permits/inspect";
+const AVAILABLE: &str = "permits/available";
+const SET_TOTAL: &str = "permits/set_total";
+
+impl Bench {
+    /// Acquires `count` of three permits.
+    fn take_permits(&self, owner: &str, lease: &str, count: &str) -> Reply {
+        self.run(ACQUIRE, &KEYS, &[owner, lease, count, "3", CHANNEL])
+    }
+
+    fn give_back(&self, owner: &str) -> Reply {
+        self.run(RELEASE, &KEYS, &[owner, "0", CHANNEL])
+    }
+
+    fn counter(&self) -> i64 {
+        self.call(&["GET", "jobs"]).text().parse().unwrap()
+    }
+
+    /// Returns how long a permit lasts, in milliseconds.
+    fn lasts(&self, permit: &str) -> i64 {
+        let score = self.call(&["ZSCORE", KEYS[0], permit]);
+        score.text().parse::<i64>().unwrap() - self.now()
+    }
+
+    fn is_about(&self, permit: &str, lease: i64) {
+        let lasts = self.lasts(permit);
+        assert!(
+            lasts > lease - 5_000 && lasts <= lease + 1,
+            "{lasts} ms for a lease of {lease}"
+        );
+    }
+}
+
+#[test]
+fn permits_acquire_takes_them_once() {
+    let bench = Bench::new();
+    for _ in 0..2 {
+        assert_eq!(bench.take_permits(A, "30000", "2"), ACQUIRED);
+        assert_eq!(bench.counter(), 1);
+        bench.is_about(A, 30_000);
+        bench.is_about(&format!("{A} 2"), 30_000);
+        assert_eq!(bench.snapshot().len(), 2);
+    }
+    assert_eq!(bench.take_permits(B, "30000", "1"), ACQUIRED);
+    assert_eq!(bench.counter(), 0);
+}
+
+/// A request that is sent again does not shorten the lease.
+#[test]
+fn permits_acquire_of_ones_own_never_shortens() {
+    let bench = Bench::new();
+    assert_eq!(bench.take_permits(A, "60000", "1"), ACQUIRED);
+    assert_eq!(bench.take_permits(A, "30000", "1"), ACQUIRED);
+    bench.is_about(A, 60_000);
+    assert_eq!(bench.take_permits(A, "90000", "1"), ACQUIRED);
+    bench.is_about(A, 90_000);
+    assert_eq!(bench.counter(), 2);
+}
+
+#[test]
+fn permits_acquire_returns_when_the_next_one_expires() {
+    let bench = Bench::new();
+    assert_eq!(bench.take_permits(A, "60000", "2"), ACQUIRED);
+    let two = [B, "30000", "2", "3", CHANNEL];
+    let ttl = busy_ttl(&bench.untouched(ACQUIRE, &KEYS, &two));
+    assert!(ttl > 55_000 && ttl <= 60_000, "{ttl}");
+    bench.set_up(&["ZADD", KEYS[0], NEVER, A, NEVER, &format!("{A} 2")]);
+    assert_eq!(bench.untouched(ACQUIRE, &KEYS, &two), busy(-1));
+}
+
+/// What has expired is available, also to the owner that had it.
+#[test]
+fn permits_acquire_takes_what_has_expired() {
+    for owner in [A, B] {
+        let bench = Bench::new();
+        bench.set_up(&["SET", "jobs", "0"]);
+        bench.set_up(&["ZADD", KEYS[0], "7", A, "8", &format!("{A} 2"), NEVER, "id"]);
+        let mut ears = bench.listen(CHANNEL);
+        assert_eq!(bench.take_permits(owner, "30000", "1"), ACQUIRED);
+        assert_eq!(ears.heard(&bench), ["1"], "one more is available");
+        assert_eq!(bench.counter(), 1);
+        assert_eq!(bench.call(&["ZCARD", KEYS[0]]), Reply::Int(2));
+        bench.is_about(owner, 30_000);
+    }
+}
+
+#[test]
+fn permits_without_a_counter_are_counted() {
+    let bench = Bench::new();
+    bench.set_up(&["ZADD", KEYS[0], NEVER, "id", "7", A]);
+    assert_eq!(
+        bench.run(AVAILABLE, &KEYS, &["3"]),
+        Reply::Int(2),
+        "one has expired"
+    );
+    assert_eq!(bench.take_permits(B, "30000", "2"), ACQUIRED);
+    assert_eq!(bench.counter(), 0);
+    bench.set_up(&["DEL", "jobs"]);
+    assert_eq!(bench.give_back(B), Reply::Int(1));
+    assert_eq!(bench.run(AVAILABLE, &KEYS, &["3"]), Reply::Int(2));
+}
+
+#[test]
+fn permits_of_bad_numbers_are_refused_untouched() {
+    let bench = Bench::new();
+    let refused = |script: &str, args: &[&str]| {
+        let error = bench.refused(script, &KEYS, args);
+        assert!(error.starts_with("ERR nestlock: "), "{error}");
+    };
+    for lease in NO_LEASES {
+        refused(ACQUIRE, &[A, lease, "1", "3", CHANNEL]);
+    }
+    for count in NO_COUNTS.into_iter().chain(["0"]) {
+        refused(ACQUIRE, &[A, "30000", count, "3", CHANNEL]);
+        refused(ACQUIRE, &[A, "30000", "1", count, CHANNEL]);
+        refused(SET_TOTAL, &[count, CHANNEL]);
+        if count != "0" {
+            refused(RELEASE, &[A, count, CHANNEL]);
+        }
+    }
+    refused(RELEASE, &[A, "2", CHANNEL]);
+    bench.set_up(&["SET", "jobs", "x"]);
+    let wrong = Reply::Int(-3);
+    let acquire = [A, "30000", "1", "3", CHANNEL];
+    assert_eq!(bench.untouched(ACQUIRE, &KEYS, &acquire), wrong);
+    assert_eq!(bench.untouched(AVAILABLE, &KEYS, &["3"]), wrong);
+    assert_eq!(bench.untouched(SET_TOTAL, &KEYS, &["3", CHANNEL]), wrong);
+    assert_eq!(bench.untouched(FORCE, &KEYS, &[CHANNEL]), wrong);
+}
+
+#[test]
+fn permits_release_gives_back_all_of_an_owner() {
+    let bench = Bench::new();
+    assert_eq!(bench.take_permits(A, "30000", "2"), ACQUIRED);
+    assert_eq!(bench.take_permits(B, "30000", "1"), ACQUIRED);
+    let mut ears = bench.listen(CHANNEL);
+    assert_eq!(
+        bench.untouched(RELEASE, &KEYS, &[A, "1", CHANNEL]),
+        Reply::Int(0)
+    );
+    assert_eq!(bench.give_back(A), Reply::Int(1));
+    assert_eq!(bench.counter(), 2);
+    for holds in ["0", "1"] {
+        let again = bench.untouched(RELEASE, &KEYS, &[A, holds, CHANNEL]);
+        assert_eq!(again, Reply::Nil);
+    }
+    assert_eq!(ears.heard(&bench), ["2"]);
+    assert_eq!(bench.call(&["ZCARD", KEYS[0]]), Reply::Int(1));
+}
+
+/// The release of an expired permit gives it back, and says that it was not held.
+#[test]
+fn permits_release_of_what_has_expired_is_none() {
+    let bench = Bench::new();
+    bench.set_up(&["SET", "jobs", "2"]);
+    bench.set_up(&["ZADD", KEYS[0], "7", A]);
+    let kept = bench.untouched(RELEASE, &KEYS, &[A, "1", CHANNEL]);
+    assert_eq!(kept, Reply::Nil);
+    assert_eq!(bench.give_back(A), Reply::Nil);
+    assert_eq!(bench.counter(), 3);
+}
+
+#[test]
+fn permits_renew_extends_and_never_shortens() {
+    let bench = Bench::new();
+    assert_eq!(bench.take_permits(A, "20000", "2"), ACQUIRED);
+    let renew = |owner, lease| bench.run(RENEW, &LEASES, &[owner, lease]);
+    let answer = |code| Reply::List(vec![Reply::Int(code)]);
+    assert_eq!(renew(A, "60000"), answer(1));
+    bench.is_about(A, 60_000);
+    bench.is_about(&format!("{A} 2"), 60_000);
+    assert_eq!(renew(A, "30000"), answer(1));
+    bench.is_about(A, 60_000);
+    assert_eq!(renew(B, "30000"), answer(0));
+    bench.set_up(&["ZADD", KEYS[0], "7", B]);
+    assert_eq!(renew(B, "30000"), answer(0), "it has expired");
+    bench.set_up(&["SET", "other", "x"]);
+    let both = bench.run(RENEW, &[KEYS[0], "other"], &leases(&[A, A], "30000"));
+    assert_eq!(both, Reply::List(vec![Reply::Int(1), Reply::Int(-1)]));
+}
+
+#[test]
+fn permits_transfer_moves_all_and_sets_the_lease() {
+    let bench = Bench::new();
+    assert_eq!(bench.take_permits(A, "60000", "2"), ACQUIRED);
+    for _ in 0..2 {
+        let moved = bench.run(TRANSFER, &LEASES, &[A, B, "20000"]);
+        assert_eq!(moved, Reply::Int(1));
+    }
+    bench.is_about(B, 20_000);
+    bench.is_about(&format!("{B} 2"), 20_000);
+    assert_eq!(bench.call(&["ZCARD", KEYS[0]]), Reply::Int(2));
+    let lost = bench.untouched(TRANSFER, &LEASES, &[A, "c:1", "20000"]);
+    assert_eq!(lost, Reply::Int(-2));
+    bench.refused(TRANSFER, &LEASES, &[B, B, "20000"]);
+    bench.refused(TRANSFER, &LEASES, &[B, A, "0"]);
+}
+
+#[test]
+fn permits_force_release_gives_back_whatever_is_taken() {
+    let bench = Bench::new();
+    assert_eq!(
+        bench.untouched(FORCE, &KEYS, &[CHANNEL]),
+        Reply::Int(0),
+        "none was taken"
+    );
+    assert_eq!(bench.take_permits(A, "60000", "2"), ACQUIRED);
+    bench.set_up(&["DECRBY", "jobs", "1"]);
+    bench.set_up(&["ZADD", KEYS[0], NEVER, "id"]);
+    let mut ears = bench.listen(CHANNEL);
+    assert_eq!(bench.run(FORCE, &KEYS, &[CHANNEL]), Reply::Int(1));
+    assert_eq!(bench.run(FORCE, &KEYS, &[CHANNEL]), Reply::Int(0));
+    assert_eq!(bench.counter(), 3);
+    assert_eq!(ears.heard(&bench), ["3"]);
+}
+
+#[test]
+fn permits_inspect_lists_the_owners() {
+    let bench = Bench::new();
+    assert_eq!(bench.run(INSPECT, &LEASES, &[]), Reply::Nil);
+    assert_eq!(bench.take_permits(A, "60000", "2"), ACQUIRED);
+    assert_eq!(bench.take_permits(B, "30000", "1"), ACQUIRED);
+    bench.set_up(&["ZADD", KEYS[0], "7", "c:1"]);
+    let held = bench.untouched(INSPECT, &LEASES, &[]);
+    let [ttl, rest @ ..] = held.list() else {
+        panic!("{held:?}")
+    };
+    assert!(ttl.int() > 55_000 && ttl.int() <= 60_000, "the longest");
+    let text = |text: &str| Reply::Text(text.into());
+    let holders = [text(B), Reply::Int(1), text(A), Reply::Int(2)];
+    assert_eq!(rest, holders, "an expired one is not listed");
+    // Redisson's: 16 bytes
+    bench.set_up(&["ZADD", KEYS[0], NEVER, "0123456789abcd 2"]);
+    let held = bench.run(INSPECT, &LEASES, &[]);
+    assert_eq!(held.list()[0], Reply::Int(-1));
+    assert_eq!(held.list()[5], text("30313233343536373839616263642032"));
+}
+
+#[test]
+fn permits_set_total_counts_what_is_taken() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    let set = |total| bench.run(SET_TOTAL, &KEYS, &[total, CHANNEL]);
+    assert_eq!(set("2"), Reply::Int(2));
+    assert_eq!(bench.take_permits(A, "60000", "2"), ACQUIRED);
+    for (total, more, counter) in [("2", 0, 0), ("5", 3, 3), ("5", 0, 3), ("1", 0, -1)] {
+        assert_eq!(set(total), Reply::Int(more), "{total}");
+        assert_eq!(bench.counter(), counter);
+    }
+    assert_eq!(set("4"), Reply::Int(2), "one of three was owed");
+    assert_eq!(ears.heard(&bench), ["2", "3", "2"]);
+    let available = bench.untouched(AVAILABLE, &KEYS, &["9"]);
+    assert_eq!(available, Reply::Int(2));
+}

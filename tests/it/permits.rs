@@ -1,0 +1,489 @@
+//! Permits: at most N holders at the same time.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use nestlock::{AcquireOptions, Error, LockClient, Permits};
+use tokio::task::JoinSet;
+
+use crate::{
+    contract::contract_suite,
+    support::{
+        Server, eventually, poll_once,
+        proxy::{Action, Proxy, Verb},
+        wire::Reply,
+    },
+};
+
+contract_suite! {
+    mod contract,
+    door = |client, name| client.permits(name, 1).unwrap().many(1).unwrap(),
+    reentrant = false,
+    counted = true,
+}
+
+/// The channel of the permits `l`.
+const CHANNEL: &str = "redisson_sc:{l}";
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn permits(client: &LockClient, total: u32) -> Permits {
+    client.permits("l", total).unwrap()
+}
+
+/// Returns the number that the server has for available permits.
+fn counter(server: &Server) -> i64 {
+    server.call(&["GET", "l"]).text().parse().unwrap()
+}
+
+fn taken(server: &Server) -> i64 {
+    server.call(&["ZCARD", "{l}:timeout"]).int()
+}
+
+async fn has_waiters(client: &LockClient, waiters: usize) {
+    eventually("they wait", || async { client.stats().waiters == waiters }).await;
+}
+
+/// Three of twelve tasks are inside at any time, over two clients.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_more_than_there_are_are_inside() {
+    let server = Server::start();
+    let (inside, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let mut tasks = JoinSet::new();
+    for _ in 0..2 {
+        let client = server.client().await;
+        for _ in 0..6 {
+            let permits = permits(&client, 3);
+            let (inside, most) = (Arc::clone(&inside), Arc::clone(&most));
+            tasks.spawn(async move {
+                for _ in 0..40 {
+                    let guard = permits.acquire().await.unwrap();
+                    let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                    most.fetch_max(now, Ordering::SeqCst);
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    guard.unlock().await.unwrap();
+                }
+            });
+        }
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    assert_eq!(most.load(Ordering::SeqCst), 3);
+    assert_eq!((counter(&server), taken(&server)), (3, 0));
+}
+
+/// An acquire and a release are one request each.
+#[tokio::test]
+async fn a_permit_costs_two_requests() {
+    let server = Server::start();
+    let client = server.client().await;
+    let permits = permits(&client, 2);
+    permits.acquire().await.unwrap().unlock().await.unwrap();
+    let before = server.script_count();
+    for _ in 0..10 {
+        permits.acquire().await.unwrap().unlock().await.unwrap();
+    }
+    assert_eq!(server.script_count() - before, 20);
+}
+
+/// A guard of several permits gives them back together. While it waits for them, others may take
+/// one; it gets them once there are enough.
+#[tokio::test]
+async fn several_permits_are_taken_and_given_back_together() {
+    let server = Server::start();
+    let client = server.client().await;
+    let permits = permits(&client, 3);
+    let heavy = permits.acquire_many(3).await.unwrap();
+    assert_eq!((counter(&server), taken(&server)), (0, 3));
+    assert_eq!(permits.holders().await.unwrap(), [(heavy.owner(), 3)]);
+    assert!(permits.try_acquire().await.unwrap().is_none());
+    heavy.unlock().await.unwrap();
+    assert_eq!((counter(&server), taken(&server)), (3, 0));
+
+    let [one, two] = [(); 2].map(|()| permits.try_acquire());
+    let (one, two) = (one.await.unwrap().unwrap(), two.await.unwrap().unwrap());
+    let waits = {
+        let permits = permits.clone();
+        tokio::spawn(async move { permits.acquire_many(3).await })
+    };
+    has_waiters(&client, 1).await;
+    one.unlock().await.unwrap();
+    assert_eq!(permits.available_permits().await.unwrap(), 2);
+    two.unlock().await.unwrap();
+    let heavy = waits.await.unwrap().unwrap();
+    assert_eq!(permits.available_permits().await.unwrap(), 0);
+    drop(heavy);
+    client.idle().await;
+    assert_eq!(permits.available_permits().await.unwrap(), 3);
+}
+
+/// A waiter for more than is given back does not keep the permit from a waiter for one.
+#[tokio::test]
+async fn a_waiter_for_several_holds_up_no_waiter_for_one() {
+    let server = Server::start();
+    let client = server
+        .client_with(|builder| builder.poll_cap(ms(60_000)))
+        .await;
+    let permits = permits(&client, 2);
+    let (one, two) = (
+        permits.acquire().await.unwrap(),
+        permits.acquire().await.unwrap(),
+    );
+    let (first, second) = (permits.clone(), permits.clone());
+    let several = tokio::spawn(async move { first.acquire_many(2).await });
+    has_waiters(&client, 1).await;
+    let single = tokio::spawn(async move { second.acquire().await });
+    has_waiters(&client, 2).await;
+    one.unlock().await.unwrap();
+    let next = tokio::time::timeout(ms(10_000), single).await;
+    let next = next.expect("it is woken").unwrap().unwrap();
+    two.unlock().await.unwrap();
+    next.unlock().await.unwrap();
+    several.await.unwrap().unwrap().unlock().await.unwrap();
+}
+
+/// The permits of a client that is gone come back when their leases end, and waiters take them then.
+#[tokio::test]
+async fn permits_of_a_dead_holder_come_back() {
+    let server = Server::start();
+    let client = server.client().await;
+    let permits = permits(&client, 2);
+    let lease = AcquireOptions::new().lease(ms(600));
+    for _ in 0..2 {
+        let one = permits.many(1).unwrap();
+        one.lock_with(lease.clone()).await.unwrap().leave_to_lease();
+    }
+    let began = Instant::now();
+    let mut waiters = JoinSet::new();
+    for _ in 0..2 {
+        let permits = permits.clone();
+        waiters.spawn(async move { permits.acquire().await });
+    }
+    let mut guards = Vec::new();
+    while let Some(guard) = waiters.join_next().await {
+        guards.push(guard.unwrap().unwrap());
+    }
+    assert!(
+        began.elapsed() < ms(5_000),
+        "{:?}: as soon as the leases end",
+        began.elapsed()
+    );
+    assert_eq!((counter(&server), taken(&server)), (0, 2));
+    for guard in guards {
+        guard.unlock().await.unwrap();
+    }
+    assert_eq!((counter(&server), taken(&server)), (2, 0));
+}
+
+/// Expired permits count as available before an acquire removes them.
+#[tokio::test]
+async fn expired_permits_are_available() {
+    let server = Server::start();
+    let client = server.client().await;
+    let permits = permits(&client, 3);
+    let lease = AcquireOptions::new().lease(ms(20));
+    let several = permits.many(2).unwrap();
+    several.lock_with(lease).await.unwrap().leave_to_lease();
+    eventually("they expire", || async {
+        permits.available_permits().await.unwrap() == 3
+    })
+    .await;
+    assert_eq!(permits.holders().await.unwrap(), []);
+    assert_eq!((counter(&server), taken(&server)), (1, 2));
+    permits.set_permits(4).await.unwrap();
+    assert_eq!(permits.available_permits().await.unwrap(), 4);
+    let all = client.permits("l", 4).unwrap().acquire_many(4).await;
+    all.unwrap().unlock().await.unwrap();
+    assert_eq!((counter(&server), taken(&server)), (4, 0));
+}
+
+/// More permits wake waiters at once; fewer leave the holders theirs.
+#[tokio::test]
+async fn the_number_changes_while_permits_are_taken() {
+    let server = Server::start();
+    let client = server
+        .client_with(|builder| builder.poll_cap(ms(60_000)))
+        .await;
+    let permits = permits(&client, 1);
+    let first = permits.acquire().await.unwrap();
+    let mut waiters = JoinSet::new();
+    for _ in 0..2 {
+        let permits = permits.clone();
+        waiters.spawn(async move { permits.acquire().await });
+    }
+    has_waiters(&client, 2).await;
+    permits.set_permits(3).await.unwrap();
+    let mut guards = vec![first];
+    while let Some(guard) = waiters.join_next().await {
+        guards.push(guard.unwrap().unwrap());
+    }
+    permits.set_permits(1).await.unwrap();
+    assert_eq!(permits.available_permits().await.unwrap(), 0);
+    for guard in guards {
+        assert!(permits.try_acquire().await.unwrap().is_none());
+        assert!(!guard.is_lost());
+        guard.unlock().await.unwrap();
+    }
+    assert_eq!((counter(&server), taken(&server)), (1, 0));
+    // another number in another process changes nothing
+    let other = client.permits("l", 7).unwrap();
+    other.acquire().await.unwrap().unlock().await.unwrap();
+    assert_eq!(other.available_permits().await.unwrap(), 1);
+}
+
+/// Redisson reports how many are available, so a message may wake several.
+#[tokio::test]
+async fn a_message_wakes_as_many_as_it_says() {
+    let server = Server::start();
+    let client = server
+        .client_with(|builder| builder.poll_cap(ms(60_000)))
+        .await;
+    let permits = permits(&client, 3);
+    let held = permits.acquire_many(3).await.unwrap();
+    let mut waiters = JoinSet::new();
+    for _ in 0..3 {
+        let permits = permits.clone();
+        waiters.spawn(async move { permits.acquire().await.unwrap() });
+    }
+    has_waiters(&client, 3).await;
+    eventually("they listen", || async { !server.channels().is_empty() }).await;
+    let settled = || async {
+        let tries = server.script_count();
+        tokio::time::sleep(ms(50)).await;
+        server.script_count() == tries
+    };
+    eventually("they sleep", settled).await;
+    for (message, wakes) in [("0", 0), ("-2", 0), ("2", 2), ("x", 0), ("5", 3)] {
+        let before = server.script_count();
+        server.call(&["PUBLISH", CHANNEL, message]);
+        let told = || async { server.script_count() - before >= wakes };
+        eventually("they try", told).await;
+        eventually("they sleep", settled).await;
+        assert_eq!(server.script_count() - before, wakes, "{message}");
+    }
+    held.unlock().await.unwrap();
+    while let Some(guard) = waiters.join_next().await {
+        guard.unwrap().unlock().await.unwrap();
+    }
+}
+
+/// A thousand waiters of ten permits are served without a stampede.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_waiters_are_served_without_a_stampede() {
+    const WAITERS: u64 = 1_000;
+    let server = Server::start();
+    let client = server.client().await;
+    let permits = permits(&client, 10);
+    let mut held = Vec::new();
+    for _ in 0..10 {
+        held.push(permits.acquire().await.unwrap());
+    }
+    let mut tasks = JoinSet::new();
+    let before = server.script_count();
+    for _ in 0..WAITERS {
+        let permits = permits.clone();
+        tasks.spawn(async move { permits.acquire().await.unwrap().unlock().await.unwrap() });
+    }
+    has_waiters(&client, WAITERS as usize).await;
+    for guard in held {
+        guard.unlock().await.unwrap();
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    let scripts = server.script_count() - before;
+    println!("{scripts} scripts for {WAITERS} holds");
+    assert!(scripts <= 3 * WAITERS + 30, "{scripts} scripts");
+    assert_eq!((counter(&server), taken(&server)), (10, 0));
+}
+
+/// Whatever becomes of a request, the number is exact afterwards.
+#[tokio::test]
+async fn a_lost_reply_loses_no_permit() {
+    for verb in [Verb::Acquire, Verb::Release] {
+        for action in [
+            Action::Lose,
+            Action::CutBefore,
+            Action::Late(ms(700)),
+            Action::Ghost(ms(300)),
+        ] {
+            let server = Server::start();
+            let proxy = Proxy::start(&server);
+            let client = LockClient::builder()
+                .command_timeout(ms(500))
+                .watchdog_timeout(ms(5_000))
+                .connect(proxy.url())
+                .await
+                .unwrap();
+            let permits = permits(&client, 2);
+            permits.acquire().await.unwrap().unlock().await.unwrap();
+            proxy.once(verb, action);
+            for _ in 0..3 {
+                if let Ok(guard) = permits.acquire_many(2).await {
+                    let _ = guard.unlock().await;
+                }
+            }
+            client.idle().await;
+            eventually("all are back", || async {
+                (counter(&server), taken(&server)) == (2, 0)
+            })
+            .await;
+            // a late request may still take and give back
+            tokio::time::sleep(ms(400)).await;
+            client.idle().await;
+            let left = (counter(&server), taken(&server));
+            assert_eq!(left, (2, 0), "{verb:?}, {action:?}");
+        }
+    }
+}
+
+/// An acquire that is dropped at any of its polls leaves the number as it was.
+#[tokio::test]
+async fn a_dropped_acquire_leaves_the_number_exact() {
+    let server = Server::start();
+    let client = server.client().await;
+    let permits = permits(&client, 2);
+    let held = permits.acquire().await.unwrap();
+    for n in [1, 2] {
+        for polls in 0..12 {
+            let mut acquire = pin!(permits.acquire_many(n));
+            for _ in 0..polls {
+                if poll_once(acquire.as_mut()).await.is_ready() {
+                    break;
+                }
+                tokio::time::sleep(ms(1)).await;
+            }
+        }
+    }
+    client.idle().await;
+    assert_eq!((counter(&server), taken(&server)), (1, 1));
+    held.unlock().await.unwrap();
+}
+
+/// A hold that is handed over keeps all its permits.
+#[tokio::test]
+async fn several_permits_are_handed_over_together() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (ours, theirs) = (permits(&a, 3), permits(&b, 3));
+    let text = ours
+        .acquire_many(2)
+        .await
+        .unwrap()
+        .hand_over(ms(30_000))
+        .await;
+    let text = text.unwrap();
+    assert_eq!(theirs.available_permits().await.unwrap(), 1);
+    let guard = theirs.many(2).unwrap().adopt(&text).await.unwrap();
+    assert_eq!(ours.holders().await.unwrap(), [(guard.owner(), 2)]);
+    guard.extend(ms(60_000)).await.unwrap();
+    guard.unlock().await.unwrap();
+    assert_eq!((counter(&server), taken(&server)), (3, 0));
+    // without a guard, all of an owner's permits are given back
+    let owner = ours.acquire_many(2).await.unwrap().leave_to_lease();
+    theirs.many(1).unwrap().release(&owner).await.unwrap();
+    assert_eq!((counter(&server), taken(&server)), (3, 0));
+}
+
+/// If the counter is deleted, the taken permits still count.
+#[tokio::test]
+async fn a_lost_counter_lets_no_more_in() {
+    let server = Server::start();
+    let client = server.client().await;
+    let permits = permits(&client, 3);
+    let held = permits.acquire_many(2).await.unwrap();
+    server.call(&["DEL", "l"]);
+    assert_eq!(permits.available_permits().await.unwrap(), 1);
+    let third = permits.acquire().await.unwrap();
+    assert!(permits.try_acquire().await.unwrap().is_none());
+    server.call(&["DEL", "l"]);
+    held.unlock().await.unwrap();
+    third.unlock().await.unwrap();
+    assert_eq!(permits.available_permits().await.unwrap(), 3);
+    permits.acquire().await.unwrap().unlock().await.unwrap();
+    assert_eq!((counter(&server), taken(&server)), (3, 0));
+}
+
+#[tokio::test]
+async fn bad_numbers_and_foreign_keys_are_refused() {
+    let server = Server::start();
+    let client = server.client().await;
+    let refused = |outcome: Result<(), Error>| {
+        let error = outcome.unwrap_err();
+        assert!(matches!(error, Error::InvalidPermits { .. }), "{error}");
+        assert_eq!(error.lock_name(), Some("l"));
+        error.to_string()
+    };
+    for total in [0, 2_147_483_648, u32::MAX] {
+        refused(client.permits("l", total).map(drop));
+    }
+    let permits = permits(&client, 3);
+    for n in [0, 4, u32::MAX] {
+        let text = refused(permits.acquire_many(n).await.map(drop));
+        assert!(text.contains("take"), "{text}");
+        refused(permits.many(n).map(drop));
+    }
+    for total in [0, u32::MAX] {
+        refused(permits.set_permits(total).await);
+    }
+    for name in ["{l}", "lock:l", "{l}:timeout", "l{7}:timeout"] {
+        let error = client.permits(name, 3).unwrap_err();
+        assert!(
+            matches!(error, Error::InvalidName { .. }),
+            "{name}: {error}"
+        );
+    }
+    assert_eq!(server.dump(), [], "nothing was sent");
+
+    server.call(&["SET", "l", "no number"]);
+    let before = server.dump();
+    let wrong = |error: Error| assert!(matches!(error, Error::WrongLockKind { .. }), "{error}");
+    wrong(permits.acquire().await.unwrap_err());
+    wrong(permits.available_permits().await.unwrap_err());
+    wrong(permits.set_permits(2).await.unwrap_err());
+    wrong(permits.many(1).unwrap().force_unlock().await.unwrap_err());
+    assert_eq!(server.dump(), before);
+    for key in ["l", "{l}:timeout"] {
+        server.call(&["FLUSHALL"]);
+        server.call(&["RPUSH", key, "x"]);
+        let before = server.dump();
+        let error = permits.acquire().await.unwrap_err();
+        assert!(matches!(error, Error::WrongType { .. }), "{error}");
+        assert_eq!(server.dump(), before);
+    }
+    let free: Reply = server.call(&["FLUSHALL"]);
+    assert!(!free.is_error());
+    assert!(!permits.many(1).unwrap().force_unlock().await.unwrap());
+}
+
+/// A forced release gives back all permits, whatever their owners, and the holders are told.
+#[tokio::test]
+async fn a_forced_release_gives_back_all() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let guard = permits(&a, 3).acquire_many(2).await.unwrap();
+    let (id, hex) = ("0123456789abcdef", "30313233343536373839616263646566");
+    let never = "922337203685477";
+    server.call(&["ZADD", "{l}:timeout", never, id]);
+    server.call(&["DECRBY", "l", "1"]);
+    let permits = permits(&b, 3);
+    let mut holders = permits.holders().await.unwrap();
+    holders.sort_unstable_by_key(|(_, n)| *n);
+    assert_eq!(holders[0].0.as_str(), hex);
+    assert_eq!(holders[1], (guard.owner(), 2));
+    assert!(permits.many(1).unwrap().force_unlock().await.unwrap());
+    assert_eq!((counter(&server), taken(&server)), (3, 0));
+    let outcome = guard.unlock().await;
+    assert!(matches!(outcome, Err(Error::Lost { .. })), "{outcome:?}");
+    assert_eq!((counter(&server), taken(&server)), (3, 0));
+}
