@@ -30,12 +30,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// fn status(error: &Error) -> u16 {
 ///     match error {
 ///         Error::InvalidName { .. } => 400,
+///         Error::Closed => 503, // this process is shutting down
 ///         _ if error.is_conflict() => 409,
 ///         _ if error.is_transient() => 503,
 ///         _ => 500,
 ///     }
 /// }
-/// assert_eq!(status(&Error::Closed), 500);
+/// assert_eq!(status(&Error::Closed), 503);
 /// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

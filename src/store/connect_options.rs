@@ -65,11 +65,10 @@ impl ConnectOptions {
 
     /// Returns the error for a connect timeout.
     pub(crate) fn timed_out(&self) -> StoreError {
-        let also = match self.endpoint.server.credentials {
-            Some(_) => ", including the time of the credential provider",
-            None => "",
-        };
-        let late = format!("{LATE} {:?}{also}", self.config.connect_timeout);
+        let limit = self.config.connect_timeout;
+        let provider = self.endpoint.server.credentials.as_ref();
+        let also = provider.map_or_else(String::new, |provider| provider.why_late(limit));
+        let late = format!("{LATE} {limit:?}{also}");
         StoreError::new(StoreErrorKind::Timeout, false, late)
     }
 

@@ -628,8 +628,8 @@ async fn calls_that_hang_count_for_one_client() {
     };
     let builder = LockClient::builder().credentials(fetch);
     while calls.load(Ordering::Acquire) < 16 {
-        let late = builder.clone().connect_timeout(ms(50)).connect(&url).await;
-        assert!(late.is_err());
+        // a call that is counted late may be the 17th, which returns
+        _ = builder.clone().connect_timeout(ms(50)).connect(&url).await;
     }
     let other = builder.connect_timeout(ms(30_000)).connect(&url).await;
     is_over.store(true, Ordering::Release);

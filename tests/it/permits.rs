@@ -149,7 +149,9 @@ async fn a_waiter_for_several_holds_up_no_waiter_for_one() {
     let next = next.expect("it is woken").unwrap().unwrap();
     two.unlock().await.unwrap();
     next.unlock().await.unwrap();
-    several.await.unwrap().unwrap().unlock().await.unwrap();
+    let several = tokio::time::timeout(ms(10_000), several).await;
+    let several = several.expect("it is woken").unwrap().unwrap();
+    several.unlock().await.unwrap();
 }
 
 /// The permits of a client that is gone come back when their leases end, and waiters take them then.

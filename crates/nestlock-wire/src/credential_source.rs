@@ -80,6 +80,21 @@ impl CredentialSource {
         Self::new(Arc::clone(&self.provider))
     }
 
+    /// Says in the error of a connect that took too long whether the provider is the cause: whether a
+    /// call has not returned for a quarter of the connect timeout. Otherwise returns an empty text.
+    #[must_use]
+    pub fn why_late(&self, connect_timeout: Duration) -> String {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = |calls: &Calls| Some(calls.state.borrow().in_flight.first()?.elapsed());
+        let longest = calls.values().filter_map(first).max();
+        longest
+            .filter(|longest| *longest >= connect_timeout / 4)
+            .map_or_else(String::new, |longest| {
+                let longest = longest.as_secs_f32();
+                format!(", and the credential provider has not returned for {longest:.1} s")
+            })
+    }
+
     /// Returns the calls for this server.
     fn calls(&self, address: &Address) -> Calls {
         let by_server = self.provider.is_by_server().then(|| address.clone());

@@ -181,16 +181,17 @@ impl Dialer {
         attempt: impl Future<Output = Result<T, NotConnected>>,
     ) -> Result<T, NotConnected> {
         let most = self.settings.connect_timeout;
-        let (whole, also) = match self.settings.server.credentials {
-            Some(_) => (
-                limit.max(most.min(limit.saturating_add(self.settings.hangs()))),
-                ", including the time of the credential provider",
-            ),
-            None => (limit, ""),
+        let whole = match self.settings.server.credentials {
+            Some(_) => limit.max(most.min(limit.saturating_add(self.settings.hangs()))),
+            None => limit,
         };
-        timeout(whole, attempt)
-            .await
-            .unwrap_or_else(|_| Err(late(format!("no connection within {whole:?}{also}"))))
+        // not dropped before the error is made: it may wait for the provider
+        tokio::pin!(attempt);
+        timeout(whole, &mut attempt).await.unwrap_or_else(|_| {
+            let provider = self.settings.server.credentials.as_ref();
+            let also = provider.map_or_else(String::new, |provider| provider.why_late(most));
+            Err(late(format!("no connection within {whole:?}{also}")))
+        })
     }
 
     /// Connects to the server in `settings`, within `limit` for each exchange with it. The calls of

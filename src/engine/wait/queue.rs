@@ -2,21 +2,18 @@
 //! says when one of them polls.
 //!
 //! The wait queue of a read-write lock has two sides. A message wakes all readers, since they may
-//! hold the lock together, and one writer: either it gets the lock, or another holder has it, whose
-//! release wakes the next writer.
+//! hold the lock together, and one writer: the release of the next holder wakes the next writer.
+//! That of permits has two as well: a message is a number, and wakes that many waiters for one
+//! permit, and all that want several.
 //!
 //! A semaphore has a permit for each waiter that may try; the message `0` adds one, `1` one per
 //! waiter. A permit that leads to no try wakes the next waiter. A message that finds no waiter is
 //! kept, one per queue: a waiter may have tried before it came, and be about to sleep. Waiters of
-//! one queue share the instant of the next poll; waiters that keep a place on the server by polling
-//! have a queue, or a side, of their own.
-//!
-//! That of permits has two sides as well: waiters for one permit and waiters for several. A message
-//! is a number, which wakes that many of the first, and all of the second.
+//! one queue share the instant of the next poll; those that keep a place on the server by polling have
+//! a queue, or a side, of their own.
 //!
 //! Redisson sends `0` when the last reader leaves and `1` when a writer does. Neither says anything
-//! about the other side, so any message wakes all readers and one writer. If messages may be
-//! missing, both sides poll.
+//! about the other side, so any message wakes all readers and one writer. Both sides poll.
 
 use std::sync::{Arc, PoisonError};
 

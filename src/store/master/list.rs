@@ -78,7 +78,7 @@ fn verdict<'a>(
         (Some(at), None) => Ok(at.clone()),
         (Some(_), Some(_)) => {
             let error = format!(
-                "several of the addresses are masters, and it is unknown which one is right; give the addresses of one service only{each}"
+                "several of the addresses are masters, and it is unknown which one is right; give the addresses of one service only; for the nodes of a cluster, use redis-cluster:// or rediss-cluster://{each}"
             );
             log::later!(WARN, error = error; "no connection");
             Err(NotConnected::new(StoreErrorKind::Other, error))
@@ -90,8 +90,13 @@ fn verdict<'a>(
             let has_sentinel = heard
                 .clone()
                 .any(|(_, answer)| matches!(answer, Ok(Role::Sentinel)));
+            let may_be_nodes = heard.clone().any(|(_, answer)| {
+                answer.is_err_and(|failed| failed.error.kind() == StoreErrorKind::NoPermission)
+            });
             let advice = if has_sentinel {
                 "; for sentinels, use redis-sentinel://<addresses>/<service>"
+            } else if may_be_nodes {
+                "; for the nodes of a cluster, use redis-cluster:// or rediss-cluster://"
             } else {
                 ""
             };

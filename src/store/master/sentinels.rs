@@ -12,7 +12,7 @@ use std::{
 
 use nestlock_wire::{
     CloseOnDrop, Connection, Dialer, Failure, Login, NotConnected, Pace, Push, Request, Server,
-    Sink, Until, Value, clock, log,
+    Sink, Until, Value, clock, jitter, log,
 };
 use tokio::{sync::watch, task::AbortHandle, time::sleep};
 
@@ -32,6 +32,10 @@ use crate::{
 /// The poll intervals: while the master is away, and otherwise. A reply also proves that the
 /// connection works.
 const QUESTIONS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+/// A connection that ends sooner is no success: the next attempt waits, longer each time, up to the
+/// second of these.
+const STEADY: Duration = Duration::from_secs(1);
+const AFTER_SHORT_ONES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 /// The channel on which a sentinel reports another master.
 const SWITCH_MASTER: &str = "+switch-master";
 
@@ -205,22 +209,30 @@ struct Sentinel {
 
 impl Sentinel {
     async fn watch(self) {
-        let (pace, mut before) = (Pace::new(), None);
+        let (pace, mut before, mut pause) = (Pace::new(), None, AFTER_SHORT_ONES.0);
         let mut rounds = self.board.rounds.subscribe();
         loop {
             let connected = pace
                 .attempt_connect(before, self.connect(&mut rounds))
                 .await;
-            let NotConnected { error, .. } = match connected {
+            let since = Instant::now();
+            let (NotConnected { error, .. }, was_connected) = match connected {
                 Ok(ends) => {
-                    before = Some(Instant::now());
-                    self.poll_over(&ends.connection, &mut rounds).await.into()
+                    before = Some(since);
+                    let failure = self.poll_over(&ends.connection, &mut rounds).await;
+                    (failure.into(), true)
                 }
-                Err(error) => error,
+                Err(error) => (error, false),
             };
             log::later!(DEBUG, sentinel = self.number, error = error; "a sentinel does not reply");
             self.board.voters()[self.number].fails(Instant::now(), error);
             self.count();
+            if since.elapsed() >= STEADY {
+                pause = AFTER_SHORT_ONES.0;
+            } else if was_connected {
+                sleep(jitter(pause, 0.2)).await;
+                pause = AFTER_SHORT_ONES.1.min(pause * 2);
+            }
         }
     }
 
@@ -228,16 +240,38 @@ impl Sentinel {
     /// back-off also covers a sentinel that connects and does not reply.
     async fn connect(&self, rounds: &mut RoundCounter) -> Result<CloseOnDrop, NotConnected> {
         let first = self.connect_by(&self.dial, rounds).await;
-        let Some(dial) = &self.as_server else {
-            return first.map(|greeted| greeted.ends);
-        };
-        match first {
-            Ok(greeted) if greeted.tells => Ok(greeted.ends),
-            Err(failed) if failed.nobody_listens || is_late(&failed) => Err(failed),
-            first => match self.connect_by(dial, rounds).await {
-                Ok(greeted) => Ok(greeted.ends),
-                Err(failed) => first.map(|greeted| greeted.ends).map_err(|_| failed),
+        match (first, &self.as_server) {
+            (Ok(bare), Some(dial)) if !bare.tells => self.log_in(bare.ends, dial, rounds).await,
+            // only what is refused may get the login: any other failure is no reason to send it
+            (Err(failed), Some(dial)) if is_refused(&failed) => {
+                Ok(self.connect_by(dial, rounds).await?.ends)
+            }
+            (first, _) => first.map(|greeted| greeted.ends),
+        }
+    }
+
+    /// Connects once more, with a login, and returns that connection if the sentinel reports another
+    /// master over it. Otherwise returns the one without a login, and polls over that one in the
+    /// meantime: the function for credentials may hang.
+    async fn log_in(
+        &self,
+        bare: CloseOnDrop,
+        dial: &Dialer,
+        rounds: &mut RoundCounter,
+    ) -> Result<CloseOnDrop, NotConnected> {
+        let mut seen = rounds.clone();
+        let with_login = self.connect_by(dial, &mut seen);
+        tokio::pin!(with_login);
+        tokio::select! {
+            greeted = &mut with_login => match greeted {
+                Ok(greeted) if greeted.tells => Ok(greeted.ends),
+                _ => {
+                    // the caller's next poll is a whole interval from now
+                    self.ask(&bare.connection, rounds).await?;
+                    Ok(bare)
+                }
             },
+            _ = self.poll_over(&bare.connection, rounds) => Ok(with_login.await?.ends),
         }
     }
 
@@ -249,17 +283,34 @@ impl Sentinel {
         let limit = reply_timeout(dial);
         // boxed: the futures of both dialers would each have room for it
         let attempt = Box::pin(async {
-            let ends = CloseOnDrop::new(dial.open(limit).await?);
-            // if the user may not subscribe, polling alone must suffice
-            let tells = match ends.connection.listen(SWITCH_MASTER, self.until()).await {
-                Ok(()) => true,
-                Err(Failure::Refused(_)) => false,
-                Err(failure) => return Err(failure.into()),
-            };
-            self.ask(&ends.connection, rounds).await?;
-            Ok(Greeted { ends, tells })
+            match self.greet(dial, true, rounds).await {
+                // fred's client takes a refused subscription for the reply to the poll, or ends
+                Err(failed) if dial.wire.is_fred() && is_answered(&failed) => {
+                    self.greet(dial, false, rounds).await
+                }
+                greeted => greeted,
+            }
         });
         dial.in_time(limit, attempt).await
+    }
+
+    /// Opens a connection, subscribes to reports of another master if `listens`, and polls.
+    async fn greet(
+        &self,
+        dial: &Dialer,
+        listens: bool,
+        rounds: &mut RoundCounter,
+    ) -> Result<Greeted, NotConnected> {
+        let ends = CloseOnDrop::new(dial.open(reply_timeout(dial)).await?);
+        // if the user may not subscribe, polling alone must suffice
+        let tells = listens
+            && match ends.connection.listen(SWITCH_MASTER, self.until()).await {
+                Ok(()) => true,
+                Err(Failure::Refused(_)) if !dial.wire.is_fred() => false,
+                Err(failure) => return Err(failure.into()),
+            };
+        self.ask(&ends.connection, rounds).await?;
+        Ok(Greeted { ends, tells })
     }
 
     fn until(&self) -> Until {
@@ -307,8 +358,17 @@ impl Sentinel {
     }
 }
 
-fn is_late(failed: &NotConnected) -> bool {
-    failed.error.kind() == StoreErrorKind::Timeout
+/// Returns whether the sentinel has let this user in before the connection failed, as far as the
+/// failure says.
+fn is_answered(failed: &NotConnected) -> bool {
+    use StoreErrorKind::{Auth, Timeout};
+    !failed.nobody_listens && !matches!(failed.error.kind(), Auth | Timeout)
+}
+
+/// Returns whether the sentinel refuses this user.
+fn is_refused(failed: &NotConnected) -> bool {
+    use StoreErrorKind::{Auth, NoPermission};
+    matches!(failed.error.kind(), Auth | NoPermission)
 }
 
 /// Parses a reply.

@@ -125,6 +125,16 @@ pub(super) fn verdict(voters: &[Voter], round: u64, now: Instant) -> Verdict {
     }
 }
 
+/// Returns advice for servers that do not know a command.
+fn advice_on_unknown<'a>(mut errors: impl Iterator<Item = &'a StoreError>) -> &'static str {
+    let is_hello = |command: &str| command.eq_ignore_ascii_case("HELLO");
+    if errors.any(|error| error.command().is_some_and(is_hello)) {
+        "HELLO 3 is required: use sentinels of Redis 6.2 or later, or Valkey"
+    } else {
+        "these are not sentinels; for a server, use redis://"
+    }
+}
+
 /// Returns why there is no master, with advice.
 pub(super) fn no_master_error(voters: &[Voter], service: &str) -> StoreError {
     use StoreErrorKind as K;
@@ -171,10 +181,7 @@ pub(super) fn no_master_error(voters: &[Voter], service: &str) -> StoreError {
             K::NoPermission,
             "the sentinels' user needs +sentinel|get-master-addr-by-name and +subscribe",
         ),
-        Some(K::UnknownCommand) => (
-            K::Other,
-            "these are not sentinels; for a server, use redis://",
-        ),
+        Some(K::UnknownCommand) => (K::Other, advice_on_unknown(failed)),
         Some(first) if failed.clone().all(|error| error.kind() == first) => {
             (first, "are they running?")
         }

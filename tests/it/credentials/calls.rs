@@ -104,10 +104,10 @@ async fn sentinels_without_users_need_no_call() {
     assert_told_of(other.addr(), sentinel.addr(), &guard).await;
 }
 
-/// The nodes announce an address that accepts connections and never replies. The error does not say
-/// that the address is wrong, since it may be the function that takes the time.
+/// The nodes announce an address that accepts connections and never replies. The error does not
+/// blame the function, which takes less than a quarter of the time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_error_of_a_cluster_names_the_function_that_is_late() {
+async fn the_error_of_a_cluster_blames_no_slow_function() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let cluster = nestlock_embedded::SpawnedCluster::start(1, 0).unwrap();
     let node = cluster.nodes()[0].addr();
@@ -123,65 +123,26 @@ async fn the_error_of_a_cluster_names_the_function_that_is_late() {
     let url = format!("redis-cluster://{node}");
     eventually("the node announces it", || async {
         let error = builder.clone().connect(&url).await.unwrap_err().to_string();
-        error.contains("no connection within 1.5s, including the time of the credential provider")
+        error.contains("no connection within 1.5s") && !error.contains("provider")
     })
     .await;
 }
 
-/// A task that the function leaves behind, and the function itself, may panic when they are dropped.
-/// The process survives, also if what they panic with panics as well.
+/// A server that never replies, and a function that never returns: the error says which it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn drops_that_panic_are_survived() {
-    struct Bomb(Arc<AtomicU32>);
-    impl Drop for Bomb {
-        fn drop(&mut self) {
-            self.0.fetch_add(1, Ordering::AcqRel);
-            std::panic::panic_any(Self(Arc::clone(&self.0)));
+async fn the_error_names_a_function_that_does_not_return() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = format!("redis://{}", silent.local_addr().unwrap());
+    let server = server(&["pw"]);
+    for &wire in WIRES {
+        for (takes, url) in [(ms(10), &silent), (HANGS, &server.url())] {
+            let (fetch, _) = function(move |_| (takes, app("pw")));
+            let builder = builder(wire).connect_timeout(ms(1_000)).credentials(fetch);
+            let error = builder.connect(url).await.unwrap_err();
+            let text = error.to_string();
+            let is_named = text.contains("the credential provider has not returned for ");
+            assert_eq!(is_named, takes == HANGS, "{wire:?}: {text}");
+            assert!(error.is_transient() && text.contains("no connection within 1s"));
         }
     }
-    let server = server(&["pw"]);
-    let url = format!("redis://{}", server.addr());
-    let drops = Arc::new(AtomicU32::new(0));
-    let count = Arc::clone(&drops);
-    let leaves_a_task = move || {
-        let bomb = Bomb(Arc::clone(&count));
-        async move {
-            tokio::spawn(async move {
-                let _bomb = bomb;
-                std::future::pending::<()>().await;
-            });
-            tokio::task::yield_now().await;
-            Ok::<_, io::Error>(app("pw"))
-        }
-    };
-    let client = LockClient::builder().credentials(leaves_a_task);
-    client
-        .connect(&url)
-        .await
-        .unwrap()
-        .shutdown()
-        .await
-        .unwrap();
-    let before = drops.load(Ordering::Acquire);
-    assert!(before > 0);
-    // the client is gone when the call returns: its thread drops the function
-    let (bomb, is_over) = (Bomb(Arc::clone(&drops)), Arc::new(AtomicBool::new(false)));
-    let over = Arc::clone(&is_over);
-    let outlives = move || {
-        let (_, over) = (&bomb, Arc::clone(&over));
-        async move {
-            while !over.load(Ordering::Acquire) {
-                thread::sleep(ms(5));
-            }
-            Ok::<_, io::Error>(app("pw"))
-        }
-    };
-    let client = LockClient::builder().credentials(outlives);
-    let late = client.connect_timeout(ms(300)).connect(&url).await;
-    assert!(late.is_err());
-    is_over.store(true, Ordering::Release);
-    eventually("it is dropped", || async {
-        drops.load(Ordering::Acquire) > before
-    })
-    .await;
 }

@@ -20,13 +20,13 @@ const BY_TEXT: [(&str, &str); 25] = [
         "have these credentials expired, and does each server have this user?",
     ),
     (
-        "of the credential provider",
-        "if it is slow, make the connect timeout four times as long as one of its calls",
+        "provider has not returned",
+        "does it block? Make the connect timeout four times as long as one of its calls",
     ),
     ("NOPROTO", OLD_SERVER),
     (
         "max number of clients",
-        "raise `maxclients`, or share clients: each nestlock client has 2 connections",
+        "raise `maxclients`, or share clients: each has 2 connections, in a cluster 2 to each node",
     ),
     (
         "NOAUTH",

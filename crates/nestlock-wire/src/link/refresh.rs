@@ -1,6 +1,6 @@
 //! Keeps a connection logged in: replaces its credentials before they expire.
 
-use std::{convert::Infallible, future::pending, time::Duration};
+use std::{convert::Infallible, future::pending, pin::pin, time::Duration};
 
 use tokio::time::{sleep, timeout};
 
@@ -30,7 +30,10 @@ impl Expiring {
         let (mut due, mut time) = (self.at + self.refresh_after, self.refresh_after);
         loop {
             sleep_until(due, Instant::now).await;
-            let why = match timeout(self.settings.connect_timeout, self.replace(connection)).await {
+            let limit = self.settings.connect_timeout;
+            // not dropped before the error is made: it may wait for the provider
+            let mut replaced = pin!(self.replace(connection));
+            let why = match timeout(limit, &mut replaced).await {
                 Ok(Ok(Some(next))) => {
                     // a function that takes longer than its credentials live gets a pause, too
                     let soonest = Instant::now() + RETRY.0;
@@ -43,7 +46,7 @@ impl Expiring {
                 // the new ones do not expire
                 Ok(Ok(None)) => return pending().await,
                 Ok(Err(NotConnected { error, .. })) => error.to_string(),
-                Err(_) => "no reply in time, including the time of the credential provider".into(),
+                Err(_) => format!("no reply within {limit:?}{}", self.source.why_late(limit)),
             };
             log::later!(WARN, address = address, error = why; "cannot refresh the credentials of a connection");
             due = Instant::now() + retry(time);
