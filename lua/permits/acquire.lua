@@ -4,16 +4,18 @@
 -- KEYS[2]  counter  string   how many permits are available, without those that have expired
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  lease    integer  milliseconds, at least 1
--- ARGV[3]  count    integer  how many permits, at least 1
--- ARGV[4]  total    integer  how many there are if there is no counter yet, at least `count`
+-- ARGV[3]  count    integer  how many permits, 1 to 999
+-- ARGV[4]  total    integer  how many there are if there is no counter yet, at least 1 and at most 10 digits
 -- ARGV[5]  channel  string   where waiters listen
--- Parts    permits, counter, time
+-- Parts    permit, counter, time
 -- Returns  1         acquired: each permit's lease is at least `lease`
 --          {0, ttl}  busy: milliseconds until the next permit expires; -1: none does
 --          -3        WRONG_KIND: the key of the counter holds something else
 local leases, owner, lease, count, total, channel = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-if not (string.find(lease, '^[1-9]%d*$') and string.find(count, '^[1-9]%d*$') and string.find(total, '^[1-9]%d*$')) then
-    return redis.error_reply('ERR nestlock: lease, count and total must be integers of at least 1')
+-- other clients wait while a script runs, so there is a limit to the number of permits
+local fit = string.find(lease, '^[1-9]%d*$') and string.find(count, '^[1-9]%d?%d?$') and string.find(total, '^[1-9]%d*$')
+if not fit or #total > 10 then
+    return redis.error_reply('ERR nestlock: lease and total must be integers of at least 1, count of 1 to 999')
 end
 local now = server_time()
 local wanted, until_then = tonumber(count), now + tonumber(lease)
@@ -22,32 +24,47 @@ if until_then > 9007199254740991 then
     return redis.error_reply('ERR nestlock: the lease is too long')
 end
 
--- a request that is sent again
-local held = each_permit(leases, owner, function(permit, score)
-    -- WAIT only waits for what this connection has written, so do not leave the score as it is
-    return score > now and redis.call('zadd', leases, math.max(score + 1, until_then), permit)
-end)
-if held > 0 then return 1 end
+-- the owner has some already if the request is sent again, or if another program gave back one of several
+local mine, missing, spare = {}, 0, {}
+for n = 1, wanted do
+    local score = redis.call('zscore', leases, permit(owner, n))
+    mine[n] = score and tonumber(score) > now and tonumber(score)
+    if not mine[n] then missing = missing + 1 end
+end
+while redis.call('zscore', leases, permit(owner, wanted + #spare + 1)) do
+    spare[#spare + 1] = permit(owner, wanted + #spare + 1)
+end
 
+-- expired ones are counted until something replaces them; those of this owner are replaced below
 local expired = redis.call('zcount', leases, 0, now)
-local left = (free or total - redis.call('zcard', leases)) + expired - wanted
-if left < 0 then
+for _, extra in ipairs(spare) do
+    if tonumber(redis.call('zscore', leases, extra)) > now then expired = expired + 1 end
+end
+local left = (free or total - redis.call('zcard', leases)) + expired - missing
+if missing > 0 and left < 0 then
     -- scores of Redisson without a lease are far above
     local next_end = redis.call('zrangebyscore', leases, '(' .. now, '(922337203685477', 'withscores', 'limit', 0, 1)[2]
     return {0, next_end and math.max(1, math.ceil(next_end - now)) or -1}
 end
 
+local ttl = free and redis.call('pttl', counter) or -1
 -- let the server refuse these commands, if it does, before anything is written
-if expired > 0 then redis.call('zremrangebyscore', leases, 1, 0) end
-if expired > wanted then redis.call('publish', channel, expired - wanted) end
-if free then redis.call('incrby', counter, expired - wanted) else redis.call('set', counter, left) end
+if expired > 0 then redis.call('zremrangebyscore', leases, 1, 0) redis.call('zrem', leases, '') end
+local more = free and expired - missing or left
+if more > 0 then redis.call('publish', channel, more) end
+if free then redis.call('incrby', counter, expired - missing) else redis.call('set', counter, left) end
 for n = 1, wanted do
-    local added = redis.pcall('zadd', leases, until_then, n == 1 and owner or owner .. ' ' .. n)
+    -- WAIT only waits for what this connection has written, so leave no score as it is
+    local score = mine[n] and math.max(mine[n] + 1, until_then) or until_then
+    local added = redis.pcall('zadd', leases, score, permit(owner, n))
     if type(added) ~= 'number' then
         -- the first one: undo the write
-        if free then redis.call('incrby', counter, wanted - expired) else redis.call('del', counter) end
+        if free then redis.call('incrby', counter, missing - expired) else redis.call('del', counter) end
         return added
     end
 end
+for _, extra in ipairs(spare) do redis.call('zrem', leases, extra) end
 if expired > 0 then redis.call('zremrangebyscore', leases, 0, now) end
+-- as Redisson does: if the counter expires, so do its permits
+if ttl > 0 then redis.pcall('pexpire', leases, ttl) end
 return 1

@@ -5,7 +5,7 @@
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  holds    integer  0: give back all of them; 1: keep them
 -- ARGV[3]  channel  string   where waiters listen
--- Parts    permits, time
+-- Parts    permit, time
 -- Returns  1        given back; waiters got the number of permits as a message
 --          0        still held
 --          nil      this owner holds none. Those that had expired were given back
@@ -13,8 +13,8 @@ local leases, counter, owner, holds, channel = KEYS[1], KEYS[2], ARGV[1], ARGV[2
 if holds ~= '0' and holds ~= '1' then return redis.error_reply('ERR nestlock: holds must be 0 or 1') end
 
 local now, permits, held = server_time(), {}, false
-each_permit(leases, owner, function(permit, score)
-    permits[#permits + 1] = permit
+each_permit(leases, owner, function(name, score)
+    permits[#permits + 1] = name
     held = held or score > now
     return true
 end)
@@ -28,5 +28,5 @@ redis.call('publish', channel, #permits)
 redis.call('zrem', leases, '')
 -- without a counter, the next acquire counts the permits
 if free then redis.call('incrby', counter, #permits) end
-for _, permit in ipairs(permits) do redis.call('zrem', leases, permit) end
+for _, name in ipairs(permits) do redis.call('zrem', leases, name) end
 return held and 1 or nil

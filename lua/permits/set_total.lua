@@ -2,13 +2,13 @@
 --
 -- KEYS[1]  leases   zset     permit -> when it expires, in milliseconds of the server's clock
 -- KEYS[2]  counter  string   how many permits are available, without those that have expired
--- ARGV[1]  total    integer  how many there are from now on, at least 1
+-- ARGV[1]  total    integer  how many there are from now on, at least 1 and at most 10 digits
 -- ARGV[2]  channel  string   where waiters listen
 -- Parts    counter
--- Returns  integer  how many more may be acquired now, 0 or more; waiters got that as a message
+-- Returns  >=       how many more may be acquired now, 0 or more; waiters got that as a message
 --          -3       WRONG_KIND: the key of the counter holds something else
 local leases, total, channel = KEYS[1], ARGV[1], ARGV[2]
-if not string.find(total, '^[1-9]%d*$') then
+if not string.find(total, '^[1-9]%d*$') or #total > 10 then
     return redis.error_reply('ERR nestlock: total must be an integer of at least 1')
 end
 

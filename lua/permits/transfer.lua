@@ -4,12 +4,12 @@
 -- ARGV[1]  from     string   the present owner
 -- ARGV[2]  to       string   the next owner
 -- ARGV[3]  lease    integer  milliseconds, at least 1: the lease from now on, even if that is shorter
--- Parts    moves, permits, time
+-- Parts    moves, permit, time
 -- Returns  1         `to` holds them; if it already did, nothing was written
 --          -2        LOST: neither holds any
 local leases, now, permits = lock, server_time(), {}
-each_permit(leases, from, function(permit, score)
-    if score > now then permits[#permits + 1] = permit end
+each_permit(leases, from, function(name, score)
+    if score > now then permits[#permits + 1] = name end
     return score > now
 end)
 if #permits == 0 then
@@ -19,8 +19,8 @@ end
 
 -- let the server refuse this command, if it does, before anything is written
 redis.call('zrem', leases, '')
-for n, permit in ipairs(permits) do
-    redis.call('zadd', leases, now + tonumber(lease), n == 1 and to or to .. ' ' .. n)
-    redis.call('zrem', leases, permit)
+for n, name in ipairs(permits) do
+    redis.call('zadd', leases, now + tonumber(lease), permit(to, n))
+    redis.call('zrem', leases, name)
 end
 return 1

@@ -4,12 +4,10 @@
 -- KEYS[2]  fence    string   exists if this name is a guarded value, not a lock
 -- Returns  1        free now
 --          0        it was free
---          -3       WRONG_KIND: a guarded value, or the counter of permits: a number without a TTL; it is untouched
+--          -3       WRONG_KIND: a guarded value; it is untouched
 local lock, fence = KEYS[1], KEYS[2]
 
-local holder = redis.call('get', lock)
-if not holder then return 0 end
+if not redis.call('get', lock) then return 0 end
 if redis.call('exists', fence) == 1 then return -3 end
-if string.find(holder, '^%-?%d+$') and redis.call('pttl', lock) == -1 then return -3 end
 redis.call('del', lock)
 return 1

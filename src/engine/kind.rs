@@ -97,8 +97,6 @@ pub(crate) enum Sharing {
     /// As many as there are permits. A message is the number of permits that were given back, and
     /// wakes that many waiters for one permit, and all waiters for several.
     Counted {
-        /// How many permits there are.
-        total: u32,
         /// How many permits a holder has.
         takes: u32,
     },
@@ -110,7 +108,7 @@ impl Sharing {
         match self {
             Self::Exclusive => false,
             Self::Shared => true,
-            Self::Counted { takes, .. } => takes > 1,
+            Self::Counted { takes } => takes > 1,
         }
     }
 }

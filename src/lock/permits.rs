@@ -21,23 +21,29 @@ use crate::{
 
 script!(
     ACQUIRE = "permits/acquire",
-    parts = ["permits", "counter", "time"],
+    parts = ["permit", "counter", "time"],
     keys = 2,
     args = 5
 );
 script!(
     RELEASE = "permits/release",
-    parts = ["permits", "time"],
+    parts = ["permit", "time"],
     keys = 2,
     args = 3
 );
 script!(
-    TRANSFER = "permits/transfer",
-    parts = ["moves", "permits", "time"],
+    RELEASE_RECORD = "permits/release_record",
+    parts = ["permit", "time"],
     keys = 1,
     args = 3
 );
-script!(RENEW = "permits/renew", parts = ["permits", "renew_each", "time"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
+script!(
+    TRANSFER = "permits/transfer",
+    parts = ["moves", "permit", "time"],
+    keys = 1,
+    args = 3
+);
+script!(RENEW = "permits/renew", parts = ["permit", "renew_each", "time"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(
     FORCE_RELEASE = "permits/force_release",
     parts = ["counter"],
@@ -65,6 +71,9 @@ script!(
 
 /// The most permits that one name may have: Redisson's limit.
 const MOST: u32 = i32::MAX.unsigned_abs();
+/// The most permits of one acquire: each is a member of the set, which a script adds, renews and
+/// removes while other clients wait for the server.
+const MOST_AT_ONCE: u32 = 100;
 
 /// At most N holders at the same time, over all processes. See
 /// [`LockClient::permits`](crate::LockClient::permits).
@@ -78,7 +87,8 @@ const MOST: u32 = i32::MAX.unsigned_abs();
 /// # }
 /// ```
 ///
-/// Each acquire takes a permit of its own, also within one task. The [`LockGuard`] is that of a lock:
+/// Each acquire takes a permit of its own, also within one task, unless
+/// [`AcquireOptions::owner`](crate::AcquireOptions::owner) names an owner that has one. The [`LockGuard`] is that of a lock:
 /// the watchdog renews it, a lost permit is reported ([`LockGuard::lost`]), and a drop gives it back.
 /// The permits of a process that died come back when their leases end.
 ///
@@ -91,7 +101,9 @@ const MOST: u32 = i32::MAX.unsigned_abs();
 ///
 /// Both use the same keys and messages. Redisson takes the client's clock for its leases and to find
 /// those that have ended; nestlock takes the server's. A Java process whose clock is ahead by two
-/// thirds of the watchdog timeout takes permits that are held: keep the machines' clocks in step.
+/// thirds of the watchdog timeout takes permits that are held, and one that is ahead at all takes
+/// those with a lease of their own early. The permits of one that is behind end early. Keep the
+/// machines' clocks in step.
 #[derive(Debug, Clone)]
 pub struct Permits {
     anchor: Arc<Anchor>,
@@ -162,7 +174,9 @@ impl Permits {
 
     /// Takes `n` permits at once, and waits for them without limit. The guard has all of them.
     ///
-    /// Waiters for one permit may pass it: whenever a permit is given back, all get a chance.
+    /// Waiters for one permit may pass it: whenever a permit is given back, all get a chance. If
+    /// there are fewer than `n` since [`set_permits`](Self::set_permits), it waits until there are
+    /// more.
     ///
     /// ```no_run
     /// # async fn example(permits: nestlock::Permits) -> nestlock::Result<()> {
@@ -201,8 +215,8 @@ impl Permits {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidPermits`] if `n` is 0 or above the number that these [`Permits`] were made
-    /// with; nothing is sent.
+    /// [`Error::InvalidPermits`] if `n` is 0, above 100, or above the number that these [`Permits`]
+    /// were made with; nothing is sent.
     pub fn many(&self, n: u32) -> Result<Lock> {
         let total = self.record.total;
         if n == 0 {
@@ -211,6 +225,11 @@ impl Permits {
         if n > total {
             return Err(self.record.refuse(format!(
                 "{n} permits are more than the {total} that there are; take fewer"
+            )));
+        }
+        if n > MOST_AT_ONCE {
+            return Err(self.record.refuse(format!(
+                "{n} permits are more than the {MOST_AT_ONCE} of one acquire; let a permit stand for more"
             )));
         }
         Ok(self.as_lock(n))
@@ -325,10 +344,7 @@ impl Kind for PermitRecord {
     fn about(&self) -> KindInfo {
         KindInfo {
             reentrant: false,
-            sharing: Sharing::Counted {
-                total: self.total,
-                takes: self.takes,
-            },
+            sharing: Sharing::Counted { takes: self.takes },
             ..KindInfo::plain("permits")
         }
     }
@@ -359,6 +375,16 @@ impl Kind for PermitRecord {
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
         let args = [owner.into(), holds.into(), (&self.channel).into()];
         Call::new(&RELEASE, self.keys(), args)
+    }
+
+    fn release_record(&self, owner: &OwnerId, holds: u32) -> Option<Call> {
+        let args = [owner.into(), holds.into(), (&self.channel).into()];
+        Some(Call::new(&RELEASE_RECORD, [Arc::clone(&self.leases)], args))
+    }
+
+    /// The counter says nothing about owners.
+    fn record_is_all(&self) -> bool {
+        true
     }
 
     /// Ignores `seen`: an owner gives back all its permits at once.

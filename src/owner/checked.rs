@@ -84,6 +84,10 @@ impl FromStr for OwnerId {
         if client.len() != 36 || Uuid::try_parse(client).is_err() || task.is_empty() {
             return refuse("an owner reads <client uuid>:<task>");
         }
+        // permits add a space and a number to the name of an owner that has several
+        if task.contains(char::is_whitespace) {
+            return refuse("an owner reads <client uuid>:<task>, without spaces");
+        }
         let (base, _) = task.split_once('.').unwrap_or((task, ""));
         let base = length(client) + 1 + length(base);
         Ok(Self {

@@ -53,7 +53,13 @@ pub fn never_at_once(all: &mut Sides, kind: &str, each: usize) {
             (4 * each, 0, 0)
         );
         assert_eq!(counter, verdict.alone);
-        all.nothing_left(&["counter", "redisson_lock_token:"]);
+        // the number of permits stays
+        let stays = if kind == "permits" {
+            "random"
+        } else {
+            "counter"
+        };
+        all.nothing_left(&["counter", "redisson_lock_token:", stays]);
         if verdict.handovers >= each / 10 && (kind != "read_write" || verdict.together >= each / 20)
         {
             return;
@@ -82,8 +88,62 @@ kinds! {
     fenced: 200;
     spin: 200;
     multi: 100;
+    permits: 200;
     // one record, as a fair and as a reentrant lock; few holds, since a release of one kind does not wake waiters of the other
     rivals: 20;
+}
+
+/// Three permits for both: none is given twice, each side wakes the other, and each takes what has
+/// expired at the other.
+#[test]
+fn permits_are_shared_and_come_back() {
+    const NAME: &str = "permits3/p";
+    let mut all = Sides::start(2, "");
+    let take = format!("acquire {NAME} {LONG} 0");
+    for (side, task) in [(REDISSON, 0), (NESTLOCK, 0), (REDISSON, 1)] {
+        all.sides[side][task].does(&take, "acquired");
+    }
+    let waits = format!("acquire {NAME} {LONG} {LONG}");
+    for (side, other) in [(NESTLOCK, REDISSON), (REDISSON, NESTLOCK)] {
+        all.sides[NESTLOCK][1].does(&take, "busy");
+        all.sides[REDISSON][0].does(&take, "busy");
+        all.waits(side, 1, &waits);
+        if side == REDISSON {
+            all.asleep(1);
+        }
+        let freed = all.does(other, &format!("release {NAME}"), "released");
+        let start = all.sides[side][1].tells("acquired");
+        assert!(
+            start > freed && start < freed + WAKE * MS,
+            "{} ms",
+            (start - freed) / MS
+        );
+        // the next round has the same three holders
+        all.sides[side][1].does(&format!("release {NAME}"), "released");
+        all.does(other, &take, "acquired");
+    }
+    for (side, task) in [(REDISSON, 0), (NESTLOCK, 0), (REDISSON, 1)] {
+        all.sides[side][task].does(&format!("release {NAME}"), "released");
+    }
+    let number = |all: &Sides| all.call(&["GET", "p"]).text().to_owned();
+    assert_eq!(number(&all), "3");
+
+    for (dies, lives) in [(NESTLOCK, REDISSON), (REDISSON, NESTLOCK)] {
+        for task in [0, 1, 1] {
+            all.sides[dies][task].does(&format!("acquire {NAME} 500 0"), "acquired");
+        }
+        for task in [0, 1, 1] {
+            let wait = format!("acquire {NAME} {LONG} {WAKE}");
+            all.sides[lives][task].does(&wait, "acquired");
+        }
+        all.sides[dies][0].does(&take, "busy");
+        for task in [0, 1, 1] {
+            all.sides[lives][task].does(&format!("release {NAME}"), "released");
+            all.sides[dies][task].does(&format!("release {NAME}"), "lost");
+        }
+        assert_eq!(number(&all), "3");
+    }
+    all.nothing_left(&["p"]);
 }
 
 /// Between hand-over and adoption no client of Redisson gets in. The adopter's release notifies the one that waits.

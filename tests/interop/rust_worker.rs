@@ -150,6 +150,8 @@ impl State {
                         let [first, second] = members;
                         client.multi_lock([first?, second?])?
                     }
+                    "permits" => client.permits(name, 1)?.many(1)?,
+                    "permits3" => client.permits(name, 3)?.many(1)?,
                     _ => panic!("unknown kind {kind}"),
                 }
             }

@@ -42,6 +42,10 @@ pub fn kinds(client: &LockClient) -> Vec<(&'static str, Lock)> {
             "write",
             client.read_write_lock("write").unwrap().write_lock(),
         ),
+        (
+            "permits",
+            client.permits("permits", 1).unwrap().many(1).unwrap(),
+        ),
     ]
 }
 

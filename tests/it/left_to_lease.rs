@@ -44,6 +44,9 @@ async fn what_was_left_is_not_re_entered_by_its_owner() {
         client.fair_lock("fair"),
         client.string_lock("string"),
         client.signal_lock("signal"),
+        client
+            .permits("permits", 1)
+            .and_then(|permits| permits.many(1)),
         client.read_write_lock("rw").map(|lock| lock.write_lock()),
     ] {
         let lock = lock.unwrap();

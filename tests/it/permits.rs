@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Error, LockClient, Permits};
+use nestlock::{AcquireOptions, Error, LockClient, OwnerId, Permits};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -279,6 +279,43 @@ async fn a_message_wakes_as_many_as_it_says() {
     }
 }
 
+/// After a reconnect, all get in that can, though their handle knows of one permit only and no
+/// message tells of any: each that gets one wakes the next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missed_messages_about_many_permits_cost_one_poll() {
+    const WAITERS: usize = 60;
+    let server = Server::start();
+    let other = server.client().await;
+    let all = permits(&other, WAITERS as u32);
+    let client = server
+        .client_with(|builder| builder.poll_cap(ms(1_000)))
+        .await;
+    let held = all.acquire_many(WAITERS as u32).await.unwrap();
+    let mut waiters = JoinSet::new();
+    for _ in 0..WAITERS {
+        let permits = permits(&client, 1);
+        waiters.spawn(async move { permits.acquire().await.unwrap() });
+    }
+    has_waiters(&client, WAITERS).await;
+    eventually("they listen", || async { !server.channels().is_empty() }).await;
+    server.call(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    held.unlock().await.unwrap();
+    let began = Instant::now();
+    let mut guards = Vec::new();
+    while let Some(guard) = waiters.join_next().await {
+        guards.push(guard.unwrap());
+    }
+    assert!(
+        began.elapsed() < ms(8_000),
+        "{:?}: not one after the other",
+        began.elapsed()
+    );
+    for guard in guards {
+        guard.unlock().await.unwrap();
+    }
+    assert_eq!((counter(&server), taken(&server)), (WAITERS as i64, 0));
+}
+
 /// A thousand waiters of ten permits are served without a stampede.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_waiters_are_served_without_a_stampede() {
@@ -430,6 +467,13 @@ async fn bad_numbers_and_foreign_keys_are_refused() {
         refused(client.permits("l", total).map(drop));
     }
     let permits = permits(&client, 3);
+    let error = client.permits("l", 1_000).unwrap().many(101).unwrap_err();
+    assert!(matches!(error, Error::InvalidPermits { .. }), "{error}");
+    let spaced = format!("{} 2", client.owner("job").unwrap()).parse::<OwnerId>();
+    assert!(
+        matches!(spaced, Err(Error::InvalidOwner { .. })),
+        "{spaced:?}"
+    );
     for n in [0, 4, u32::MAX] {
         let text = refused(permits.acquire_many(n).await.map(drop));
         assert!(text.contains("take"), "{text}");

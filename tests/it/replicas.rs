@@ -141,6 +141,10 @@ pub(crate) fn kinds(client: &LockClient) -> Vec<(&'static str, Lock)> {
         ("spin", client.spin_lock("spin").unwrap()),
         ("string", client.string_lock("string").unwrap()),
         ("lock:signal", client.signal_lock("signal").unwrap()),
+        (
+            "{permits}:timeout",
+            client.permits("permits", 1).unwrap().many(1).unwrap(),
+        ),
     ]
 }
 

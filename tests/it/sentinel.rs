@@ -103,6 +103,10 @@ fn kinds(client: &LockClient) -> Vec<(&'static str, Lock)> {
         ("spin", client.spin_lock("spin").unwrap()),
         ("string", client.string_lock("string").unwrap()),
         ("signal", client.signal_lock("signal").unwrap()),
+        (
+            "permits",
+            client.permits("permits", 1).unwrap().many(1).unwrap(),
+        ),
     ]
 }
 

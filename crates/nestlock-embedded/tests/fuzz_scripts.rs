@@ -88,6 +88,10 @@ impl<'a> Round<'a> {
                 _ => self.rng.between(1, 9).to_string().into_bytes(),
             },
             ("value", "string") => self.times.junk(),
+            ("count" | "total", "integer") => match self.rng.below(20) {
+                0 => self.times.junk(),
+                _ => self.rng.between(1, 4).to_string().into_bytes(),
+            },
             ("hold", "string") => {
                 let owner = self.rng.pick(&OWNERS);
                 [&holds(lock), owner.as_bytes(), b":rwlock_timeout:"].concat()
@@ -108,7 +112,7 @@ impl<'a> Round<'a> {
             ("lock", "string") if script.name.starts_with("signal/") => {
                 [b"lock:", lock.as_bytes()].concat()
             }
-            ("lock", "hash" | "string") => lock.into(),
+            ("lock", "hash" | "string") | ("counter", "string") => lock.into(),
             ("signal", "list") => [b"lock-signal:", lock.as_bytes()].concat(),
             ("queue", "list") => derived("redisson_lock_queue", lock),
             ("timeouts", "zset") => derived("redisson_lock_timeout", lock),
@@ -118,6 +122,7 @@ impl<'a> Round<'a> {
             ("token", "string") => derived("redisson_lock_token", lock),
             ("data", "string") => [b"data:", lock.as_bytes()].concat(),
             ("fence", "string") => derived("nestlock_fence", lock),
+            ("leases", "zset") => format!("{}:timeout", tagged(lock)).into_bytes(),
             (name, kind) => panic!(
                 "lua/{}.lua: no values for KEYS[{}] {name} {kind}; add them to Round::key in {}",
                 script.name,
@@ -225,7 +230,9 @@ impl<'a> Round<'a> {
         let load = &self.scripts[self.rng.below(self.scripts.len())];
         let writer = format!("{owner}:write");
         let (record, signal) = (format!("lock:{lock}"), format!("lock-signal:{lock}"));
-        let choices: [&[&str]; 41] = [
+        let leases = format!("{}:timeout", tagged(lock));
+        let second = format!("{owner} 2");
+        let choices: [&[&str]; 47] = [
             &["DEL", lock],
             &["DEL", lock],
             &["DEL", lock],
@@ -257,6 +264,12 @@ impl<'a> Round<'a> {
             &["PEXPIRE", lock, &time],
             &["PEXPIRE", lock, &time],
             &["PEXPIRE", lock, "0"],
+            &["SET", lock, "3"],
+            &["SET", lock, "1"],
+            &["ZADD", &leases, "7", owner],
+            &["ZADD", &leases, "922337203685477", &second, "8", "id"],
+            &["ZADD", &leases, "922337203685477", "0123456789abcdef"],
+            &["DEL", &leases],
             &["PTTL", lock],
             &["HGETALL", lock],
             &["EXISTS", lock],

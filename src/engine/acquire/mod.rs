@@ -188,6 +188,9 @@ impl<'a> Acquire<'a> {
             Attempt::Busy(busy) => {
                 attempts.was_busy = true;
                 attempts.failing = None;
+                if let Some(waiter) = &attempts.waiter {
+                    waiter.was_busy(tried);
+                }
                 let pause = self.listen(busy, &mut attempts.waiter, attempts.made);
                 Ok(pause.map_or(Next::Sleep, Next::Pause))
             }

@@ -51,7 +51,7 @@ pub(crate) fn deliver(subscriptions: &Subscriptions, heard: Push<'_>) {
         return;
     };
     queue.notify();
-    if queue.permits().is_some() {
+    if queue.has_permits() {
         return match std::str::from_utf8(text).map(str::parse::<i64>) {
             // Redisson also reports a number below 0, when it takes permits away.
             Ok(Ok(permits)) => queue.wake_for(u32::try_from(permits.max(0)).unwrap_or(u32::MAX)),

@@ -80,6 +80,9 @@ pub(super) struct SideQueue {
     pub(super) notified_one: AtomicBool,
     /// When one waiter polls without having been woken.
     next_poll: Mutex<Instant>,
+    /// Of permits: since when each waiter that gets one wakes the next, because messages about
+    /// several may have been missed. `None`: a waiter has found none left since.
+    chain: Mutex<Option<Instant>>,
 }
 
 impl SideQueue {
@@ -90,6 +93,7 @@ impl SideQueue {
             notified_all_at: Mutex::new(None),
             notified_one: AtomicBool::new(false),
             next_poll: Mutex::new(Instant::now()),
+            chain: Mutex::new(None),
         }
     }
 
@@ -114,9 +118,30 @@ impl SideQueue {
         self.permits.add_permits(missing);
     }
 
+    /// Begins a chain: see [`SideQueue::chain`].
+    pub(super) fn begin_chain(&self) {
+        *self.chain() = Some(Instant::now());
+    }
+
+    /// Wakes the next waiter of a chain, after one got a permit.
+    pub(super) fn go_on(&self) {
+        if self.chain().is_some() && self.waiters() > 1 {
+            self.wake_some(1);
+        }
+    }
+
+    /// Ends the chain, unless it began after this request was made, which found no permit.
+    pub(super) fn end_chain(&self, tried: Instant) {
+        let mut chain = self.chain();
+        *chain = chain.filter(|began| *began >= tried);
+    }
+
+    fn chain(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.chain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Wakes up to `n` waiters.
     fn wake_some(&self, n: usize) {
-        self.notified_one.store(false, Ordering::Release);
         let missing = self
             .waiters()
             .max(1)
@@ -214,11 +239,16 @@ impl WaitQueue {
         }
     }
 
-    /// Returns how many permits its lock has, if it has permits.
-    pub(super) fn permits(&self) -> Option<u32> {
-        match self.kind.about().sharing {
-            Sharing::Counted { total, .. } => Some(total),
-            Sharing::Exclusive | Sharing::Shared => None,
+    /// Returns whether its messages are numbers of permits.
+    pub(super) fn has_permits(&self) -> bool {
+        matches!(self.kind.about().sharing, Sharing::Counted { .. })
+    }
+
+    /// Begins a chain on each side, and wakes the first waiters.
+    fn wake_chains(&self) {
+        for side in self.queues() {
+            side.begin_chain();
+            side.wake_some(1);
         }
     }
 
@@ -263,8 +293,8 @@ impl WaitQueue {
     pub(super) fn live(&self) {
         if self.was_live.swap(true, Ordering::AcqRel) {
             self.wake_all_queues();
-        } else if let Some(total) = self.permits() {
-            self.wake_for(total);
+        } else if self.has_permits() {
+            self.wake_chains();
         } else if !self.quiet {
             self.queues().for_each(SideQueue::wake_one);
         }
@@ -277,9 +307,10 @@ impl WaitQueue {
     /// Wakes all waiters to check the lock, because messages may have been missed.
     pub(super) fn wake_all_queues(&self) {
         self.by_reconnect.store(true, Ordering::Relaxed);
-        match self.permits() {
-            Some(total) => self.wake_for(total),
-            None => self.queues().for_each(SideQueue::wake_all),
+        if self.has_permits() {
+            self.wake_chains();
+        } else {
+            self.queues().for_each(SideQueue::wake_all);
         }
     }
 

@@ -157,12 +157,16 @@ impl<'a> Waiter<'a> {
 
     /// Wakes the others after this waiter got a lock that they may share, if it alone was woken.
     pub(crate) fn pass_on(&self) {
-        if self.side_queue().notified_one.load(Ordering::Acquire) {
-            match self.queue.permits() {
-                Some(total) => self.queue.wake_for(total),
-                None => self.side_queue().wake_all(),
-            }
+        if self.queue.has_permits() {
+            self.side_queue().go_on();
+        } else if self.side_queue().notified_one.load(Ordering::Acquire) {
+            self.side_queue().wake_all();
         }
+    }
+
+    /// Records that an attempt which began then found the lock busy.
+    pub(crate) fn was_busy(&self, tried: Instant) {
+        self.side_queue().end_chain(tried);
     }
 
     fn side_queue(&self) -> &SideQueue {
@@ -305,6 +309,7 @@ impl<'a> Waiter<'a> {
         let due = *next <= now;
         if due {
             *next = now + self.core.config.poll_cap;
+            self.side_queue().begin_chain();
             self.side_queue()
                 .notified_one
                 .store(true, Ordering::Release);

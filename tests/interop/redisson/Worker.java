@@ -1,7 +1,11 @@
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
+import java.lang.reflect.Proxy;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayDeque;
 import java.util.Arrays;
+import java.util.Deque;
+import java.util.HashMap;
 import java.util.Map;
 import java.util.Random;
 import java.util.concurrent.BlockingQueue;
@@ -13,6 +17,7 @@ import org.redisson.Redisson;
 import org.redisson.api.RBucket;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
+import org.redisson.api.RPermitExpirableSemaphore;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.RedisNodeNotFoundException;
 import org.redisson.client.codec.StringCodec;
@@ -216,8 +221,40 @@ public final class Worker {
             case "read": return redisson.getReadWriteLock(key).readLock();
             case "write": return redisson.getReadWriteLock(key).writeLock();
             case "multi": return redisson.getMultiLock(redisson.getLock(key + ":1"), redisson.getLock(key + ":2"));
+            case "permits": return permits(key, 1);
+            case "permits3": return permits(key, 3);
             default: throw new IllegalArgumentException("unknown kind of " + name);
         }
+    }
+
+    /** The ids of the permits that this task has, by the key of the semaphore. */
+    private static final ThreadLocal<Map<String, Deque<String>>> ids = ThreadLocal.withInitial(HashMap::new);
+
+    /** A semaphore as a lock: each hold is a permit of this task. */
+    private static RLock permits(String key, int total) {
+        RPermitExpirableSemaphore permits = redisson.getPermitExpirableSemaphore(key);
+        permits.trySetPermits(total);
+        Deque<String> mine = ids.get().computeIfAbsent(key, any -> new ArrayDeque<>());
+        return (RLock) Proxy.newProxyInstance(Worker.class.getClassLoader(), new Class<?>[] {RLock.class}, (proxy, method, args) -> {
+            switch (method.getName()) {
+                case "tryLock": {
+                    String id = args == null
+                            ? permits.tryAcquire()
+                            : permits.tryAcquire((long) args[0], (long) args[1], (TimeUnit) args[2]);
+                    if (id != null) {
+                        mine.push(id);
+                    }
+                    return id != null;
+                }
+                case "unlock":
+                    if (mine.isEmpty() || !permits.tryRelease(mine.pop())) {
+                        throw new IllegalMonitorStateException();
+                    }
+                    return null;
+                default:
+                    throw new UnsupportedOperationException(method.getName());
+            }
+        });
     }
 
     /** The token, 0 if there is none, or null if the lock is busy. */

@@ -102,6 +102,64 @@ fn permits_acquire_takes_what_has_expired() {
     }
 }
 
+/// Another program gave back the first of two permits: the next acquire of that owner takes the one
+/// that is left, and counts only what it adds.
+#[test]
+fn permits_acquire_counts_what_the_owner_still_has() {
+    let bench = Bench::new();
+    for (count, counter, taken) in [("2", 1, 2), ("1", 2, 1), ("3", 0, 3)] {
+        bench.set_up(&["FLUSHALL"]);
+        bench.set_up(&["SET", "jobs", "2"]);
+        bench.set_up(&["ZADD", KEYS[0], NEVER, &format!("{A} 2")]);
+        assert_eq!(bench.take_permits(A, "30000", count), ACQUIRED, "{count}");
+        assert_eq!(bench.counter(), counter, "{count}");
+        assert_eq!(bench.call(&["ZCARD", KEYS[0]]), Reply::Int(taken));
+        assert_eq!(bench.give_back(A), Reply::Int(1));
+        assert_eq!(bench.counter(), 3);
+    }
+}
+
+/// Redisson's `expire` is about the counter; its permits end with it.
+#[test]
+fn permits_expire_with_their_counter() {
+    let bench = Bench::new();
+    bench.set_up(&["SET", "jobs", "3", "PX", "60000"]);
+    assert_eq!(bench.take_permits(A, "30000", "1"), ACQUIRED);
+    let ttl = bench.server.pttl(KEYS[0]);
+    assert!(ttl > 55_000 && ttl <= 60_000, "{ttl}");
+    assert!(bench.server.pttl("jobs") > 55_000);
+}
+
+/// A Java waiter that came before the counter is told of it.
+#[test]
+fn permits_acquire_tells_of_a_new_counter() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    assert_eq!(bench.take_permits(A, "30000", "1"), ACQUIRED);
+    assert_eq!(ears.heard(&bench), ["2"]);
+}
+
+#[test]
+fn permits_release_record_ends_the_leases() {
+    const RELEASE_RECORD: &str = "permits/release_record";
+    let bench = Bench::new();
+    assert_eq!(bench.take_permits(A, "30000", "2"), ACQUIRED);
+    let mut ears = bench.listen(CHANNEL);
+    let kept = bench.untouched(RELEASE_RECORD, &LEASES, &[A, "1", CHANNEL]);
+    assert_eq!(kept, Reply::Int(0));
+    let args = [A, "0", CHANNEL];
+    assert_eq!(bench.run(RELEASE_RECORD, &LEASES, &args), Reply::Int(1));
+    for holds in ["0", "1"] {
+        let again = bench.untouched(RELEASE_RECORD, &LEASES, &[A, holds, CHANNEL]);
+        assert_eq!(again, Reply::Nil);
+    }
+    bench.refused(RELEASE_RECORD, &LEASES, &[A, "2", CHANNEL]);
+    assert_eq!(ears.heard(&bench), ["2"]);
+    assert_eq!(bench.run(AVAILABLE, &KEYS, &["3"]), Reply::Int(3));
+    assert_eq!(bench.take_permits(B, "30000", "3"), ACQUIRED);
+    assert_eq!(bench.counter(), 0);
+}
+
 #[test]
 fn permits_without_a_counter_are_counted() {
     let bench = Bench::new();
@@ -137,6 +195,7 @@ fn permits_of_bad_numbers_are_refused_untouched() {
         }
     }
     refused(RELEASE, &[A, "2", CHANNEL]);
+    refused(ACQUIRE, &[A, "30000", "1000", "1000", CHANNEL]);
     bench.set_up(&["SET", "jobs", "x"]);
     let wrong = Reply::Int(-3);
     let acquire = [A, "30000", "1", "3", CHANNEL];

@@ -464,6 +464,7 @@ fn cases_of_permits() -> Vec<Case> {
     }
     of("permits/release", &keys, &[A, "0", "c"], &all);
     of("permits/release", &keys, &[A, "1", "c"], &[mine]);
+    of("permits/release_record", &[LEASES], &[A, "0", "c"], &all);
     of("permits/renew", &[LEASES], &[A, "30000"], &all);
     let two = leases(&[A, A], "30000");
     let second = &*format!("{mine};ZADD m {far} {A}");
