@@ -362,7 +362,8 @@ async fn r33_r34_a_retried_release_does_not_free_the_next_hold() {
 /// Nested releases whose replies are lost give back one hold each.
 #[tokio::test]
 async fn f13_nested_releases_with_lost_replies_return_one_hold_each() {
-    let bed = Bed::new().await;
+    // each release has this time for its reconnect and its retry, on a busy machine
+    let bed = Bed::with(3 * T).await;
     let mut guards = Vec::new();
     for _ in 0..4 {
         guards.push(bed.lock("l").lock().await.unwrap());
