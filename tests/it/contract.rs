@@ -80,9 +80,7 @@ impl Kind {
         }
         let first = server.call(&["ZRANGE", self.record(), "0", "0", "WITHSCORES"]);
         let end: i64 = first.list()[1].text().parse().unwrap();
-        let now = server.call(&["TIME"]);
-        let part = |n: usize| now.list()[n].text().parse::<i64>().unwrap();
-        end - part(0) * 1_000 - part(1) / 1_000
+        end - server.now()
     }
 
     /// Returns the command that renews.

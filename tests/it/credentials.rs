@@ -99,12 +99,17 @@ fn admin(server: SocketAddr, words: &[&str]) -> Reply {
     wire.call(words).unwrap()
 }
 
-/// Makes a sentinel name another master, and asserts that the holder at the old one is told.
-async fn assert_told_of(master: SocketAddr, sentinel: SocketAddr, holder: &LockGuard) {
+/// Makes a sentinel name this master.
+fn name_master(sentinel: SocketAddr, master: SocketAddr) {
     let port = master.port().to_string();
     admin(sentinel, &["SENTINEL", "REMOVE", "mymaster"]);
     let monitor = ["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"];
     admin(sentinel, &monitor);
+}
+
+/// Makes a sentinel name another master, and asserts that the holder at the old one is told.
+async fn assert_told_of(master: SocketAddr, sentinel: SocketAddr, holder: &LockGuard) {
+    name_master(sentinel, master);
     let told = tokio::time::timeout(ms(10_000) + SLACK, holder.lost()).await;
     assert!(told.is_ok(), "the holder is not told");
 }

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Error, LockClient, OwnerId, Permits};
+use nestlock::{AcquireOptions, Error, LockClient, LockGuard, OwnerId, Permits};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -50,6 +50,12 @@ fn taken(server: &Server) -> i64 {
 
 async fn has_waiters(client: &LockClient, waiters: usize) {
     eventually("they wait", || async { client.stats().waiters == waiters }).await;
+}
+
+/// Starts this many tasks that take a permit each.
+fn acquiring(permits: &Permits, tasks: usize) -> JoinSet<LockGuard> {
+    let one = |permits: Permits| async move { permits.acquire().await.unwrap() };
+    (0..tasks).map(|_| one(permits.clone())).collect()
 }
 
 /// Three of twelve tasks are inside at any time, over two clients.
@@ -166,15 +172,8 @@ async fn permits_of_a_dead_holder_come_back() {
         one.lock_with(lease.clone()).await.unwrap().leave_to_lease();
     }
     let began = Instant::now();
-    let mut waiters = JoinSet::new();
-    for _ in 0..2 {
-        let permits = permits.clone();
-        waiters.spawn(async move { permits.acquire().await });
-    }
-    let mut guards = Vec::new();
-    while let Some(guard) = waiters.join_next().await {
-        guards.push(guard.unwrap().unwrap());
-    }
+    let waiters = acquiring(&permits, 2);
+    let guards = waiters.join_all().await;
     assert!(
         began.elapsed() < ms(5_000),
         "{:?}: as soon as the leases end",
@@ -218,17 +217,11 @@ async fn the_number_changes_while_permits_are_taken() {
         .await;
     let permits = permits(&client, 1);
     let first = permits.acquire().await.unwrap();
-    let mut waiters = JoinSet::new();
-    for _ in 0..2 {
-        let permits = permits.clone();
-        waiters.spawn(async move { permits.acquire().await });
-    }
+    let waiters = acquiring(&permits, 2);
     has_waiters(&client, 2).await;
     permits.set_permits(3).await.unwrap();
-    let mut guards = vec![first];
-    while let Some(guard) = waiters.join_next().await {
-        guards.push(guard.unwrap().unwrap());
-    }
+    let mut guards = waiters.join_all().await;
+    guards.push(first);
     permits.set_permits(1).await.unwrap();
     assert_eq!(permits.available_permits().await.unwrap(), 0);
     for guard in guards {
@@ -252,11 +245,7 @@ async fn a_message_wakes_as_many_as_it_says() {
         .await;
     let permits = permits(&client, 3);
     let held = permits.acquire_many(3).await.unwrap();
-    let mut waiters = JoinSet::new();
-    for _ in 0..3 {
-        let permits = permits.clone();
-        waiters.spawn(async move { permits.acquire().await.unwrap() });
-    }
+    let waiters = acquiring(&permits, 3);
     has_waiters(&client, 3).await;
     eventually("they listen", || async { !server.channels().is_empty() }).await;
     let settled = || async {
@@ -274,8 +263,8 @@ async fn a_message_wakes_as_many_as_it_says() {
         assert_eq!(server.script_count() - before, wakes, "{message}");
     }
     held.unlock().await.unwrap();
-    while let Some(guard) = waiters.join_next().await {
-        guard.unwrap().unlock().await.unwrap();
+    for guard in waiters.join_all().await {
+        guard.unlock().await.unwrap();
     }
 }
 
@@ -291,20 +280,13 @@ async fn missed_messages_about_many_permits_cost_one_poll() {
         .client_with(|builder| builder.poll_cap(ms(1_000)))
         .await;
     let held = all.acquire_many(WAITERS as u32).await.unwrap();
-    let mut waiters = JoinSet::new();
-    for _ in 0..WAITERS {
-        let permits = permits(&client, 1);
-        waiters.spawn(async move { permits.acquire().await.unwrap() });
-    }
+    let waiters = acquiring(&permits(&client, 1), WAITERS);
     has_waiters(&client, WAITERS).await;
     eventually("they listen", || async { !server.channels().is_empty() }).await;
     server.call(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     held.unlock().await.unwrap();
     let began = Instant::now();
-    let mut guards = Vec::new();
-    while let Some(guard) = waiters.join_next().await {
-        guards.push(guard.unwrap());
-    }
+    let guards = waiters.join_all().await;
     assert!(
         began.elapsed() < ms(8_000),
         "{:?}: not one after the other",

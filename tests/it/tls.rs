@@ -73,6 +73,18 @@ pub fn start() -> TlsServer {
     }
 }
 
+/// Returns the arguments of a node that speaks TLS with others, on this port.
+fn as_node(bus: &str) -> [&str; 6] {
+    [
+        "--cluster-enabled",
+        "yes",
+        "--tls-cluster",
+        "yes",
+        "--cluster-port",
+        bus,
+    ]
+}
+
 /// A cluster whose nodes speak TLS with each other and with clients. Each also has a port without
 /// TLS, for the test.
 pub struct TlsCluster {
@@ -86,14 +98,7 @@ impl TlsCluster {
         let [cert, key] = certificates::signed(&by, &["localhost", "127.0.0.1"]);
         let start = |_| {
             let bus = certificates::dead_port().to_string();
-            let args = [
-                "--cluster-enabled",
-                "yes",
-                "--tls-cluster",
-                "yes",
-                "--cluster-port",
-                &bus,
-            ];
+            let args = as_node(&bus);
             let (server, port, folder) = serve([&cert, &key, &by.pem()], &args);
             let node = TlsServer {
                 server,

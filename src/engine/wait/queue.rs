@@ -99,10 +99,7 @@ impl SideQueue {
 
     pub(super) fn wake_one(&self) {
         self.notified_one.store(true, Ordering::Release);
-        // One permit even without waiters: one may have made its attempt and be about to wait.
-        if self.permits.available_permits() < self.waiters().max(1) {
-            self.permits.add_permits(1);
-        }
+        self.wake_some(1);
     }
 
     pub(super) fn wake_all(&self) {
@@ -111,11 +108,7 @@ impl SideQueue {
         // retry without its permit, which would then wake another waiter.
         let mut told_all = self.notified_all();
         *told_all = Some(Instant::now());
-        let missing = self
-            .waiters()
-            .max(1)
-            .saturating_sub(self.permits.available_permits());
-        self.permits.add_permits(missing);
+        self.wake_some(usize::MAX);
     }
 
     /// Begins a chain: see [`SideQueue::chain`].
@@ -142,6 +135,7 @@ impl SideQueue {
 
     /// Wakes up to `n` waiters.
     fn wake_some(&self, n: usize) {
+        // One permit even without waiters: one may have made its attempt and be about to wait.
         let missing = self
             .waiters()
             .max(1)
@@ -289,7 +283,8 @@ impl WaitQueue {
 
     /// Marks the subscription as confirmed. The first time, wakes one waiter of each side, unless
     /// the queue is `quiet`: either it gets the lock and its release will be heard, or another
-    /// holder has the lock, whose release will be heard. Later, wakes all.
+    /// holder has the lock, whose release will be heard. Later, wakes all. Of permits, begins a chain
+    /// each time.
     pub(super) fn live(&self) {
         if self.was_live.swap(true, Ordering::AcqRel) {
             self.wake_all_queues();
@@ -304,7 +299,8 @@ impl WaitQueue {
         self.queues().map(SideQueue::waiters).sum()
     }
 
-    /// Wakes all waiters to check the lock, because messages may have been missed.
+    /// Wakes all waiters to check the lock, because messages may have been missed; of permits, begins
+    /// a chain.
     pub(super) fn wake_all_queues(&self) {
         self.by_reconnect.store(true, Ordering::Relaxed);
         if self.has_permits() {

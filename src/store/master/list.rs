@@ -18,6 +18,9 @@ use crate::{
 /// How long to wait for the other servers once one says that it is the master: a second master must
 /// have time to say so, too.
 const OTHERS: Duration = Duration::from_millis(500);
+/// Advice for addresses that may be those of a cluster.
+const FOR_A_CLUSTER: &str =
+    "; for the nodes of a cluster, use redis-cluster:// or rediss-cluster://";
 
 /// Queries all servers at once, and returns the master.
 pub(super) async fn find(dial: &Dialer, servers: &[Server]) -> Result<Server, NotConnected> {
@@ -78,7 +81,7 @@ fn verdict<'a>(
         (Some(at), None) => Ok(at.clone()),
         (Some(_), Some(_)) => {
             let error = format!(
-                "several of the addresses are masters, and it is unknown which one is right; give the addresses of one service only; for the nodes of a cluster, use redis-cluster:// or rediss-cluster://{each}"
+                "several of the addresses are masters, and it is unknown which one is right; give the addresses of one service only{FOR_A_CLUSTER}{each}"
             );
             log::later!(WARN, error = error; "no connection");
             Err(NotConnected::new(StoreErrorKind::Other, error))
@@ -96,7 +99,7 @@ fn verdict<'a>(
             let advice = if has_sentinel {
                 "; for sentinels, use redis-sentinel://<addresses>/<service>"
             } else if may_be_nodes {
-                "; for the nodes of a cluster, use redis-cluster:// or rediss-cluster://"
+                FOR_A_CLUSTER
             } else {
                 ""
             };

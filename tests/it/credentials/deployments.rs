@@ -195,10 +195,8 @@ async fn a_sentinel_is_polled_while_the_function_hangs() {
 
 /// Makes a sentinel name another master, and asserts that the client takes it for the master.
 async fn assert_noticed(client: &LockClient, master: SocketAddr, sentinel: SocketAddr) {
+    name_master(sentinel, master);
     let port = master.port().to_string();
-    admin(sentinel, &["SENTINEL", "REMOVE", "mymaster"]);
-    let monitor = ["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"];
-    admin(sentinel, &monitor);
     let is_it = || async {
         let topology = client.topology();
         let mut masters = topology.nodes.iter();

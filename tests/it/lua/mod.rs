@@ -168,9 +168,7 @@ impl Bench {
 
     /// Returns the server's clock, in milliseconds since 1970.
     pub fn now(&self) -> i64 {
-        let time = self.call(&["TIME"]);
-        let number = |n: usize| time.list()[n].text().parse::<i64>().unwrap();
-        number(0) * 1000 + number(1) / 1000
+        self.server.now()
     }
 
     pub fn expires(&self, key: &str) -> i64 {

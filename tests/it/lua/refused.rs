@@ -36,16 +36,8 @@ struct Case {
 #[allow(clippy::too_many_lines, reason = "a table")]
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    let mut of = |script, keys: &[&'static str], args: &[&str], states: &[&str]| {
-        for state in states {
-            let args = args.iter().map(ToString::to_string).collect();
-            cases.push(Case {
-                script,
-                state: (*state).to_owned(),
-                keys: keys.to_vec(),
-                args,
-            });
-        }
+    let mut of = |script, keys: &[_], args: &[&str], states: &[&str]| {
+        cases.extend(Case::in_states(script, keys, args, states));
     };
     let held = &*format!("HSET l {A} 1;PEXPIRE l 20000");
     let twice = &*format!("HSET l {A} 2;PEXPIRE l 20000");
@@ -436,16 +428,8 @@ fn cases() -> Vec<Case> {
 /// Returns the states of `permits/*`: all free, some taken, some expired, without a counter.
 fn cases_of_permits() -> Vec<Case> {
     let mut cases = Vec::new();
-    let mut of = |script, keys: &[&'static str], args: &[&str], states: &[&str]| {
-        for state in states {
-            let args = args.iter().map(ToString::to_string).collect();
-            cases.push(Case {
-                script,
-                state: (*state).to_owned(),
-                keys: keys.to_vec(),
-                args,
-            });
-        }
+    let mut of = |script, keys: &[_], args: &[&str], states: &[&str]| {
+        cases.extend(Case::in_states(script, keys, args, states));
     };
     // an end that is far away, and the space in the name of a second permit, which no command here
     // can have
@@ -481,6 +465,22 @@ fn cases_of_permits() -> Vec<Case> {
 }
 
 impl Case {
+    /// Returns a case for each state.
+    fn in_states(
+        script: &'static str,
+        keys: &[&'static str],
+        args: &[&str],
+        states: &[&str],
+    ) -> Vec<Self> {
+        let of = |state: &&str| Self {
+            script,
+            state: (*state).to_owned(),
+            keys: keys.to_vec(),
+            args: args.iter().map(ToString::to_string).collect(),
+        };
+        states.iter().map(of).collect()
+    }
+
     fn commands(&self) -> Vec<Vec<&str>> {
         self.state
             .split(';')

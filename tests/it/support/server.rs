@@ -205,6 +205,13 @@ impl Server {
         self.call(&["PTTL", key]).int()
     }
 
+    /// Returns the server's clock, in milliseconds since 1970.
+    pub fn now(&self) -> i64 {
+        let time = self.call(&["TIME"]);
+        let number = |n: usize| time.list()[n].text().parse::<i64>().unwrap();
+        number(0) * 1000 + number(1) / 1000
+    }
+
     pub fn exists(&self, key: &str) -> bool {
         self.call(&["EXISTS", key]).int() == 1
     }

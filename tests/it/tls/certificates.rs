@@ -237,14 +237,7 @@ async fn a_server_needs_the_right_name_and_a_trusted_authority() {
 #[tokio::test]
 async fn a_cluster_sees_the_certificate() {
     let bus = dead_port().to_string();
-    let server = Guarded::start(&[
-        "--cluster-enabled",
-        "yes",
-        "--cluster-port",
-        &bus,
-        "--tls-cluster",
-        "yes",
-    ]);
+    let server = Guarded::start(&super::as_node(&bus));
     server
         .server
         .call(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);

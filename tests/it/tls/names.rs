@@ -47,16 +47,8 @@ fn serving(by: &Authority, names: &[&str], args: &[&str]) -> Serving {
 /// Starts a cluster of one node, which announces its address as 127.0.0.1.
 async fn cluster(by: &Authority, names: &[&str], args: &[&str]) -> Serving {
     let bus = dead_port().to_string();
-    let mut words = vec![
-        "--cluster-enabled",
-        "yes",
-        "--tls-cluster",
-        "yes",
-        "--cluster-port",
-        &bus,
-        "--cluster-announce-ip",
-        "127.0.0.1",
-    ];
+    let mut words = super::as_node(&bus).to_vec();
+    words.extend(["--cluster-announce-ip", "127.0.0.1"]);
     words.extend(args);
     let node = serving(by, names, &words);
     let mut admin = node.server.wire();
