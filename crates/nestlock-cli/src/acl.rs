@@ -26,8 +26,6 @@ const READ: &str = "%R";
 const EVERY_KEY: &str = "~*";
 /// The name in the table for the keys of [`fenced_key`](nestlock::LockClient::fenced_key).
 const GUARDED: &str = "guarded keys";
-/// The part that is for permits, in [`KINDS`].
-pub(crate) const PERMITS: &str = "permits";
 /// Older versions do not know rules for channels.
 const CHANNELS_HAVE_RULES: (u64, u64, u64) = (6, 2, 0);
 
@@ -67,6 +65,7 @@ const READS: Part = Part {
         "%R~lock:{}",
         "%R~redisson_lock_queue:{{}",
         "%R~redisson_lock_token:{{}",
+        "%R~{{}",
     ],
     channels: &[],
     commands: &[
@@ -79,6 +78,9 @@ const READS: Part = Part {
         "ping",
         "pttl",
         "strlen",
+        "time",
+        "zcard",
+        "zrange",
     ],
 };
 /// To scan all keys, and count the subscribers.
@@ -102,7 +104,11 @@ const PEOPLE: Part = Part {
 /// To subscribe to releases; `publish` tests the subscription.
 const LISTENS: Part = Part {
     keys: &[],
-    channels: &["&redisson_lock__channel:{{}", "&redisson_rwlock:{{}"],
+    channels: &[
+        "&redisson_lock__channel:{{}",
+        "&redisson_rwlock:{{}",
+        "&redisson_sc:{{}",
+    ],
     commands: &["psubscribe", "publish"],
 };
 /// To free a lock of any kind: all holds, or those of one owner.
@@ -119,7 +125,11 @@ const FREES: Part = Part {
         "~redisson_lock_timeout:{{}",
         "~{{}",
     ],
-    channels: &["&redisson_lock__channel:{{}", "&redisson_rwlock:{{}"],
+    channels: &[
+        "&redisson_lock__channel:{{}",
+        "&redisson_rwlock:{{}",
+        "&redisson_sc:{{}",
+    ],
     commands: &[
         "del",
         "eval",
@@ -132,6 +142,7 @@ const FREES: Part = Part {
         "hmget",
         "hrandfield",
         "hset",
+        "incrby",
         "lindex",
         "lpush",
         "lrem",
@@ -141,7 +152,9 @@ const FREES: Part = Part {
         "set",
         "time",
         "zcard",
+        "zrangebyscore",
         "zrem",
+        "zremrangebyscore",
         "zscore",
     ],
 };
@@ -177,12 +190,8 @@ fn parts(acl: &Acl, is_cluster: bool, prefix: &str) -> Vec<Part> {
     }
     let asked: BTreeSet<&str> = acl.kinds.iter().map(|kind| kind.permissions()).collect();
     let is_asked = |kind: &Permissions| asked.is_empty() || asked.contains(kind.what);
-    // none of the tools uses guarded keys or permits
-    let locks = || {
-        KINDS
-            .into_iter()
-            .filter(|kind| ![GUARDED, PERMITS].contains(&kind.what))
-    };
+    // none of the tools uses guarded keys
+    let locks = || KINDS.into_iter().filter(|kind| kind.what != GUARDED);
     let mut parts: Vec<Part> = match acl.tool {
         None => [EVERY_CLIENT]
             .into_iter()
@@ -258,8 +267,6 @@ fn superfluous(tool: Option<For>) -> &'static [&'static str] {
             "lrem",
             "ltrim",
             "rpush",
-            "zadd",
-            "zcount",
             "zmscore",
             "zrangebyscore",
             "zremrangebyscore",

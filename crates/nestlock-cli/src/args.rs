@@ -4,7 +4,7 @@ use std::{cell::OnceCell, ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 
-use crate::kind::Kind;
+use crate::{failure::Unusable, kind::Kind};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -139,6 +139,10 @@ pub(crate) struct Exec {
     /// Share the lock with other readers; same as --kind read
     #[arg(short, long, conflicts_with = "kind")]
     pub(crate) shared: bool,
+    /// Run at most NUMBER of these commands at a time, over all machines. The last `exec` to start
+    /// says how many
+    #[arg(long, value_name = "NUMBER", conflicts_with_all = ["kind", "shared"], value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    pub(crate) permits: Option<u32>,
     /// Give up after TIME if the lock is busy: 500ms, 10s, 2m [default: wait forever]
     #[arg(short, long, value_parser = duration, value_name = "TIME", conflicts_with = "nonblock")]
     pub(crate) wait: Option<Duration>,
@@ -192,6 +196,15 @@ pub(crate) enum OnLost {
 }
 
 impl Exec {
+    pub(crate) fn kind(&self) -> Result<Kind, Unusable> {
+        match self.kind {
+            _ if self.permits.is_some() => Ok(Kind::Permits),
+            _ if self.shared => Ok(Kind::Read),
+            Kind::Permits => Err(Unusable("say how many there are: --permits NUMBER".into())),
+            kind => Ok(kind),
+        }
+    }
+
     /// Returns the name under which other clients see the holder: the command's, not nestlock's.
     pub(crate) fn application(&self) -> String {
         let program = self

@@ -17,9 +17,9 @@ use tokio::{
 };
 
 use crate::{
-    acl::PERMITS,
     node::{is_denied, is_over},
     raw::Raw,
+    search::Candidate,
 };
 
 /// How long a test message may take, even from a busy server far away. After that, this user is
@@ -50,7 +50,7 @@ impl Ears {
         let mut messages = client.message_rx();
         let all = [EVERY_CLIENT]
             .into_iter()
-            .chain(KINDS.into_iter().filter(|kind| kind.what != PERMITS))
+            .chain(KINDS)
             .flat_map(|part| part.channels);
         // a user may subscribe to a pattern only if a rule has exactly the same text
         let patterns: Vec<String> = all
@@ -88,23 +88,18 @@ impl Ears {
         self.client.is_connected()
     }
 
-    /// Returns the releases per second since the last call, and the names of the locks. Returns
+    /// Returns the releases per second since the last call, and what may be held again. Returns
     /// `None` if the subscription has ended.
-    pub(crate) fn heard(&mut self) -> Option<(f64, BTreeSet<String>)> {
+    pub(crate) fn heard(&mut self) -> Option<(f64, BTreeSet<Candidate>)> {
         if !self.hear() {
             return None;
         }
-        let (mut count, mut names) = (0_u32, BTreeSet::new());
+        let (mut count, mut again) = (0_u32, BTreeSet::new());
         loop {
             match self.messages.try_recv() {
                 Ok(message) => {
                     count += 1;
-                    // `{name}`, perhaps followed by the waiter that the message is for
-                    let name = message
-                        .channel
-                        .split_once('{')
-                        .and_then(|(_, name)| name.split_once('}'));
-                    names.extend(name.map(|(name, _)| name.to_owned()));
+                    again.extend(Candidate::heard(&message.channel));
                 }
                 Err(TryRecvError::Lagged(missed)) => {
                     count += u32::try_from(missed).unwrap_or(u32::MAX);
@@ -113,6 +108,6 @@ impl Ears {
             }
         }
         let took = std::mem::replace(&mut self.since, Instant::now()).elapsed();
-        Some((f64::from(count) / took.as_secs_f64(), names))
+        Some((f64::from(count) / took.as_secs_f64(), again))
     }
 }

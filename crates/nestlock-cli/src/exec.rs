@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId, Permits};
 use nix::sys::signal::Signal;
 
 use crate::{
@@ -57,7 +57,7 @@ fn as_by(signal: Signal, all: bool) -> u8 {
 
 pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
     let grace = grace(exec)?;
-    let kind = if exec.shared { Kind::Read } else { exec.kind };
+    let kind = exec.kind()?;
     // before the signal listeners start: the URL may come from a pipe without a writer, and a
     // signal must still end this process
     server.url()?;
@@ -67,7 +67,14 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
         signal = signals.stop() => return Ok(as_by(signal, false)),
         client = server.connect_for(Some(exec.lease), exec.replicas, exec.application()) => client?,
     };
-    let lock = kind.lock(&client, &exec.name)?;
+    let permits = exec
+        .permits
+        .map(|n| client.permits(&exec.name, n))
+        .transpose()?;
+    let lock = match &permits {
+        Some(permits) => permits.many(1)?,
+        None => kind.lock(&client, &exec.name)?,
+    };
     let above = if exec.no_inherit {
         None
     } else {
@@ -76,7 +83,7 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
     let acquired = tokio::select! {
         biased;
         signal = signals.stop() => Err(signal),
-        hold = hold(&lock, above, exec) => Ok(hold),
+        hold = hold(&lock, permits.as_ref(), above, exec) => Ok(hold),
     };
     let hold = match acquired {
         Ok(Ok(Some(hold))) => hold,
@@ -188,7 +195,12 @@ enum Hold {
     },
 }
 
-async fn hold(lock: &Lock, above: Option<Above>, exec: &Exec) -> nestlock::Result<Option<Hold>> {
+async fn hold(
+    lock: &Lock,
+    permits: Option<&Permits>,
+    above: Option<Above>,
+    exec: &Exec,
+) -> nestlock::Result<Option<Hold>> {
     if let Some(Above(owner)) = above {
         let asked = Instant::now();
         match lock.extend(&owner, exec.lease).await {
@@ -204,6 +216,10 @@ async fn hold(lock: &Lock, above: Option<Above>, exec: &Exec) -> nestlock::Resul
             Err(Error::NotHeld { .. } | Error::Lost { .. }) => {}
             Err(error) => return Err(error),
         }
+    }
+    // the server keeps the number of the first acquire, but the number may have been edited since
+    if let Some((permits, n)) = permits.zip(exec.permits) {
+        permits.set_permits(n).await?;
     }
     let options = AcquireOptions::new().watchdog_timeout(exec.lease);
     let guard = match exec.wait {

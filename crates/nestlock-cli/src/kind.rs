@@ -18,6 +18,8 @@ pub(crate) enum Kind {
     String,
     Read,
     Write,
+    /// One of several permits of a name.
+    Permits,
 }
 
 impl Kind {
@@ -33,6 +35,8 @@ impl Kind {
             Self::String => client.string_lock(name),
             Self::Read => Ok(client.read_write_lock(name)?.read_lock()),
             Self::Write => Ok(client.read_write_lock(name)?.write_lock()),
+            // `exec` knows how many there are; to the others it does not matter
+            Self::Permits => client.permits(name, 1)?.many(1),
         }
     }
 
@@ -45,6 +49,7 @@ impl Kind {
             Record::Write => Self::Write,
             Record::Signal => Self::Signal,
             Record::String => Self::String,
+            Record::Permits => Self::Permits,
         }
     }
 
@@ -63,6 +68,7 @@ impl Kind {
             Self::Read | Self::Write => matches!(record, Record::Read | Record::Write),
             Self::Signal => record == Record::Signal,
             Self::String => record == Record::String,
+            Self::Permits => record == Record::Permits,
         }
     }
 
@@ -75,6 +81,7 @@ impl Kind {
             Self::Signal => "signal",
             Self::String => "string",
             Self::Read | Self::Write => "read-write",
+            Self::Permits => "permits",
         }
     }
 

@@ -1,10 +1,17 @@
 //! A lock as a server has it, and its forms for display. What the server does not report is `None`,
 //! never zero.
 
+use std::{collections::BTreeMap, time::Duration};
+
 use fred::types::Value;
 use serde_json::json;
 
-use crate::node::{lossy, pairs, text};
+use crate::node::{list, lossy, pairs, text};
+
+/// The end of the key with the leases of permits.
+const LEASES: &str = ":timeout";
+/// Redisson's permits without a lease end here, or later.
+const NO_LEASE: u64 = 922_337_203_685_477;
 
 /// The kind of a lock, as far as its record shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,6 +24,7 @@ pub(crate) enum Record {
     Write,
     Signal,
     String,
+    Permits,
 }
 
 impl Record {
@@ -28,6 +36,7 @@ impl Record {
             Self::Write => "write",
             Self::Signal => "signal",
             Self::String => "string",
+            Self::Permits => "permits",
         }
     }
 }
@@ -62,6 +71,8 @@ pub(crate) struct Found {
     pub(crate) waiting: Option<Waiting>,
     /// The last fencing token that was given at this name, perhaps not to this holder.
     pub(crate) last_token: Option<u64>,
+    /// How many permits there are, taken ones included.
+    pub(crate) permits: Option<u64>,
 }
 
 impl Found {
@@ -87,6 +98,13 @@ impl Found {
 
     pub(crate) fn holds(&self) -> u64 {
         self.holders.iter().map(|(_, holds)| holds).sum()
+    }
+
+    /// Returns the number of holds; for permits, also how many there are: `2/3`.
+    pub(crate) fn holds_text(&self) -> String {
+        let holds = self.holds();
+        self.permits
+            .map_or_else(|| holds.to_string(), |permits| format!("{holds}/{permits}"))
     }
 
     pub(crate) fn waiting_text(&self) -> String {
@@ -122,6 +140,7 @@ impl Found {
         json!({
             "v": 1, "name": self.name, "kind": self.record.name(), "maybe": self.maybe(), "holders": holders,
             "ttl_ms": self.ttl, "waiting_tasks": tasks, "waiting_clients": clients, "last_token": self.last_token,
+            "permits": self.permits,
         })
     }
 }
@@ -133,6 +152,50 @@ pub(crate) fn derived(prefix: &str, name: &str) -> String {
     } else {
         format!("{prefix}:{{{name}}}")
     }
+}
+
+/// Returns the key with the leases of permits.
+pub(crate) fn leases(name: &str) -> String {
+    if name.contains('{') {
+        format!("{name}{LEASES}")
+    } else {
+        format!("{{{name}}}{LEASES}")
+    }
+}
+
+/// Returns the name of the permits whose leases are at this key. Returns `None` if it is a key of
+/// something else.
+pub(crate) fn name_of_leases(key: &str) -> Option<&str> {
+    let name = key.strip_suffix(LEASES)?;
+    let inner = name
+        .strip_prefix('{')
+        .and_then(|name| name.strip_suffix('}'));
+    // a name with a hash tag of its own gets no braces
+    inner
+        .filter(|inner| !inner.is_empty() && !inner.contains('{'))
+        .or_else(|| name.contains('{').then_some(name))
+}
+
+/// Returns the owner of a permit. The second and each further permit of an owner ends with its
+/// number. One of Redisson's is 16 random bytes, and its own owner, in hex. Returns `None` if it is
+/// no permit.
+fn owner_of_permit(permit: &[u8]) -> Option<String> {
+    let text = str::from_utf8(permit).ok();
+    let first = text.map(|text| match text.rsplit_once(' ') {
+        Some((first, n)) if n.bytes().all(|digit| digit.is_ascii_digit()) => first,
+        _ => text,
+    });
+    if let Some(first) = first.filter(|first| owner(first) == Some(first)) {
+        return Some(first.to_owned());
+    }
+    let random = <[u8; 16]>::try_from(permit).ok()?;
+    Some(format!("{:032x}", u128::from_be_bytes(random)))
+}
+
+/// Returns the milliseconds in a score, which a server writes as `1e+18` if it is large.
+fn millis(score: &str) -> Option<u64> {
+    let score = Duration::try_from_secs_f64(score.parse::<f64>().ok()? / 1e3).ok()?;
+    u64::try_from(score.as_millis()).ok()
 }
 
 /// Returns the owner in a field of a record, `<uuid>:<task>`; the field of a writer ends with
@@ -194,6 +257,42 @@ impl Found {
         true
     }
 
+    /// Reads the leases of permits, at this time of the server. Returns whether they are such; if
+    /// all have ended, there are no holders.
+    pub(crate) fn take_permits(
+        &mut self,
+        leases: Value,
+        counter: Option<&Value>,
+        now: u64,
+        listeners: Option<u64>,
+    ) -> bool {
+        let leases = list(leases);
+        let (mut taken, mut last) = (BTreeMap::<String, u64>::new(), 0);
+        for lease in leases.chunks_exact(2) {
+            let Some((owner, end)) = lease[0]
+                .as_bytes()
+                .and_then(owner_of_permit)
+                .zip(text(&lease[1]).and_then(|end| millis(&end)))
+            else {
+                return false;
+            };
+            // one that has expired stays until the next acquire
+            if end > now {
+                *taken.entry(owner).or_default() += 1;
+                last = last.max(end);
+            }
+        }
+        self.holders = taken.into_iter().collect();
+        self.ttl = (last < NO_LEASE).then(|| last.saturating_sub(now));
+        self.waiting = listeners.map(Waiting::Clients);
+        let all = i64::try_from(leases.len() / 2).unwrap_or(i64::MAX);
+        self.permits = counter
+            .and_then(|counter| text(counter)?.parse::<i64>().ok())
+            .map(|counter| u64::try_from(counter.saturating_add(all)).unwrap_or(0));
+        self.record = Record::Permits;
+        true
+    }
+
     pub(crate) fn take_string(&mut self, record: &Value, kind: Record) -> bool {
         let Some(owner) = lossy(record).filter(|owner| !owner.is_empty()) else {
             return false;
@@ -225,6 +324,32 @@ mod tests {
     }
 
     #[test]
+    fn permits_are_told_from_data() {
+        for (permit, told) in [
+            (OWNER.as_bytes(), Some(OWNER)),
+            (format!("{OWNER} 2").as_bytes(), Some(OWNER)),
+            (
+                b"\xff0123456789abcde",
+                Some("ff303132333435363738396162636465"),
+            ),
+            (b"a member".as_slice(), None),
+            (format!("{OWNER}:write").as_bytes(), None),
+        ] {
+            assert_eq!(owner_of_permit(permit).as_deref(), told, "{permit:?}");
+        }
+        for (key, name) in [
+            ("{jobs}:timeout", Some("jobs")),
+            ("{shop}:jobs:timeout", Some("{shop}:jobs")),
+            ("jobs:timeout", None),
+            ("{}:timeout", Some("{}")),
+            ("{jobs}:other", None),
+        ] {
+            assert_eq!(name_of_leases(key), name, "{key}");
+            assert!(name.is_none_or(|name| leases(name) == key), "{key}");
+        }
+    }
+
+    #[test]
     fn what_is_not_known_is_not_zero() {
         let found = Found {
             name: "l".into(),
@@ -233,6 +358,7 @@ mod tests {
             ttl: None,
             waiting: None,
             last_token: None,
+            permits: None,
         };
         assert_eq!(
             (found.waiting_text(), found.ttl_text(), found.token_text()),

@@ -103,7 +103,7 @@ fn table(found: &[&Found]) {
             printable(&found.name),
             found.kind_text(),
             printable(&found.holder()),
-            found.holds().to_string(),
+            found.holds_text(),
             found.ttl_text(),
             found.waiting_text(),
             found.token_text(),
@@ -238,7 +238,7 @@ fn tell(what: char, found: &Found, as_json: bool) {
     say(format_args!(
         "{what} {name} {} {holder} {} {}",
         found.kind_text(),
-        found.holds(),
+        found.holds_text(),
         found.ttl_text()
     ));
 }
@@ -275,6 +275,7 @@ mod tests {
             ttl: None,
             waiting: None,
             last_token: None,
+            permits: None,
         };
         (name.to_owned(), found)
     }

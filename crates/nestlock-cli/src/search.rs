@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use crate::{
     failure::{Failure, Unusable},
     kind::Kind,
-    locks::{Found, Record, derived},
+    locks::{Found, Record, derived, leases, name_of_leases},
     node::{Answer, Node, Words, is_denied, is_not_now, is_of_another_type, list, text, words},
     raw::{Away, Raw, SERVICE, Unheard},
 };
@@ -21,6 +21,8 @@ use crate::{
 /// Prefixes of the keys that locks keep in addition to their records.
 const OTHERS: [&str; 3] = ["redisson_", "nestlock_", "lock-signal:"];
 const SIGNAL: &str = "lock:";
+/// The channel of permits.
+const OF_PERMITS: &str = "redisson_sc";
 /// Keys that one SCAN visits.
 const PAGE: u64 = 1_000;
 /// Pause between two calls of SCAN, for other clients whose requests have queued up. A page takes
@@ -49,6 +51,8 @@ pub(crate) enum Candidate {
     Hash(String),
     Signal(String),
     String(String),
+    /// The leases of permits.
+    Permits(String),
 }
 
 /// The locks that were found, and what this user may not read.
@@ -108,26 +112,15 @@ pub(crate) async fn discover(
     wanted: &Wanted,
     known: &BTreeSet<Candidate>,
 ) -> Result<(BTreeSet<Candidate>, Away), Failure> {
-    let of = |before: &str| {
-        format!(
-            "{before}{}{}",
-            quoted(&wanted.prefix),
-            wanted.pattern.as_deref().unwrap_or("*")
-        )
-    };
-    let (all_keys, signals) = (of(""), of(SIGNAL));
-    let mut kinds = vec![(&all_keys, "hash"), (&signals, "string")];
-    if wanted.strings {
-        kinds.push((&all_keys, "string"));
-    }
+    let searches = searches(wanted);
     let (mut all, mut away) = (BTreeSet::new(), Away::new());
     let (mut masters, mut looked_through) = (raw.masters(), BTreeSet::new());
     while !masters.is_empty() {
-        for (at, (pattern, kind)) in kinds.iter().enumerate() {
+        for search in &searches {
             let looked = Cell::new(0);
             let scans = masters
                 .iter()
-                .map(|node| scan(node, wanted, pattern, kind, &looked));
+                .map(|node| scan(node, wanted, &search.pattern, search.keys, &looked));
             for (node, keys) in masters.iter().zip(join_all(scans).await) {
                 let keys = match keys? {
                     Ok(keys) => keys,
@@ -136,12 +129,7 @@ pub(crate) async fn discover(
                         continue;
                     }
                 };
-                all.extend(keys.into_iter().filter_map(|key| match at {
-                    1 => Some(Candidate::Signal(key)),
-                    _ if is_other(&key) => None,
-                    0 => Some(Candidate::Hash(key)),
-                    _ => (!key.starts_with(SIGNAL)).then_some(Candidate::String(key)),
-                }));
+                all.extend(keys.into_iter().filter_map(search.candidate));
             }
         }
         looked_through.extend(masters.iter().map(|node| node.address.clone()));
@@ -157,6 +145,54 @@ pub(crate) async fn discover(
         all.extend(known.iter().cloned());
     }
     Ok((all, away))
+}
+
+/// A scan of all keys.
+struct Search {
+    pattern: String,
+    /// The type of the keys.
+    keys: &'static str,
+    candidate: fn(String) -> Option<Candidate>,
+}
+
+fn searches(wanted: &Wanted) -> Vec<Search> {
+    let names = wanted.pattern.as_deref().unwrap_or("*");
+    let names = format!("{}{names}", quoted(&wanted.prefix));
+    let mut searches = vec![
+        Search {
+            pattern: names.clone(),
+            keys: "hash",
+            candidate: |key| (!is_other(&key)).then_some(Candidate::Hash(key)),
+        },
+        Search {
+            pattern: format!("{SIGNAL}{names}"),
+            keys: "string",
+            candidate: |key| Some(Candidate::Signal(key)),
+        },
+    ];
+    // names with a hash tag of their own, and all others
+    for pattern in [format!("{names}:timeout"), format!("{{{names}}}:timeout")] {
+        searches.push(Search {
+            pattern,
+            keys: "zset",
+            candidate: |key| {
+                name_of_leases(&key)
+                    .is_some()
+                    .then_some(Candidate::Permits(key))
+            },
+        });
+    }
+    if wanted.strings {
+        searches.push(Search {
+            pattern: names,
+            keys: "string",
+            candidate: |key| {
+                let is_lock = !is_other(&key) && !key.starts_with(SIGNAL);
+                is_lock.then_some(Candidate::String(key))
+            },
+        });
+    }
+    searches
 }
 
 fn is_other(key: &str) -> bool {
@@ -179,13 +215,15 @@ pub(crate) async fn named(
     kind: Option<Kind>,
 ) -> Result<Option<Found>, Failure> {
     let key = format!("{prefix}{name}");
-    let (hash, signal) = (
+    let (hash, signal, permits) = (
         Candidate::Hash(key.clone()),
         Candidate::Signal(format!("{SIGNAL}{key}")),
+        Candidate::Permits(leases(&key)),
     );
     let candidates = match kind {
-        None => BTreeSet::from([hash, signal]),
+        None => BTreeSet::from([hash, signal, permits]),
         Some(Kind::Signal) => BTreeSet::from([signal]),
+        Some(Kind::Permits) => BTreeSet::from([permits]),
         Some(Kind::String) => BTreeSet::from([Candidate::String(key.clone())]),
         Some(_) => BTreeSet::from([hash]),
     };
@@ -233,10 +271,11 @@ pub(crate) async fn named(
             )
             .into())
         }
-        // a signal lock has a separate key, so a user without access to that key sees no such lock
-        _ if candidates
-            .iter()
-            .any(|candidate| candidate.key() == key && hidden.contains(&key)) =>
+        // signal locks and permits have separate keys: a user without access to these, who does not
+        // ask for that kind, sees no such lock
+        _ if candidates.iter().any(|candidate| {
+            (kind.is_some() || candidate.key() == key) && hidden.contains(candidate.key())
+        }) =>
         {
             let denied: Vec<&str> = denied.into_iter().collect();
             Err(format!(
@@ -314,30 +353,33 @@ pub(crate) async fn read(
                 .collect(),
         )
         .await;
-    let mut chosen = Vec::new();
+    let (mut chosen, mut permits) = (Vec::new(), false);
     for (candidate, length) in candidates.into_iter().zip(lengths) {
         if length.as_ref().is_err_and(is_of_another_type) {
             findings.others.insert(candidate.key().to_owned());
             continue;
         }
-        let length = findings.note(candidate, length, "hlen or strlen");
+        let length = findings.note(candidate, length, "hlen, strlen or zcard");
         if length
             .and_then(|length| length.as_i64())
             .is_none_or(|length| (1..=MOST_HOLDERS).contains(&length))
         {
+            permits |= matches!(candidate, Candidate::Permits(_));
             chosen.push(candidate);
         }
     }
     let (mut requests, mut channels) = (Vec::new(), Vec::new());
     for candidate in &chosen {
         requests.extend(questions(candidate, &wanted.prefix));
-        if let Candidate::Hash(key) = candidate
-            && !wanted.by_name
-        {
-            channels.extend(heard_at(key));
+        if !wanted.by_name {
+            channels.extend(candidate.heard_at());
         }
     }
-    let (answers, listeners) = tokio::join!(raw.ask_all(requests), raw.listeners(&channels));
+    let (answers, listeners, now) = tokio::join!(
+        raw.ask_all(requests),
+        raw.listeners(&channels),
+        time(raw, permits)
+    );
     match &listeners {
         Ok(_) => {}
         Err(Unheard::Denied(what)) => _ = findings.denied.insert(what),
@@ -349,27 +391,21 @@ pub(crate) async fn read(
     for candidate in chosen {
         let mut next =
             |what| findings.note(candidate, answers.next().unwrap_or(Ok(Value::Null)), what);
-        let (record, ttl) = (next("hgetall or get"), next("pttl"));
-        let (queue, token) = match candidate {
+        let (record, ttl) = (next("hgetall, get or zrange"), next("pttl"));
+        let (queue, other) = match candidate {
             Candidate::Hash(_) => (next("llen"), next("get")),
+            Candidate::Permits(_) => (None, next("get")),
             _ => (None, None),
         };
         let ttl = ttl.and_then(|ttl| ttl.as_i64());
         let Some(record) = record.filter(|_| ttl != Some(-2)) else {
             continue;
         };
-        let (key, cut) = (
-            candidate.key(),
-            if matches!(candidate, Candidate::Signal(_)) {
-                SIGNAL.len()
-            } else {
-                0
-            },
-        );
+        let key = candidate.key();
         if findings.unread.contains(key) {
             continue;
         }
-        let Some(name) = key[cut..].strip_prefix(&wanted.prefix) else {
+        let Some(name) = candidate.name().strip_prefix(&wanted.prefix) else {
             continue;
         };
         let ttl = ttl.and_then(|ttl| u64::try_from(ttl).ok());
@@ -380,21 +416,33 @@ pub(crate) async fn read(
             ttl,
             waiting: None,
             last_token: None,
+            permits: None,
         };
+        let heard = listeners.as_ref().ok().filter(|_| !wanted.by_name);
+        let count = |channel: String| heard.map(|all| all.get(&channel).copied().unwrap_or(0));
+        let mut heard = candidate.heard_at().map(count);
         let is_lock = match candidate {
             // without a TTL it is other data
             Candidate::Hash(_) | Candidate::String(_) if ttl.is_none() && !wanted.by_name => false,
             Candidate::Hash(_) => {
-                let heard = listeners.as_ref().ok().filter(|_| !wanted.by_name);
-                let count = |channel: &str| heard.map(|all| all.get(channel).copied().unwrap_or(0));
-                let [plain, shared] = heard_at(key).map(|channel| count(&channel));
-                found.take_hash(record, queue, token, [plain, shared])
+                let mut next = || heard.next().flatten();
+                found.take_hash(record, queue, other, [next(), next()])
             }
             Candidate::String(_) => found.take_string(&record, Record::String),
             Candidate::Signal(_) => found.take_string(&record, Record::Signal),
+            Candidate::Permits(_) => {
+                let Some(now) = findings.note(candidate, now.clone(), "time") else {
+                    continue;
+                };
+                let now = now.as_u64().unwrap_or_default();
+                found.take_permits(record, other.as_ref(), now, heard.next().flatten())
+            }
         };
         if is_lock {
-            findings.found.insert(key.to_owned(), found);
+            // all permits may have expired
+            if !found.holders.is_empty() {
+                findings.found.insert(key.to_owned(), found);
+            }
         } else {
             findings.others.insert(key.to_owned());
         }
@@ -427,21 +475,71 @@ impl Candidate {
     /// Returns the key of the record.
     fn key(&self) -> &str {
         match self {
-            Self::Hash(key) | Self::Signal(key) | Self::String(key) => key,
+            Self::Hash(key) | Self::Signal(key) | Self::String(key) | Self::Permits(key) => key,
         }
+    }
+
+    /// Returns the name of the lock, with the prefix.
+    fn name(&self) -> &str {
+        match self {
+            Self::Hash(key) | Self::String(key) => key,
+            Self::Signal(key) => key.strip_prefix(SIGNAL).unwrap_or(key),
+            Self::Permits(key) => name_of_leases(key).unwrap_or(key),
+        }
+    }
+
+    /// Returns the channels on which its releases are published. For a hash, those of both sorts of
+    /// records, as only the record itself says which sort it is.
+    fn heard_at(&self) -> impl Iterator<Item = String> {
+        let channels: &[&str] = match self {
+            Self::Hash(_) => &["redisson_lock__channel", "redisson_rwlock"],
+            Self::Permits(_) => &[OF_PERMITS],
+            Self::Signal(_) | Self::String(_) => &[],
+        };
+        channels.iter().map(|channel| derived(channel, self.name()))
+    }
+
+    /// Returns what may be held again after a message on this channel.
+    pub(crate) fn heard(channel: &str) -> Option<Self> {
+        // `{name}`, perhaps followed by the waiter that the message is for
+        let (kind, name) = channel.split_once('{')?;
+        let (name, _) = name.split_once('}')?;
+        Some(if kind.starts_with(OF_PERMITS) {
+            Self::Permits(leases(name))
+        } else {
+            Self::Hash(name.to_owned())
+        })
     }
 }
 
-/// Returns the channels on which releases of a record are published: for both sorts of records, as
-/// only the record itself says which sort it is.
-fn heard_at(key: &str) -> [String; 2] {
-    ["redisson_lock__channel", "redisson_rwlock"].map(|channel| derived(channel, key))
+/// Returns the time of the servers in milliseconds since 1970, if it `is_needed`. Their clocks
+/// differ a little: a permit may be held until the last of them says that it has expired.
+async fn time(raw: &Raw<'_>, is_needed: bool) -> Answer {
+    let mut first = Ok(Value::Null);
+    let servers = if is_needed { raw.masters() } else { Vec::new() };
+    for answer in raw.ask_each(&servers, &["TIME"]).await {
+        let parts: Vec<u64> = match answer {
+            Ok(time) => list(time).iter().filter_map(Value::as_u64).collect(),
+            // the records there cannot be read, either
+            Err(error) if is_not_now(&error) => continue,
+            Err(error) => return Err(error),
+        };
+        let [seconds, micros] = parts[..] else {
+            continue;
+        };
+        let now = seconds * 1_000 + micros / 1_000;
+        let known = first.as_ref().ok().and_then(Value::as_u64);
+        let now = i64::try_from(known.map_or(now, |known| known.min(now)));
+        first = Ok(now.map_or(Value::Null, Value::Integer));
+    }
+    first
 }
 
 fn length(candidate: &Candidate) -> Words {
     match candidate {
         Candidate::Hash(key) => words(&["HLEN", key]),
         Candidate::Signal(key) | Candidate::String(key) => words(&["STRLEN", key]),
+        Candidate::Permits(key) => words(&["ZCARD", key]),
     }
 }
 
@@ -459,6 +557,11 @@ fn questions(candidate: &Candidate, prefix: &str) -> Vec<Words> {
         Candidate::Signal(key) | Candidate::String(key) => {
             vec![words(&["GET", key]), words(&["PTTL", key])]
         }
+        Candidate::Permits(key) => vec![
+            words(&["ZRANGE", key, "0", "-1", "WITHSCORES"]),
+            words(&["PTTL", key]),
+            words(&["GET", candidate.name()]),
+        ],
     }
 }
 

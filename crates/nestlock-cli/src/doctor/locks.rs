@@ -55,15 +55,16 @@ impl Scratch {
         }
     }
 
-    /// Deletes the fencing token that a fenced lock leaves behind, which no owner needs any more.
+    /// Deletes the fencing token and the number of permits, which locks leave behind, and no owner
+    /// needs any more.
     pub(super) async fn tidy(self, raw: &Raw<'_>, server: &Server) {
         self.client.idle().await;
-        let token = derived(
-            "redisson_lock_token",
-            &format!("{}{}", server.prefix, self.lock("fenced")),
-        );
-        // a user who may not delete it leaves a small key behind
-        let _ = raw.ask(&["DEL", &token]).await;
+        let key = |kind: Kind| format!("{}{}", server.prefix, self.lock_of(kind));
+        let token = derived("redisson_lock_token", &key(Kind::Fenced));
+        for left in [token, key(Kind::Permits)] {
+            // a user who may not delete it leaves a small key behind
+            let _ = raw.ask(&["DEL", &left]).await;
+        }
     }
 }
 
@@ -93,6 +94,7 @@ pub(super) async fn of_kinds(scratch: &Scratch) -> Vec<Row> {
         Kind::String,
         Kind::Read,
         Kind::Write,
+        Kind::Permits,
     ];
     let tries = kinds.map(|kind| async move {
         let outcome = async {

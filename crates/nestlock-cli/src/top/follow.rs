@@ -137,12 +137,8 @@ impl Followed<'_> {
         let releases = heard.as_ref().map(|(releases, _)| *releases);
         // a waiter may have acquired a released lock: show it before the next scan of all keys
         if self.wanted.pattern.is_none() {
-            self.candidates.extend(
-                heard
-                    .into_iter()
-                    .flat_map(|(_, names)| names)
-                    .map(Candidate::Hash),
-            );
+            self.candidates
+                .extend(heard.into_iter().flat_map(|(_, again)| again));
         }
         let mut findings = search::read(&self.raw, self.wanted, &self.candidates).await;
         // CLIENT LIST is expensive for the server: send it only for an unknown owner, and rarely

@@ -408,6 +408,7 @@ pub(super) mod tests {
             ttl: Some(29_000),
             waiting,
             last_token: None,
+            permits: None,
         };
         (name.to_owned(), found)
     }

@@ -113,7 +113,7 @@ fn table(state: &mut State, frame: &mut Frame<'_>, area: Rect) {
             printable(&found.name),
             found.kind_text(),
             holder(state, found),
-            found.holds().to_string(),
+            found.holds_text(),
             found.ttl_text(),
             found.token_text(),
         ]));

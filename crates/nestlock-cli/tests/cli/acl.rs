@@ -100,7 +100,12 @@ fn locks_of_each_kind(world: &World) -> Vec<(String, Vec<String>)> {
             "600000",
         ]);
         set_up(&["SET", &key("string"), OWNER, "PX", "600000"]);
-        for kind in ["plain", "fair", "read", "write", "signal"] {
+        for permit in [OWNER.to_owned(), format!("{OWNER} 2"), OTHER.to_owned()] {
+            let leases = format!("{{{}}}:timeout", key("permits"));
+            set_up(&["ZADD", &leases, "9e12", &permit]);
+        }
+        set_up(&["SET", &key("permits"), "2"]);
+        for kind in ["plain", "fair", "read", "write", "signal", "permits"] {
             all.push((format!("{kind}{twin}"), vec![]));
         }
         all.push((
