@@ -15,7 +15,7 @@ use std::{
 use futures_util::future::BoxFuture;
 use http::{HeaderValue, Request, Response, StatusCode, header::RETRY_AFTER, request::Parts};
 use http_body::{Body, Frame, SizeHint};
-use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId, Result};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId, Permits, Result};
 use tokio::sync::oneshot;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -87,6 +87,29 @@ impl LockLayer {
             until_body_end: false,
             finish: false,
         }
+    }
+
+    /// Creates a layer that handles as many requests at the same time as there are permits, over
+    /// all replicas of the service. If none is available, the response is 503 with `Retry-After: 1`.
+    ///
+    /// ```
+    /// # use nestlock::LockClient;
+    /// # use nestlock_recipes::tower::LockLayer;
+    /// # fn example(client: LockClient) -> nestlock::Result<LockLayer> {
+    /// use std::time::Duration;
+    ///
+    /// let permits = client.permits("reports", 10)?;
+    /// Ok(LockLayer::at_most(permits).wait(Duration::from_secs(2)))
+    /// # }
+    /// ```
+    pub fn at_most(permits: Permits) -> Self {
+        Self::of(move |_| Some(permits.many(1))).statuses(|error| {
+            if error.is_busy() {
+                StatusCode::SERVICE_UNAVAILABLE
+            } else {
+                status(error)
+            }
+        })
     }
 
     /// Sets how long a request waits for a lock that another request holds. Default zero: it tries

@@ -135,6 +135,33 @@ async fn requests_that_one_task_polls_exclude_each_other() {
 }
 
 #[tokio::test]
+async fn at_most_as_many_requests_as_permits_are_handled() {
+    const FULL: (StatusCode, Option<&str>) = (StatusCode::SERVICE_UNAVAILABLE, Some("1"));
+    let (stage, handler) = (Stage::new().await, Handler::default());
+    // two replicas
+    let clients = [stage.locks.clone(), stage.other.clone()];
+    let [one, other] = clients
+        .map(|client| handler.behind(&LockLayer::at_most(client.permits("all", 2).unwrap())));
+    let third = async {
+        while handler.counts().0 < 2 {
+            handler.begun.notified().await;
+        }
+        let third = one.clone().oneshot(to("/c")).await;
+        handler.may_end.notify_waiters();
+        third
+    };
+    let (a, b, third) = tokio::join!(
+        one.clone().oneshot(to("/a")),
+        other.oneshot(to("/b")),
+        third
+    );
+    assert_eq!((status(&a), status(&b), status(&third)), (OK, OK, FULL));
+    assert_eq!(handler.counts(), (2, 2));
+    handler.may_end.notify_one();
+    assert_eq!(status(&one.oneshot(to("/d")).await), OK);
+}
+
+#[tokio::test]
 async fn with_a_wait_requests_queue_up_and_are_handled_one_at_a_time() {
     let (stage, handler) = (Stage::new().await, Handler::default());
     let service = handler.behind(&stage.layer().wait(Duration::from_secs(60)));
