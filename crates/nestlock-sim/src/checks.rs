@@ -7,9 +7,9 @@ use nestlock::{Error, FencingToken, LockGuard};
 
 use crate::{
     clock::{MILLI, SECOND, now},
-    kinds::{Kind, LOCKS, Mode, TTL, lock_name},
+    kinds::{Kind, LOCKS, Mode, PERMITS, TTL, lock_name},
     ledger::{Book, Doing, Held, Who, book, is_lost, seconds, wrong},
-    net,
+    net::{self, server_time, words},
     plan::Plan,
     queues,
     trace::note,
@@ -41,17 +41,7 @@ pub(crate) fn enter(
             if let (Some(token), false) = (guard.fencing_token(), void) {
                 check_token(book, who, &locks[0], token);
             }
-            let mut overlaps = Vec::new();
-            for other in book.held.values_mut().filter(|other| {
-                other.who != who
-                    && (other.mode, mode) != (Mode::WithReaders, Mode::WithReaders)
-                    && other.locks.iter().any(|lock| locks.contains(lock))
-            }) {
-                if !is_lost(other.who, &other.guard) && other.void_since.is_none() && !void {
-                    overlaps.push(other.who);
-                }
-                other.was_overtaken = true;
-            }
+            let overlaps = overlaps(book, who, &locks, mode, void);
             if in_turn {
                 queues::came_in(book, who, &locks[0], &guard.owner().to_string());
             }
@@ -78,6 +68,56 @@ pub(crate) fn enter(
         book.last
     });
     (number, guard)
+}
+
+/// Returns the tasks that hold these locks, and so keep `who` from acquiring them.
+fn overlaps(book: &mut Book, who: Who, locks: &[String], mode: Mode, void: bool) -> Vec<Who> {
+    let (mut overlaps, mut taken) = (Vec::new(), mode.holds());
+    let is_permit = matches!(mode, Mode::Permits(_));
+    for other in book.held.values_mut().filter(|other| {
+        // each permit has an owner of its own
+        (other.who != who || is_permit)
+            && (other.mode, mode) != (Mode::WithReaders, Mode::WithReaders)
+            && other.locks.iter().any(|lock| locks.contains(lock))
+    }) {
+        if !is_lost(other.who, &other.guard) && other.void_since.is_none() && !void {
+            overlaps.push(other.who);
+            taken += other.mode.holds();
+        }
+        // whose permits those of a lost hold are now is not known
+        other.was_overtaken = !is_permit;
+    }
+    if is_permit && taken <= PERMITS {
+        return Vec::new();
+    }
+    overlaps
+}
+
+/// Checks that each permit is either available or taken, and none is both. Nothing undoes a
+/// miscount.
+fn count_permits(book: &mut Book) {
+    for lock in (0..LOCKS).map(lock_name) {
+        let number = |request: &str| {
+            net::ask(0, request)
+                .trim()
+                .trim_start_matches(':')
+                .parse::<i64>()
+        };
+        let counter = net::ask(0, &format!("GET {lock}"));
+        // there is none before the first acquire
+        let Some(available) = words(&counter)
+            .first()
+            .and_then(|text| text.parse::<i64>().ok())
+        else {
+            continue;
+        };
+        let taken = number(&format!("ZCARD {}", Kind::Permits.key(&lock))).expect("a number");
+        if available + taken != i64::from(PERMITS) {
+            book.wrong(&format!(
+                "{lock} has {available} permits available and {taken} taken"
+            ));
+        }
+    }
 }
 
 /// Checks that fencing tokens grow with every holder.
@@ -166,6 +206,9 @@ pub(crate) fn look(plan: &Plan) {
             book.wrong(&what);
         }
         look_for_free_locks(book, plan);
+        if plan.kind == Kind::Permits {
+            count_permits(book);
+        }
         if plan.kind == Kind::Fair {
             queues::look(book);
             queues::check_order(book);
@@ -173,9 +216,20 @@ pub(crate) fn look(plan: &Plan) {
     });
 }
 
-/// Returns `true` if no server has a record of the lock.
+/// Returns `true` if no server has a record of the lock, or a permit is available.
 fn is_free(kind: Kind, lock: &str) -> bool {
     let key = kind.key(lock);
+    if kind == Kind::Permits {
+        let taken = words(&net::ask(
+            0,
+            &format!("ZCOUNT {key} ({} +inf", server_time(0)),
+        ));
+        return taken[0]
+            .trim_start_matches(':')
+            .parse::<u32>()
+            .expect("a number")
+            < PERMITS;
+    }
     (0..kind.servers()).all(|server| net::ask(server, &format!("EXISTS {key}")).starts_with(":0"))
 }
 

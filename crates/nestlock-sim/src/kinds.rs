@@ -13,6 +13,9 @@ pub(crate) const TTL: u64 = 3 * SECOND;
 /// The longest patience of a waiter in a fair queue.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How many permits there are of each name.
+pub(crate) const PERMITS: u32 = 3;
+
 pub(crate) fn lock_name(number: u64) -> String {
     format!("l{number}")
 }
@@ -22,6 +25,18 @@ pub(crate) fn lock_name(number: u64) -> String {
 pub(crate) enum Mode {
     Alone,
     WithReaders,
+    /// It has so many of the [`PERMITS`].
+    Permits(u32),
+}
+
+impl Mode {
+    /// Returns the hold count that a hold of this mode adds to its record.
+    pub(crate) fn holds(self) -> u32 {
+        match self {
+            Self::Alone | Self::WithReaders => 1,
+            Self::Permits(taken) => taken,
+        }
+    }
 }
 
 /// The kind of lock that tasks take.
@@ -42,11 +57,12 @@ pub(crate) enum Kind {
     Multi,
     Red3,
     Red5,
+    Permits,
     /// One record, through all constructors that share it.
     Mixed,
 }
 
-pub(crate) const KINDS: [(&str, Kind); 14] = [
+pub(crate) const KINDS: [(&str, Kind); 15] = [
     ("reentrant", Kind::Reentrant),
     ("relay", Kind::Relay),
     ("mutex", Kind::Mutex),
@@ -60,6 +76,7 @@ pub(crate) const KINDS: [(&str, Kind); 14] = [
     ("multi", Kind::Multi),
     ("red3", Kind::Red3),
     ("red5", Kind::Red5),
+    ("permits", Kind::Permits),
     ("mixed", Kind::Mixed),
 ];
 
@@ -192,6 +209,11 @@ impl Kind {
                     .timeout_factor(0.2);
                 LockClient::red_lock(clients, name, options)
             }
+            Self::Permits => {
+                let taken = if turn.is_multiple_of(4) { 2 } else { 1 };
+                mode = Mode::Permits(taken);
+                client.permits(name, PERMITS)?.many(taken)
+            }
             Self::Mixed => match turn % 3 {
                 0 => client.reentrant_lock(name),
                 1 => client.fenced_lock(name),
@@ -203,10 +225,10 @@ impl Kind {
 
     /// Returns the key of a lock's record.
     pub(crate) fn key(self, lock: &str) -> String {
-        if self == Self::Signal {
-            format!("lock:{lock}")
-        } else {
-            lock.to_owned()
+        match self {
+            Self::Signal => format!("lock:{lock}"),
+            Self::Permits => format!("{{{lock}}}:timeout"),
+            _ => lock.to_owned(),
         }
     }
 }

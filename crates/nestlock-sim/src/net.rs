@@ -208,6 +208,13 @@ pub(crate) fn ask(server: usize, request: &str) -> String {
     })
 }
 
+/// Returns the time of a server in milliseconds since 1970.
+pub(crate) fn server_time(server: usize) -> u64 {
+    let time = words(&ask(server, "TIME"));
+    let [seconds, micros] = [0, 1].map(|part| time[part].parse::<u64>().expect("a number"));
+    seconds * 1000 + micros / 1000
+}
+
 /// Returns the strings of a RESP reply.
 pub(crate) fn words(answer: &str) -> Vec<String> {
     let is_word = |line: &&str| !line.is_empty() && !line.starts_with(['*', '$']);

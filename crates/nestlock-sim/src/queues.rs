@@ -4,7 +4,7 @@ use crate::{
     clock::{MILLI, SECOND, now},
     kinds::{LOCKS, PATIENCE, TTL, lock_name},
     ledger::{Book, Doing, Who},
-    net::{self, words},
+    net::{self, server_time, words},
 };
 
 /// Updates the known waiters of the fair queues. A waiter that left is kept for 1 s, as a grant
@@ -89,9 +89,7 @@ pub(crate) fn check_order(book: &mut Book) {
 /// Returns the waiters of this lock whose patience is over by the server's clock. `lock` includes
 /// the braces.
 fn dead_waiters(server: usize, lock: &str) -> Vec<String> {
-    let time = words(&net::ask(server, "TIME"));
-    let [seconds, micros] = [0, 1].map(|part| time[part].parse::<u64>().expect("a number"));
-    let before = seconds * 1000 + micros / 1000;
+    let before = server_time(server);
     words(&net::ask(
         server,
         &format!("ZRANGEBYSCORE nestlock_fair_seen:{lock} -inf ({before}"),

@@ -7,7 +7,7 @@ use crate::{
     checks,
     clock::{MILLI, SECOND, now},
     kernel,
-    kinds::TTL,
+    kinds::{Kind, TTL},
     ledger::wrong,
     nemesis,
     net::{self, words},
@@ -72,6 +72,8 @@ pub(crate) async fn run(plan: &Plan) {
         let keys = words(&net::ask(server, "KEYS *"));
         let is_left = |key: &String| match key.split_once(':') {
             Some(("redisson_lock_token", _)) => false,
+            // the number of permits stays, and so do permits that have expired
+            _ if plan.kind == Kind::Permits => false,
             // a late request may have queued a dead waiter again: the next acquirer removes it
             Some((
                 "redisson_lock_queue" | "redisson_lock_timeout" | "nestlock_fair_seen",

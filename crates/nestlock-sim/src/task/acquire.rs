@@ -54,7 +54,13 @@ impl Task {
             _ => None,
         };
         let (began, pauses) = (now(), book(|book| book.pauses(self.who.0)));
-        does(self.who, Doing::Acquires(choice.names.clone()));
+        // a waiter for several permits may be passed by waiters for one
+        let doing = if choice.mode == Mode::Permits(2) {
+            Doing::Other(format!("acquires several of {name}"))
+        } else {
+            Doing::Acquires(choice.names.clone())
+        };
+        does(self.who, doing.clone());
         let lock = choice.lock.clone();
         let acquire = async move {
             match wait {
@@ -93,7 +99,7 @@ impl Task {
                     does(self.who, Doing::Other(format!("does not poll for {name}")));
                     nap(self.rng.between(1_000, 5_000)).await;
                     if self.rng.chance(50) {
-                        does(self.who, Doing::Acquires(choice.names.clone()));
+                        does(self.who, doing);
                         acquire.await
                     } else {
                         Ok(None)

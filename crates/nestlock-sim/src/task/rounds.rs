@@ -92,7 +92,8 @@ impl Task {
         let Some(first) = held.first().filter(|_| self.rng.chance(20)) else {
             return;
         };
-        let (owner, expected) = (first.guard.owner(), held.len());
+        let owner = first.guard.owner();
+        let expected: u32 = held.iter().map(|hold| hold.choice.mode.holds()).sum();
         let same =
             |hold: &Hold| hold.choice.mode == first.choice.mode && hold.guard.owner() == owner;
         if self.plan.kind.is_red() || !held.iter().all(same) || first.choice.names.len() > 1 {
@@ -102,8 +103,8 @@ impl Task {
         let counted = first.choice.lock.hold_count(&owner).await;
         let is_void = book(|book| book.is_void(first.number) || book.is_miscounted(first.number));
         if let Ok(counted) = counted
-            && (counted as usize) != expected
-            && !(counted as usize > expected && book(|book| book.is_disturbed(self.who.0)))
+            && counted != expected
+            && !(counted > expected && book(|book| book.is_disturbed(self.who.0)))
             && !is_void
             && held.iter().all(|hold| !hold.guard.is_lost())
         {
