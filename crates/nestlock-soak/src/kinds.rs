@@ -11,6 +11,8 @@ use crate::topology::SERVERS;
 const NAMES: usize = 2;
 /// Locks that multi-locks are made of.
 const MEMBERS: usize = 3;
+/// Permits of each name.
+pub(crate) const PERMITS: u32 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
@@ -26,10 +28,11 @@ pub(crate) enum Kind {
     Signal,
     Multi,
     Red,
+    Permits,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 12] = [
+    pub(crate) const ALL: [Self; 13] = [
         Self::Mutex,
         Self::Reentrant,
         Self::Fair,
@@ -42,6 +45,7 @@ impl Kind {
         Self::Signal,
         Self::Multi,
         Self::Red,
+        Self::Permits,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -58,6 +62,7 @@ impl Kind {
             Self::Signal => "signal",
             Self::Multi => "multi",
             Self::Red => "red",
+            Self::Permits => "permits",
         }
     }
 
@@ -85,6 +90,15 @@ impl Kind {
     /// Returns `true` if a hold is one record with one owner, by which any process can release it.
     pub(crate) fn has_one_owner(self) -> bool {
         !matches!(self, Self::ReadWrite | Self::Multi | Self::Red)
+    }
+
+    /// Returns how many owners may hold it at once.
+    pub(crate) fn holders(self) -> usize {
+        if self == Self::Permits {
+            PERMITS as usize
+        } else {
+            1
+        }
     }
 
     /// Returns `true` if waiters get it in the order of their requests.
@@ -159,7 +173,8 @@ impl Choice {
         if kind != Kind::Multi {
             names.truncate(1);
         }
-        let per_acquire = kind == Kind::Mutex || (kind != Kind::Red && rng.random_ratio(1, 8));
+        let per_acquire = matches!(kind, Kind::Mutex | Kind::Permits)
+            || (kind != Kind::Red && rng.random_ratio(1, 8));
         Self::open(clients, kind, names, class, per_acquire, expiry).expect("good names")
     }
 
@@ -200,6 +215,7 @@ impl Choice {
             Kind::NonReentrant => client.non_reentrant_lock(name)?,
             Kind::NonReentrantFair => client.non_reentrant_fair_lock(name)?,
             Kind::Signal => client.signal_lock(name)?,
+            Kind::Permits => client.permits(name, PERMITS)?.many(1)?,
             Kind::Multi if names.len() == 1 => client.reentrant_lock(name)?,
             Kind::Multi => {
                 let members: Result<Vec<_>, _> = names

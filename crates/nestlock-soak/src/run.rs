@@ -7,6 +7,7 @@ use crate::{
     clock::{SECOND, now, sleep_until, wait_for},
     handover, heartbeat,
     history::{History, JOURNAL},
+    kinds::PERMITS,
     nemesis::{self, Lane, Nemesis, Processes},
     servers::Servers,
     settings::{FAIR_PATIENCE, LONGEST_WATCHDOG, Mode, Settings},
@@ -179,6 +180,13 @@ fn calm(servers: &Servers, processes: &mut Processes, patience: u64, wrong: &mut
     }
     // unsettled requests end with their leases, queue entries with their patience
     let leases = LONGEST_WATCHDOG + FAIR_PATIENCE + Duration::from_secs(2);
+    for (name, available, taken) in servers.permits() {
+        if available + taken != i64::from(PERMITS) {
+            say(format!(
+                "{name}: {available} permits available and {taken} taken"
+            ));
+        }
+    }
     for server in 0..count {
         if !wait_for(leases.as_nanos() as u64, || servers.keys(server).is_empty()) {
             say(format!(

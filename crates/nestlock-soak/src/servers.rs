@@ -8,6 +8,7 @@ use crate::{
     clock::now,
     heartbeat,
     history::History,
+    kinds::{self, Kind},
     settings::{Mode, Settings},
     support::{
         Server,
@@ -79,9 +80,33 @@ impl Servers {
         call(&mut connect(self.servers[server].addr())?, parts)
     }
 
-    /// Returns all keys, except those that stay: the counters of tokens, and guarded values.
+    /// Returns the permits of each name that are available, and those that are taken or expired: a
+    /// request moves a permit from one to the other, so their sum stays. Leaves out names that the
+    /// server has lost.
+    pub(crate) fn permits(&self) -> Vec<(String, i64, i64)> {
+        let permits = |name: String| {
+            let available = self.ask(0, &["GET", &name]).ok()?;
+            let taken = self.ask(0, &["ZCARD", &leases(&name)]).ok()?;
+            let available = match available {
+                Reply::Text(text) => text.parse().ok()?,
+                _ => return None,
+            };
+            Some((name, available, taken.int()))
+        };
+        let names = kinds::names(Kind::Permits).into_iter();
+        names.filter_map(permits).collect()
+    }
+
+    /// Returns all keys, except those that stay: the counters of tokens, guarded values, and the
+    /// permits: an expired one stays until an acquire.
     pub(crate) fn keys(&self, server: usize) -> Vec<String> {
-        let stays = |key: &str| key.contains("token") || key.contains("guarded");
+        let permits = kinds::names(Kind::Permits);
+        let is_of = |name: &String, key: &str| key == name || key == leases(name);
+        let stays = |key: &str| {
+            key.contains("token")
+                || key.contains("guarded")
+                || permits.iter().any(|name| is_of(name, key))
+        };
         let Ok(Reply::List(keys)) = self.ask(server, &["KEYS", "*"]) else {
             return vec!["no reply".to_owned()];
         };
@@ -100,6 +125,11 @@ impl Servers {
             other => vec![format!("no reply: {other:?}")],
         }
     }
+}
+
+/// Returns the key of the leases of these permits.
+fn leases(name: &str) -> String {
+    format!("{{{name}}}:timeout")
 }
 
 pub(crate) fn connect(addr: SocketAddr) -> std::io::Result<Wire> {

@@ -323,6 +323,7 @@ impl Task {
                 self.write(format_args!("count {op} {count} {}", held.len()));
             }
             if choice.class == Class::Alone
+                && choice.kind.holders() == 1
                 && choice.names.len() == 1
                 && let Ok(holder) = choice.lock.holder().await
             {

@@ -123,10 +123,10 @@ pub(crate) fn overlaps(records: &Records) -> Vec<Violation> {
             inside.retain(|other| other.end > hold.start);
             let both_read =
                 |other: &Certain| (other.op.class, hold.op.class) == (Class::Shared, Class::Shared);
-            if let Some(other) = inside
+            let mut others = inside
                 .iter()
-                .find(|other| other.who != hold.who && !both_read(other))
-            {
+                .filter(|other| other.who != hold.who && !both_read(other));
+            if let Some(other) = others.nth(hold.op.kind.holders() - 1) {
                 found.push(Violation {
                     sort: "two holders",
                     time: hold.start,

@@ -152,6 +152,24 @@ fn readers_are_together_and_writers_alone() {
 }
 
 #[test]
+fn permits_have_as_many_holders_as_there_are() {
+    let hold = |who: &str, got: u64| {
+        format!(
+            "100 call 1 {who} {who} permits p alone unbounded - - -\n{got} got 1 o -\n200 ok 1 1000000\n200 rel 1 drop"
+        )
+    };
+    let sorts = |third: u64| {
+        check(&[
+            ("s0g0", &hold("s0g0c0t0", 110)),
+            ("s1g0", &hold("s1g0c0t0", 120)),
+            ("s2g0", &hold("s2g0c0t0", third)),
+        ])
+    };
+    assert_eq!(sorts(199), ["two holders"]);
+    assert_eq!(sorts(200), [""; 0]);
+}
+
+#[test]
 fn a_token_that_does_not_rise_is_found() {
     let hold = |who: &str, call: u64, token: &str| {
         format!(
