@@ -166,6 +166,7 @@ pub const KINDS: [Permissions; 7] = [
             "zadd",
             "zcard",
             "zcount",
+            "zmscore",
             "zrangebyscore",
             "zrem",
             "zremrangebyscore",

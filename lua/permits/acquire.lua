@@ -25,43 +25,51 @@ if until_then > 9007199254740991 then
 end
 
 -- the owner has some already if the request is sent again, or if another program gave back one of several
-local mine, missing, spare = {}, 0, {}
+local names, spare, missing, stale = {}, {}, 0, 0
+for n = 1, wanted + 1 do names[n] = permit(owner, n) end
+local scores = redis.call('zmscore', leases, unpack(names))
+for n = 1, wanted + 1 do scores[n] = scores[n] and tonumber(scores[n]) end
 for n = 1, wanted do
-    local score = redis.call('zscore', leases, permit(owner, n))
-    mine[n] = score and tonumber(score) > now and tonumber(score)
-    if not mine[n] then missing = missing + 1 end
+    if not scores[n] then missing = missing + 1 elseif scores[n] <= now then stale = stale + 1 end
 end
-while redis.call('zscore', leases, permit(owner, wanted + #spare + 1)) do
+local score = scores[wanted + 1]
+while score do
+    if score <= now then stale = stale + 1 end
     spare[#spare + 1] = permit(owner, wanted + #spare + 1)
+    score = tonumber(redis.call('zscore', leases, permit(owner, wanted + #spare + 1)))
 end
 
--- expired ones are counted until something replaces them; those of this owner are replaced below
-local expired = redis.call('zcount', leases, 0, now)
-for _, extra in ipairs(spare) do
-    if tonumber(redis.call('zscore', leases, extra)) > now then expired = expired + 1 end
+-- permits that have expired count as taken until an acquire needs them
+local left, expired = (free or total - redis.call('zcard', leases)) + #spare - missing, 0
+if missing + stale > 0 and left < 0 then
+    -- this owner's are replaced
+    expired = redis.call('zcount', leases, 0, now) - stale
+    left = left + expired
 end
-local left = (free or total - redis.call('zcard', leases)) + expired - missing
-if missing > 0 and left < 0 then
+if missing + stale > 0 and left < 0 then
     -- scores of Redisson without a lease are far above
     local next_end = redis.call('zrangebyscore', leases, '(' .. now, '(922337203685477', 'withscores', 'limit', 0, 1)[2]
     return {0, next_end and math.max(1, math.ceil(next_end - now)) or -1}
 end
 
-local ttl = free and redis.call('pttl', counter) or -1
+local ttl, change = free and redis.call('pttl', counter) or -1, expired + #spare - missing
 -- let the server refuse these commands, if it does, before anything is written
-if expired > 0 then redis.call('zremrangebyscore', leases, 1, 0) redis.call('zrem', leases, '') end
-local more = free and expired - missing or left
+if expired > 0 then redis.call('zremrangebyscore', leases, 1, 0) end
+if #spare > 0 then redis.call('zrem', leases, '') end
+local more = free and change or left
 if more > 0 then redis.call('publish', channel, more) end
-if free then redis.call('incrby', counter, expired - missing) else redis.call('set', counter, left) end
+if free then redis.call('incrby', counter, change) else redis.call('set', counter, left) end
+local leased = {}
 for n = 1, wanted do
     -- WAIT only waits for what this connection has written, so leave no score as it is
-    local score = mine[n] and math.max(mine[n] + 1, until_then) or until_then
-    local added = redis.pcall('zadd', leases, score, permit(owner, n))
-    if type(added) ~= 'number' then
-        -- the first one: undo the write
-        if free then redis.call('incrby', counter, missing - expired) else redis.call('del', counter) end
-        return added
-    end
+    leased[2 * n - 1] = scores[n] and math.max(scores[n] + 1, until_then) or until_then
+    leased[2 * n] = names[n]
+end
+local added = redis.pcall('zadd', leases, unpack(leased))
+if type(added) ~= 'number' then
+    -- undo the write
+    if free then redis.call('incrby', counter, 0 - change) else redis.call('del', counter) end
+    return added
 end
 for _, extra in ipairs(spare) do redis.call('zrem', leases, extra) end
 if expired > 0 then redis.call('zremrangebyscore', leases, 0, now) end

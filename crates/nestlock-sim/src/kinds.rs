@@ -25,7 +25,7 @@ pub(crate) fn lock_name(number: u64) -> String {
 pub(crate) enum Mode {
     Alone,
     WithReaders,
-    /// It has so many of the [`PERMITS`].
+    /// It has this many of the [`PERMITS`].
     Permits(u32),
 }
 
