@@ -3,14 +3,21 @@ local function permit(owner, n)
     return n == 1 and owner or owner .. ' ' .. n
 end
 
--- calls `each` with every permit of an owner, and its score, while it returns true; returns how often it did
-local function each_permit(leases, owner, each)
-    -- most owners have one
-    local n, first = 1, redis.call('zmscore', leases, permit(owner, 1), permit(owner, 2))
-    local score = first[1]
-    while score and each(permit(owner, n), tonumber(score)) do
+-- the owner of a permit, and the number of that permit, 1 to 999
+local function owner_of(name)
+    local owner, number = string.match(name, '^([^ ]+) ([1-9]%d?%d?)$')
+    return owner or name, tonumber(number or 1)
+end
+
+-- calls `each` with every permit of an owner that should have `count`, and its score. Others may have removed some of them,
+-- and the owner may have more
+local function each_permit(leases, owner, count, each)
+    local names = {}
+    for n = 1, count + 1 do names[n] = permit(owner, n) end
+    local scores, n = redis.call('zmscore', leases, unpack(names)), 1
+    while n <= count or scores[n] do
+        if scores[n] then each(permit(owner, n), tonumber(scores[n])) end
         n = n + 1
-        score = n == 2 and first[2] or n > 2 and redis.call('zscore', leases, permit(owner, n))
+        if n > count + 1 then scores[n] = redis.call('zscore', leases, permit(owner, n)) end
     end
-    return n - 1
 end

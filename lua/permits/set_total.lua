@@ -5,7 +5,7 @@
 -- ARGV[1]  total    integer  how many there are from now on, at least 1 and at most 10 digits
 -- ARGV[2]  channel  string   where waiters listen
 -- Parts    counter
--- Returns  >=       how many more may be acquired now, 0 or more; waiters got that as a message
+-- Returns  list     {how many more may be acquired now}, 0 or more: an integer alone is at most 6; waiters got that as a message
 --          -3       WRONG_KIND: the key of the counter holds something else
 local leases, total, channel = KEYS[1], ARGV[1], ARGV[2]
 if not string.find(total, '^[1-9]%d*$') or #total > 10 then
@@ -21,4 +21,4 @@ if not free then
 elseif free ~= wanted then
     redis.call('incrby', counter, wanted - free)
 end
-return more
+return {more}

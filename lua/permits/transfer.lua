@@ -8,9 +8,8 @@
 -- Returns  1         `to` holds them; if it already did, nothing was written
 --          -2        LOST: neither holds any
 local leases, now, permits = lock, server_time(), {}
-each_permit(leases, from, function(name, score)
+each_permit(leases, from, 1, function(name, score)
     if score > now then permits[#permits + 1] = name end
-    return score > now
 end)
 if #permits == 0 then
     local theirs = redis.call('zscore', leases, to)

@@ -87,6 +87,10 @@ pub(crate) struct Sibling {
     pub(crate) excludes: bool,
 }
 
+/// The most permits of one holder. Each is an entry of the record, which a script adds, renews and
+/// removes while other clients wait for the server.
+pub(crate) const MOST_PERMITS: u32 = 100;
+
 /// How many holders there may be at the same time, and so which waiters a message wakes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
@@ -95,20 +99,28 @@ pub(crate) enum Sharing {
     /// Any number, while the sibling is not held. A message wakes all waiters.
     Shared,
     /// As many as there are permits. A message is the number of permits that were given back, and
-    /// wakes that many waiters for one permit, and all waiters for several.
+    /// wakes as many waiters as could get in with them.
     Counted {
-        /// How many permits a holder has.
+        /// How many permits a holder has, at most [`MOST_PERMITS`].
         takes: u32,
     },
 }
 
 impl Sharing {
-    /// Returns whether a message wakes all waiters of this kind.
-    pub(crate) fn wakes_all(self) -> bool {
+    /// Returns the number of the side of the wait queue where its waiters sleep.
+    pub(crate) fn side(self) -> usize {
         match self {
-            Self::Exclusive => false,
-            Self::Shared => true,
-            Self::Counted { takes } => takes > 1,
+            Self::Exclusive => 0,
+            Self::Shared => 1,
+            Self::Counted { takes } => takes.saturating_sub(1) as usize,
+        }
+    }
+
+    /// Returns the number of entries that a holder has in the record.
+    pub(crate) fn entries(self) -> usize {
+        match self {
+            Self::Exclusive | Self::Shared => 1,
+            Self::Counted { takes } => takes as usize,
         }
     }
 }
@@ -179,10 +191,13 @@ impl KindInfo {
         }
     }
 
-    /// Returns whether its channel serves two sides of waiters, of which a message wakes all and
-    /// some.
-    pub(crate) fn has_two_sides(&self) -> bool {
-        self.sibling.is_some() || matches!(self.sharing, Sharing::Counted { .. })
+    /// Returns how many sides of waiters its channel serves: a message wakes other waiters of each.
+    pub(crate) fn sides(&self) -> usize {
+        match self.sharing {
+            Sharing::Counted { .. } => MOST_PERMITS as usize,
+            _ if self.sibling.is_some() => 2,
+            _ => 1,
+        }
     }
 }
 
@@ -253,6 +268,11 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
     /// Returns the script that renews many locks: its keys are the records, its arguments an owner
     /// and a lease for each.
     fn renew(&self) -> &'static Script;
+
+    /// Returns how [`Kind::renew`] names this owner.
+    fn renewed_owner(&self, owner: &OwnerId) -> Arg {
+        owner.into()
+    }
 
     /// Returns the scripts that take it together with others of its family, if it supports that.
     fn together(&self) -> Option<JointScripts> {

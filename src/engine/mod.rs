@@ -34,7 +34,9 @@ mod start;
 pub use self::inspect::ClientStats;
 pub(crate) use self::{
     core::Anchor,
-    kind::{AcquireTerms, JointScripts, Kind, KindInfo, Sharing, Sibling, WaitId, Wake},
+    kind::{
+        AcquireTerms, JointScripts, Kind, KindInfo, MOST_PERMITS, Sharing, Sibling, WaitId, Wake,
+    },
     retry::random_fraction,
     start::{connect, connect_lazy},
 };

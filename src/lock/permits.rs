@@ -6,12 +6,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use nestlock_wire::{Call, Script};
+use nestlock_wire::{Arg, Call, Script};
 
 use super::Lock;
 
 use crate::{
-    engine::{AcquireTerms, Anchor, Kind, KindInfo, Sharing, Wake},
+    engine::{AcquireTerms, Anchor, Kind, KindInfo, MOST_PERMITS, Sharing, Wake},
     error::{Error, Result},
     guard::LockGuard,
     keys::{LockName, PERMIT_LEASES},
@@ -71,9 +71,6 @@ script!(
 
 /// The most permits that one name may have: Redisson's limit.
 const MOST: u32 = i32::MAX.unsigned_abs();
-/// The most permits of one acquire: each is a member of the set, which a script adds, renews and
-/// removes while other clients wait for the server.
-const MOST_AT_ONCE: u32 = 100;
 
 /// At most N holders at the same time, over all processes. See
 /// [`LockClient::permits`](crate::LockClient::permits).
@@ -227,9 +224,9 @@ impl Permits {
                 "{n} permits are more than the {total} that there are; take fewer"
             )));
         }
-        if n > MOST_AT_ONCE {
+        if n > MOST_PERMITS {
             return Err(self.record.refuse(format!(
-                "{n} permits are more than the {MOST_AT_ONCE} of one acquire; let a permit stand for more"
+                "{n} permits are more than the {MOST_PERMITS} of one acquire; let a permit stand for more"
             )));
         }
         Ok(self.as_lock(n))
@@ -276,7 +273,7 @@ impl Permits {
     pub async fn set_permits(&self, total: u32) -> Result<()> {
         self.record.check_total(total)?;
         let call = self.record.set_total(total);
-        self.anchor.count(&self.record.name, &call).await.map(drop)
+        self.anchor.change_count(&self.record.name, &call).await
     }
 
     /// Returns the owners of permits and how many each has, as the server saw it a moment ago. A
@@ -327,6 +324,14 @@ impl PermitRecord {
         Err(self.refuse(format!("there cannot be {total} permits; use 1 to {MOST}")))
     }
 
+    /// Returns the name of an owner's last permit: it says how many there must be.
+    fn last(&self, owner: &OwnerId) -> Arg {
+        match self.takes {
+            1 => owner.into(),
+            takes => Arg::Text(format!("{owner} {takes}").into()),
+        }
+    }
+
     fn available(&self) -> Call {
         Call::new(&AVAILABLE, self.keys(), [self.total.into()])
     }
@@ -373,12 +378,12 @@ impl Kind for PermitRecord {
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        let args = [owner.into(), holds.into(), (&self.channel).into()];
+        let args = [self.last(owner), holds.into(), (&self.channel).into()];
         Call::new(&RELEASE, self.keys(), args)
     }
 
     fn release_record(&self, owner: &OwnerId, holds: u32) -> Option<Call> {
-        let args = [owner.into(), holds.into(), (&self.channel).into()];
+        let args = [self.last(owner), holds.into(), (&self.channel).into()];
         Some(Call::new(&RELEASE_RECORD, [Arc::clone(&self.leases)], args))
     }
 
@@ -402,6 +407,10 @@ impl Kind for PermitRecord {
 
     fn renew(&self) -> &'static Script {
         &RENEW
+    }
+
+    fn renewed_owner(&self, owner: &OwnerId) -> Arg {
+        self.last(owner)
     }
 
     fn force_release(&self) -> Call {

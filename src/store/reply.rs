@@ -270,7 +270,10 @@ pub(crate) fn inspected(value: &Value) -> Result<Inspected, StoreError> {
 pub(crate) fn count(value: &Value) -> Result<Option<u32>, StoreError> {
     match value {
         Value::Integer(-3) => Ok(None),
-        Value::Integer(count @ 0..) => Ok(Some(u32::try_from(*count).unwrap_or(u32::MAX))),
+        Value::Array(parts) => match parts.as_slice() {
+            [Value::Integer(count @ 0..)] => Ok(Some(u32::try_from(*count).unwrap_or(u32::MAX))),
+            _ => Err(nonsense(value)),
+        },
         other => Err(nonsense(other)),
     }
 }

@@ -220,6 +220,12 @@ impl Store {
         })
     }
 
+    /// Runs a script that only reads, and replies with a number of permits. Returns `None` if the key
+    /// has another kind.
+    pub(crate) async fn read_count(&self, call: &Call) -> Result<Option<u32>, StoreError> {
+        self.count(call).await.map_err(StoreError::of_a_read)
+    }
+
     /// Runs a script that replies with a number of permits. Returns `None` if the key has another
     /// kind.
     pub(crate) async fn count(&self, call: &Call) -> Result<Option<u32>, StoreError> {

@@ -298,6 +298,137 @@ async fn missed_messages_about_many_permits_cost_one_poll() {
     assert_eq!((counter(&server), taken(&server)), (WAITERS as i64, 0));
 }
 
+/// What is too few for one waiter may be enough for another, which no message tells.
+#[tokio::test]
+async fn a_waiter_for_more_holds_up_no_waiter_for_fewer() {
+    let server = Server::start();
+    let client = server
+        .client_with(|builder| builder.poll_cap(ms(60_000)))
+        .await;
+    let permits = permits(&client, 4);
+    // another program's permits
+    server.call(&["SET", "l", "0"]);
+    for id in ["a", "b", "c", "d"] {
+        server.call(&["ZADD", "{l}:timeout", "9e12", id]);
+    }
+    let mut waiters = Vec::new();
+    for (waiting, n) in [(1, 4), (2, 3), (3, 2)] {
+        let permits = permits.clone();
+        waiters.push(tokio::spawn(async move { permits.acquire_many(n).await }));
+        has_waiters(&client, waiting).await;
+    }
+    eventually("they listen", || async { !server.channels().is_empty() }).await;
+    server.call(&["ZREM", "{l}:timeout", "a", "b"]);
+    server.call(&["INCRBY", "l", "2"]);
+    server.call(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    let fewest = waiters.pop().unwrap().await.unwrap().unwrap();
+    // the release of two makes three together with one that came back unheard
+    server.call(&["ZREM", "{l}:timeout", "c"]);
+    server.call(&["INCRBY", "l", "1"]);
+    fewest.unlock().await.unwrap();
+    let more = waiters.pop().unwrap().await.unwrap().unwrap();
+    server.call(&["ZREM", "{l}:timeout", "d"]);
+    server.call(&["INCRBY", "l", "1"]);
+    more.unlock().await.unwrap();
+    let most = waiters.pop().unwrap().await.unwrap().unwrap();
+    most.unlock().await.unwrap();
+    assert_eq!((counter(&server), taken(&server)), (4, 0));
+}
+
+/// Waiters for several are served without a stampede, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_for_several_cause_no_stampede() {
+    const WAITERS: u64 = 300;
+    let server = Server::start();
+    let client = server.client().await;
+    let permits = permits(&client, 6);
+    let held = permits.acquire_many(6).await.unwrap();
+    let mut tasks = JoinSet::new();
+    let before = server.script_count();
+    for task in 0..WAITERS {
+        let (permits, n) = (permits.clone(), 2 + u32::try_from(task % 2).unwrap());
+        tasks.spawn(async move {
+            let guard = permits.acquire_many(n).await.unwrap();
+            guard.unlock().await.unwrap();
+        });
+    }
+    has_waiters(&client, WAITERS as usize).await;
+    held.unlock().await.unwrap();
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    let scripts = server.script_count() - before;
+    println!("{scripts} scripts for {WAITERS} holds");
+    assert!(scripts <= 6 * WAITERS, "{scripts} scripts");
+    assert_eq!((counter(&server), taken(&server)), (6, 0));
+}
+
+/// An integer beside the number of a request has four bits.
+#[tokio::test]
+async fn the_number_of_permits_may_be_large() {
+    let server = Server::start();
+    let client = server.client().await;
+    let permits = permits(&client, 5);
+    for total in [6, 7, 8, 100, 2_147_483_647] {
+        permits.set_permits(total).await.unwrap();
+        assert_eq!(permits.available_permits().await.unwrap(), total);
+    }
+    permits.set_permits(5).await.unwrap();
+    server.call(&["DEL", "l"]);
+    permits.set_permits(1_000).await.unwrap();
+    assert_eq!(counter(&server), 1_000);
+}
+
+/// A number that was only read is in no doubt; one that may have been changed is.
+#[tokio::test]
+async fn a_lost_count_is_in_doubt_if_it_was_to_change() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = LockClient::builder()
+        .command_timeout(ms(300))
+        .connect(proxy.url())
+        .await
+        .unwrap();
+    let permits = permits(&client, 2);
+    permits.set_permits(3).await.unwrap();
+    proxy.once(Verb::Count, Action::Lose);
+    let error = permits.available_permits().await.unwrap_err();
+    assert!(matches!(error, Error::Store { .. }), "{error}");
+    proxy.once(Verb::Count, Action::Lose);
+    let error = permits.set_permits(4).await.unwrap_err();
+    assert!(matches!(error, Error::Unconfirmed { .. }), "{error}");
+    assert_eq!(counter(&server), 4);
+}
+
+/// A guard of several permits is lost with any of them.
+#[tokio::test]
+async fn the_loss_of_one_of_several_is_told() {
+    let server = Server::start();
+    let client = server
+        .client_with(|builder| builder.watchdog_timeout(ms(900)))
+        .await;
+    let permits = permits(&client, 3);
+    for gone in 1..=3 {
+        let guard = permits.acquire_many(3).await.unwrap();
+        let name = match gone {
+            1 => guard.owner().to_string(),
+            _ => format!("{} {gone}", guard.owner()),
+        };
+        // as another program gives it back
+        assert_eq!(server.call(&["ZREM", "{l}:timeout", &name]).int(), 1);
+        server.call(&["INCRBY", "l", "1"]);
+        let other = client.permits("l", 3).unwrap().acquire().await.unwrap();
+        assert!(matches!(guard.lost().await, Error::Lost { .. }));
+        assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
+        other.unlock().await.unwrap();
+        // what is left of a lost hold comes back with its lease
+        eventually("all are back", || async {
+            permits.available_permits().await.unwrap() == 3
+        })
+        .await;
+    }
+}
+
 /// A thousand waiters of ten permits are served without a stampede.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_waiters_are_served_without_a_stampede() {

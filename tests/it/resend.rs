@@ -51,6 +51,7 @@ async fn call(verb: Verb, lock: &Lock) -> Result<()> {
         Verb::ForceRelease => lock.force_unlock().await.map(drop),
         Verb::Transfer => unreachable!("it is sent again on purpose: see adopt.rs"),
         Verb::Bundle => unreachable!("it is not one call: see bundle.rs"),
+        Verb::Count => unreachable!("not of this lock: see permits.rs"),
     }
 }
 

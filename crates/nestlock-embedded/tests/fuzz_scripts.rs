@@ -58,6 +58,10 @@ impl<'a> Round<'a> {
     fn argument(&mut self, script: &Script, word: &Word, lock: &str) -> Vec<u8> {
         match (&*word.name, &*word.kind) {
             ("owner" | "from" | "to", "string") => self.rng.pick(&OWNERS).into(),
+            ("last", "string") => match self.rng.below(3) {
+                0 => format!("{} {}", self.rng.pick(&OWNERS), self.rng.between(2, 4)).into_bytes(),
+                _ => self.rng.pick(&OWNERS).into(),
+            },
             ("lease" | "life", "integer") => self.lease(),
             ("holds", "string") if self.rng.below(4) == 0 => {
                 let (seen, holds) = (self.rng.between(1, 4), self.rng.between(0, 3));

@@ -34,7 +34,7 @@ use super::{
     retry::{Failing, jittered},
     wait::{
         place::QueueEntry,
-        waiter::{Waiter, Woken},
+        waiter::{PollTurn, Waiter, Woken},
     },
 };
 
@@ -49,6 +49,8 @@ struct Attempts<'a> {
     /// The permit of the message that led to this attempt. If the attempt is not made, dropping it
     /// wakes the next waiter.
     told: Option<OwnedSemaphorePermit>,
+    /// The same for a poll.
+    polls: Option<PollTurn>,
     made: u32,
     /// The last reply was that the lock is busy, or another holder of this client keeps it busy.
     was_busy: bool,
@@ -98,6 +100,7 @@ impl<'a> Acquire<'a> {
             let mut attempts = Attempts {
                 waiter,
                 told: None,
+                polls: None,
                 made: 0,
                 was_busy: false,
                 failing: None,
@@ -137,7 +140,7 @@ impl<'a> Acquire<'a> {
                         self.acquired(&attempts);
                         return Ok(Some((hold, ticket)));
                     }
-                    Woken::Poll => {}
+                    Woken::Poll(turn) => attempts.polls = Some(turn),
                     Woken::TimedOut => return Ok(None),
                     Woken::Closed => return Err(Error::Closed),
                 }
@@ -174,10 +177,10 @@ impl<'a> Acquire<'a> {
             })?;
         // the permit has led to an attempt: if it were dropped, it would wake another waiter in
         // vain
-        if matches!(attempt, Attempt::Entered(_) | Attempt::Busy(_))
-            && let Some(permit) = attempts.told.take()
-        {
-            permit.forget();
+        if matches!(attempt, Attempt::Entered(_) | Attempt::Busy(_)) {
+            let (permit, turn) = (attempts.told.take(), attempts.polls.take());
+            permit.into_iter().for_each(OwnedSemaphorePermit::forget);
+            turn.into_iter().for_each(PollTurn::forget);
         }
         match attempt {
             Attempt::Entered(entered) => {
@@ -228,7 +231,7 @@ impl<'a> Acquire<'a> {
         error: Error,
         tried: Instant,
     ) -> Result<Next<'_>> {
-        drop(attempts.told.take()); // the next waiter may have better luck
+        drop((attempts.told.take(), attempts.polls.take())); // the next waiter may have better luck
         let failing = attempts
             .failing
             .get_or_insert_with(|| Box::new(Failing::since(tried)));

@@ -54,7 +54,7 @@ pub(crate) fn deliver(subscriptions: &Subscriptions, heard: Push<'_>) {
     if queue.has_permits() {
         return match std::str::from_utf8(text).map(str::parse::<i64>) {
             // Redisson also reports a number below 0, when it takes permits away.
-            Ok(Ok(permits)) => queue.wake_for(u32::try_from(permits.max(0)).unwrap_or(u32::MAX)),
+            Ok(Ok(permits)) => queue.wake_for(usize::try_from(permits).unwrap_or(0)),
             _ => log::later!(DEBUG, channel = channel; "ignoring a message of another program"),
         };
     }

@@ -1,21 +1,19 @@
 //! Wait queues, where the waiters of one channel sleep. Permits wake them, and a shared instant
 //! says when one of them polls.
 //!
-//! The wait queue of a read-write lock has two sides. A message wakes all readers, since they may
-//! hold the lock together, and one writer: the release of the next holder wakes the next writer.
-//! That of permits has two as well: a message is a number, and wakes that many waiters for one
-//! permit, and all that want several.
+//! The wait queue of a read-write lock has two sides. A message, `0` or `1`, wakes all readers, since
+//! they may hold the lock together, and one writer: the release of the next holder wakes the next
+//! writer. That of permits has a side for each number of permits that waiters want. A
+//! message is the number given back, and wakes on each side those that could get in with them.
+//! Too few for one waiter is too few for its whole side, and for no other.
 //!
 //! A semaphore has a permit for each waiter that may try; the message `0` adds one, `1` one per
 //! waiter. A permit that leads to no try wakes the next waiter. A message that finds no waiter is
 //! kept, one per queue: a waiter may have tried before it came, and be about to sleep. Waiters of
-//! one queue share the instant of the next poll; those that keep a place on the server by polling have
-//! a queue, or a side, of their own.
-//!
-//! Redisson sends `0` when the last reader leaves and `1` when a writer does. Neither says anything
-//! about the other side, so any message wakes all readers and one writer. Both sides poll.
+//! one side share the instant of the next poll; those that keep a place on the server by polling
+//! have a queue, or a side, of their own.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use nestlock_wire::clock::Instant;
 
@@ -39,10 +37,11 @@ pub(crate) struct WaitQueue {
     pub(super) channel: Arc<str>,
     /// The lock of its first waiter.
     pub(super) kind: Arc<dyn Kind>,
-    /// Waiters that need the lock exclusively.
-    alone: SideQueue,
-    /// Waiters that may share the lock, if it has two sides.
-    together: Option<Box<SideQueue>>,
+    /// Waiters that need the lock exclusively, or one permit.
+    first: SideQueue,
+    /// Waiters that may share the lock, if it is a read-write lock. Of permits: those that want two,
+    /// three, and so on, each since its first waiter came.
+    others: Box<[OnceLock<Box<SideQueue>>]>,
     /// The slot for hand-offs between its waiters.
     pub(crate) relay: Relay,
     /// The last grant, until a waiter takes it.
@@ -97,6 +96,14 @@ impl SideQueue {
         }
     }
 
+    /// Returns a side to which messages may have come before its first waiter, which may have made
+    /// its attempt before them.
+    fn late() -> Self {
+        let side = Self::new();
+        side.wake_some(1);
+        side
+    }
+
     pub(super) fn wake_one(&self) {
         self.notified_one.store(true, Ordering::Release);
         self.wake_some(1);
@@ -118,9 +125,18 @@ impl SideQueue {
 
     /// Wakes the next waiter of a chain, after one got a permit.
     pub(super) fn go_on(&self) {
-        if self.chain().is_some() && self.waiters() > 1 {
+        if self.chain().is_some() {
             self.wake_some(1);
         }
+    }
+
+    /// Wakes `n` waiters. If there are fewer, some may have made their attempt and be about to wait:
+    /// each that gets in wakes the next.
+    fn wake_exactly(&self, n: usize) {
+        if n > self.waiters() {
+            self.begin_chain();
+        }
+        self.wake_some(n);
     }
 
     /// Ends the chain, unless it began after this request was made, which found no permit.
@@ -134,7 +150,7 @@ impl SideQueue {
     }
 
     /// Wakes up to `n` waiters.
-    fn wake_some(&self, n: usize) {
+    pub(super) fn wake_some(&self, n: usize) {
         // One permit even without waiters: one may have made its attempt and be about to wait.
         let missing = self
             .waiters()
@@ -170,14 +186,20 @@ impl SideQueue {
 
 impl WaitQueue {
     pub(super) fn new(kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool) -> Self {
+        let about = kind.about();
+        let other = |number| {
+            // no message has come yet
+            if about.sibling.is_some() || number == about.sharing.side() {
+                Box::new(SideQueue::new()).into()
+            } else {
+                OnceLock::new()
+            }
+        };
         Self {
             channel: Arc::clone(channel),
             kind: Arc::clone(kind),
-            alone: SideQueue::new(),
-            together: kind
-                .about()
-                .has_two_sides()
-                .then(|| Box::new(SideQueue::new())),
+            first: SideQueue::new(),
+            others: (1..about.sides()).map(other).collect(),
             relay: Relay::new(),
             granted: Mutex::new(None),
             listened: AtomicBool::new(true),
@@ -210,26 +232,34 @@ impl WaitQueue {
         self.kind.name() == kind.name() && self.kind.about().family == kind.about().family
     }
 
-    pub(super) fn queue(&self, shares: bool) -> &SideQueue {
-        self.together
-            .as_deref()
-            .filter(|_| shares)
-            .unwrap_or(&self.alone)
+    /// Returns a side: see [`Sharing::side`].
+    pub(super) fn side(&self, number: usize) -> &SideQueue {
+        let other = number.checked_sub(1).and_then(|at| self.others.get(at));
+        other.map_or(&self.first, |side| {
+            side.get_or_init(|| Box::new(SideQueue::late()))
+        })
     }
 
-    pub(super) fn queues(&self) -> impl Iterator<Item = &SideQueue> {
+    pub(super) fn sides(&self) -> impl Iterator<Item = &SideQueue> {
         // The sharing side comes first. If a writer comes second, it waits only for the readers
         // that are in, because it holds back later ones. Readers that come second cannot hold back
         // later writers.
-        self.together.as_deref().into_iter().chain([&self.alone])
+        self.others().map(|(_, side)| side).chain([&self.first])
+    }
+
+    /// Returns the sides that have had a waiter, except the first, and their numbers.
+    fn others(&self) -> impl Iterator<Item = (usize, &SideQueue)> {
+        let numbered = self.others.iter().enumerate();
+        numbered.filter_map(|(at, side)| Some((at + 1, &**side.get()?)))
     }
 
     /// Wakes one waiter, because the lock may be free for one holder. With two sides, does the same
     /// as [`WaitQueue::wake_all`].
     pub(super) fn wake_one(&self) {
-        match &self.together {
-            Some(_) => self.wake_all(),
-            None => self.alone.wake_one(),
+        if self.others.is_empty() {
+            self.first.wake_one();
+        } else {
+            self.wake_all();
         }
     }
 
@@ -240,19 +270,19 @@ impl WaitQueue {
 
     /// Begins a chain on each side, and wakes the first waiters.
     fn wake_chains(&self) {
-        for side in self.queues() {
+        for side in self.sides() {
             side.begin_chain();
             side.wake_some(1);
         }
     }
 
-    /// Wakes the waiters that may get one of these permits: that many that want one, and all that
-    /// want several.
-    pub(super) fn wake_for(&self, permits: u32) {
-        if let Some(several) = self.together.as_ref().filter(|_| permits > 0) {
-            several.wake_all();
+    /// Wakes the waiters that may get in with these permits. Fewer than one of them wants were
+    /// available before, or it would not wait: so rounded up.
+    pub(super) fn wake_for(&self, permits: usize) {
+        for (number, side) in self.others() {
+            side.wake_exactly(permits.div_ceil(number + 1));
         }
-        self.alone.wake_some(permits as usize);
+        self.first.wake_exactly(permits);
     }
 
     /// Stores a grant and wakes one waiter to take it.
@@ -272,13 +302,11 @@ impl WaitQueue {
     /// Wakes all waiters, because the lock may be free for many. With two sides, wakes all that may
     /// share it and one that needs it exclusively.
     pub(super) fn wake_all(&self) {
-        match &self.together {
-            Some(together) => {
-                together.wake_all();
-                self.alone.wake_one();
-            }
-            None => self.alone.wake_all(),
+        if self.others.is_empty() {
+            return self.first.wake_all();
         }
+        self.side(1).wake_all();
+        self.first.wake_one();
     }
 
     /// Marks the subscription as confirmed. The first time, wakes one waiter of each side, unless
@@ -291,12 +319,12 @@ impl WaitQueue {
         } else if self.has_permits() {
             self.wake_chains();
         } else if !self.quiet {
-            self.queues().for_each(SideQueue::wake_one);
+            self.sides().for_each(SideQueue::wake_one);
         }
     }
 
     pub(super) fn waiters(&self) -> usize {
-        self.queues().map(SideQueue::waiters).sum()
+        self.sides().map(SideQueue::waiters).sum()
     }
 
     /// Wakes all waiters to check the lock, because messages may have been missed; of permits, begins
@@ -306,7 +334,7 @@ impl WaitQueue {
         if self.has_permits() {
             self.wake_chains();
         } else {
-            self.queues().for_each(SideQueue::wake_all);
+            self.sides().for_each(SideQueue::wake_all);
         }
     }
 
@@ -334,7 +362,7 @@ impl WaitQueue {
 
     /// Closes the permits, so that all waits end.
     pub(super) fn close_permits(&self) {
-        self.queues().for_each(|side| side.permits.close());
+        self.sides().for_each(|side| side.permits.close());
         self.relay.close();
     }
 
@@ -365,6 +393,6 @@ impl WaitQueue {
 
     /// Takes back the permits if no waiter is left to use them. Returns whether there were any.
     pub(super) fn take_unclaimed(&self) -> bool {
-        self.waiters() == 0 && self.alone.permits.forget_permits(usize::MAX) > 0
+        self.waiters() == 0 && self.first.permits.forget_permits(usize::MAX) > 0
     }
 }

@@ -67,10 +67,10 @@ impl Subscriptions {
         channel: &Arc<str>,
         quiet: bool,
     ) -> Arc<WaitQueue> {
-        let shares = kind.about().sharing.wakes_all();
+        let side = kind.about().sharing.side();
         // Count while the entry is locked, so that the wait queue cannot be removed in between.
         let count = |queue: &Arc<WaitQueue>| {
-            queue.queue(shares).add_waiter();
+            queue.side(side).add_waiter();
             Arc::clone(queue)
         };
         let queue = match self.queues.entry(Arc::clone(channel)) {
@@ -89,8 +89,8 @@ impl Subscriptions {
     }
 
     /// Removes a waiter. The last one reports that to the task that listens.
-    pub(super) fn leave(&self, queue: &Arc<WaitQueue>, shares: bool) {
-        queue.queue(shares).remove_waiter();
+    pub(super) fn leave(&self, queue: &Arc<WaitQueue>, side: usize) {
+        queue.side(side).remove_waiter();
         // If the last waiters of both sides leave at once, both may send the event. That is
         // harmless.
         if queue.waiters() == 0 {

@@ -19,7 +19,7 @@ use super::{
     lists::Popper,
     messages::deliver,
     subscriptions::{ChannelEvent, LINGER, Subscriptions, remove_abandoned},
-    waiter::{Waiter, Woken},
+    waiter::{PollTurn, Waiter, Woken},
 };
 
 use crate::{
@@ -515,6 +515,27 @@ fn a_wait_queue_stays_for_as_long_as_a_waiter_is_in_it() {
                 );
             });
             all(vec![passes, stays]).await;
+        });
+    });
+}
+
+/// The others would sleep until the next poll.
+#[test]
+fn a_poll_that_leads_to_no_attempt_wakes_the_next_waiter() {
+    explore(300, &["woken"], |seen| {
+        let world = World::new(seen);
+        block_on(async {
+            let (first, second) = (half(&world, false), half(&world, false));
+            PollTurn::of(&first).forget();
+            let turn = PollTurn::of(&first);
+            let waits = second.wait(None);
+            let fails = async {
+                moments(3).await;
+                drop((turn, first));
+            };
+            let (woken, ()) = futures_util::join!(waits, fails);
+            assert!(matches!(woken, Woken::Notified(_)), "{woken:?}");
+            seen.note("woken");
         });
     });
 }

@@ -37,8 +37,8 @@ pub(crate) struct Waiter<'a> {
     core: &'a Core,
     subscriptions: &'a Subscriptions,
     pub(super) queue: Arc<WaitQueue>,
-    /// It may share the lock with other holders.
-    shares: bool,
+    /// The number of its side of the queue.
+    side: usize,
     /// Set if it can take a hold that another holder of this client hands off: how many replicas
     /// must have it at least.
     takes: Option<u32>,
@@ -56,7 +56,7 @@ impl Drop for Waiter<'_> {
         {
             self.core.release_later(&hold, &ticket);
         }
-        self.subscriptions.leave(&self.queue, self.shares);
+        self.subscriptions.leave(&self.queue, self.side);
     }
 }
 
@@ -68,11 +68,41 @@ pub(crate) enum Woken {
     /// Another holder of this client has handed this hold off to it.
     Handed(Entered),
     /// This waiter's poll is due.
-    Poll,
+    Poll(PollTurn),
     /// The deadline has passed.
     TimedOut,
     /// The client was shut down.
     Closed,
+}
+
+/// The turn of a waiter that polls for its side. If no attempt is made, dropping it wakes the next
+/// waiter.
+#[derive(Debug)]
+pub(crate) struct PollTurn {
+    /// `None`: the attempt was made.
+    queue: Option<Arc<WaitQueue>>,
+    side: usize,
+}
+
+impl PollTurn {
+    pub(super) fn of(waiter: &Waiter<'_>) -> Self {
+        Self {
+            queue: Some(Arc::clone(&waiter.queue)),
+            side: waiter.side,
+        }
+    }
+
+    pub(crate) fn forget(mut self) {
+        self.queue = None;
+    }
+}
+
+impl Drop for PollTurn {
+    fn drop(&mut self) {
+        if let Some(queue) = &self.queue {
+            queue.side(self.side).wake_some(1);
+        }
+    }
 }
 
 impl Core {
@@ -88,7 +118,7 @@ impl Core {
             core: self,
             subscriptions,
             queue,
-            shares: kind.about().sharing.wakes_all(),
+            side: kind.about().sharing.side(),
             takes: None,
             queue_entry: None,
         }
@@ -170,7 +200,7 @@ impl<'a> Waiter<'a> {
     }
 
     fn side_queue(&self) -> &SideQueue {
-        self.queue.queue(self.shares)
+        self.queue.side(self.side)
     }
 
     /// Returns whether it waits at this channel.
@@ -289,9 +319,9 @@ impl<'a> Waiter<'a> {
                 if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                     return Woken::TimedOut;
                 }
-                if self.is_my_turn_to_poll() {
+                if let Some(turn) = self.turn_to_poll() {
                     self.count(Source::Poll);
-                    return Woken::Poll;
+                    return Woken::Poll(turn);
                 }
             }
         }
@@ -303,17 +333,18 @@ impl<'a> Waiter<'a> {
             .sleep_until(deadline.map_or(next, |deadline| deadline.min(next)))
     }
 
-    fn is_my_turn_to_poll(&self) -> bool {
+    /// Returns its turn if a poll is due, and no other waiter of its side has taken that turn.
+    fn turn_to_poll(&self) -> Option<PollTurn> {
         let now = Instant::now();
         let mut next = self.side_queue().next_poll();
-        let due = *next <= now;
-        if due {
-            *next = now + self.core.config.poll_cap;
-            self.side_queue().begin_chain();
-            self.side_queue()
-                .notified_one
-                .store(true, Ordering::Release);
+        if *next > now {
+            return None;
         }
-        due
+        *next = now + self.core.config.poll_cap;
+        self.side_queue().begin_chain();
+        self.side_queue()
+            .notified_one
+            .store(true, Ordering::Release);
+        Some(PollTurn::of(self))
     }
 }

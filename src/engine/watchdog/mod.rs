@@ -130,7 +130,9 @@ pub(crate) async fn run(core: Arc<Core>) {
         loop {
             let most = at_once(&core);
             let is_free = |server| ways.get(&server).is_none_or(|under_way| *under_way < most);
-            let Some((server, batch)) = pending.next(LOCKS_AT_ONCE, server_of, is_free) else {
+            let entries = |one: &BatchEntry| one.hold.kind().about().sharing.entries();
+            let Some((server, batch)) = pending.next(LOCKS_AT_ONCE, entries, server_of, is_free)
+            else {
                 break;
             };
             *ways.entry(server).or_default() += 1;
@@ -391,7 +393,10 @@ fn call(script: &'static Script, batch: &[BatchEntry], ttls: &[Duration]) -> Cal
         .map(|entry| Arc::clone(entry.hold.kind().record()));
     let of_one = |(entry, ttl): (&BatchEntry, &Duration)| {
         [
-            Arg::from(&entry.renewal.generation.owner),
+            entry
+                .hold
+                .kind()
+                .renewed_owner(&entry.renewal.generation.owner),
             Arg::from(millis(*ttl)),
         ]
     };
@@ -410,7 +415,7 @@ pub(crate) async fn extend(
     let call = Call::new(
         kind.renew(),
         vec![Arc::clone(kind.record())],
-        vec![owner.into(), millis(lease).into()],
+        vec![kind.renewed_owner(owner), millis(lease).into()],
     );
     let sent = Instant::now();
     let renewed = core

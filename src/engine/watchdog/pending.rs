@@ -65,11 +65,12 @@ impl<T> Pending<T> {
             .push(Reverse((first, group)));
     }
 
-    /// Takes up to `most` of the most urgent entries of one group, among groups whose server is
-    /// free. Returns them with that server.
+    /// Takes the most urgent entries of one group, among groups whose server is free: up to a total
+    /// `weight` of `most`, and at least one. Returns them with that server.
     pub(super) fn next(
         &mut self,
         most: usize,
+        weight: impl Fn(&T) -> usize,
         server_of: impl Fn(u16) -> u16,
         is_free: impl Fn(u16) -> bool,
     ) -> Option<(u16, Vec<T>)> {
@@ -103,7 +104,13 @@ impl<T> Pending<T> {
             {
                 continue;
             }
-            let rest = of.get().len().saturating_sub(most);
+            let mut total = 0;
+            let fit = of.get().iter().rev().take_while(|(_, one)| {
+                let is_first = total == 0;
+                total += weight(one);
+                is_first || total <= most
+            });
+            let rest = of.get().len() - fit.count();
             let batch = of.get_mut().split_off(rest);
             match of.get().last() {
                 Some((first, _)) => {
@@ -150,7 +157,7 @@ mod tests {
         let mut pending = pending(&due, server_of);
         pending.add([(("a", 2), at(6), 6), (("a", 2), at(0), 0)], server_of);
         let mut batches = Vec::new();
-        while let Some(batch) = pending.next(2, server_of, |_| true) {
+        while let Some(batch) = pending.next(2, |_| 1, server_of, |_| true) {
             batches.push(batch);
         }
         let wanted = [
@@ -166,29 +173,46 @@ mod tests {
     }
 
     #[test]
+    fn heavy_entries_make_small_batches() {
+        let mut pending = pending(&[1, 2, 3, 9, 4].map(|ms| (("a", 1), ms)), |_| 0);
+        let weight = |ms: &u64| *ms as usize;
+        let mut batches = Vec::new();
+        while let Some((_, batch)) = pending.next(5, weight, |_| 0, |_| true) {
+            batches.push(batch);
+        }
+        assert_eq!(batches, [vec![2, 1], vec![3], vec![4], vec![9]]);
+    }
+
+    #[test]
     fn a_server_that_has_enough_to_do_holds_up_its_own_only() {
         let server_of = |group| group;
         let mut pending = pending(&[(("a", 1), 1), (("a", 2), 2), (("a", 1), 3)], server_of);
         assert_eq!(
-            pending.next(9, server_of, |server| server != 1),
+            pending.next(9, |_| 1, server_of, |server| server != 1),
             Some((2, vec![2]))
         );
-        assert_eq!(pending.next(9, server_of, |server| server != 1), None);
-        assert_eq!(pending.next(9, server_of, |_| true), Some((1, vec![3, 1])));
+        assert_eq!(
+            pending.next(9, |_| 1, server_of, |server| server != 1),
+            None
+        );
+        assert_eq!(
+            pending.next(9, |_| 1, server_of, |_| true),
+            Some((1, vec![3, 1]))
+        );
     }
 
     #[test]
     fn what_has_moved_goes_to_its_new_server() {
         let mut pending = pending(&[(("a", 1), 1), (("a", 2), 2)], |_| 0);
-        assert_eq!(pending.next(9, |_| 7, |server| server == 0), None);
+        assert_eq!(pending.next(9, |_| 1, |_| 7, |server| server == 0), None);
         assert_eq!(
-            pending.next(9, |_| 7, |server| server == 7),
+            pending.next(9, |_| 1, |_| 7, |server| server == 7),
             Some((7, vec![1]))
         );
         assert_eq!(
-            pending.next(9, |_| 7, |server| server == 7),
+            pending.next(9, |_| 1, |_| 7, |server| server == 7),
             Some((7, vec![2]))
         );
-        assert_eq!(pending.next(9, |_| 7, |_| true), None);
+        assert_eq!(pending.next(9, |_| 1, |_| 7, |_| true), None);
     }
 }

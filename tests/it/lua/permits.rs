@@ -13,12 +13,18 @@ const NEVER: &str = "922337203685477";
 
 const ACQUIRE: &str = "permits/acquire";
 const RELEASE: &str = "permits/release";
+const RELEASE_RECORD: &str = "permits/release_record";
 const RENEW: &str = "permits/renew";
 const TRANSFER: &str = "permits/transfer";
 const FORCE: &str = "permits/force_release";
 const INSPECT: &str = "permits/inspect";
 const AVAILABLE: &str = "permits/available";
 const SET_TOTAL: &str = "permits/set_total";
+
+/// The reply of a script that counts.
+fn count(permits: i64) -> Reply {
+    Reply::List(vec![Reply::Int(permits)])
+}
 
 impl Bench {
     /// Acquires `count` of three permits.
@@ -141,7 +147,6 @@ fn permits_acquire_tells_of_a_new_counter() {
 
 #[test]
 fn permits_release_record_ends_the_leases() {
-    const RELEASE_RECORD: &str = "permits/release_record";
     let bench = Bench::new();
     assert_eq!(bench.take_permits(A, "30000", "2"), ACQUIRED);
     let mut ears = bench.listen(CHANNEL);
@@ -155,7 +160,7 @@ fn permits_release_record_ends_the_leases() {
     }
     bench.refused(RELEASE_RECORD, &LEASES, &[A, "2", CHANNEL]);
     assert_eq!(ears.heard(&bench), ["2"]);
-    assert_eq!(bench.run(AVAILABLE, &KEYS, &["3"]), Reply::Int(3));
+    assert_eq!(bench.run(AVAILABLE, &KEYS, &["3"]), count(3));
     assert_eq!(bench.take_permits(B, "30000", "3"), ACQUIRED);
     assert_eq!(bench.counter(), 0);
 }
@@ -166,14 +171,14 @@ fn permits_without_a_counter_are_counted() {
     bench.set_up(&["ZADD", KEYS[0], NEVER, "id", "7", A]);
     assert_eq!(
         bench.run(AVAILABLE, &KEYS, &["3"]),
-        Reply::Int(2),
+        count(2),
         "one has expired"
     );
     assert_eq!(bench.take_permits(B, "30000", "2"), ACQUIRED);
     assert_eq!(bench.counter(), 0);
     bench.set_up(&["DEL", "jobs"]);
     assert_eq!(bench.give_back(B), Reply::Int(1));
-    assert_eq!(bench.run(AVAILABLE, &KEYS, &["3"]), Reply::Int(2));
+    assert_eq!(bench.run(AVAILABLE, &KEYS, &["3"]), count(2));
 }
 
 #[test]
@@ -196,13 +201,16 @@ fn permits_of_bad_numbers_are_refused_untouched() {
     }
     refused(RELEASE, &[A, "2", CHANNEL]);
     refused(ACQUIRE, &[A, "30000", "1000", "1000", CHANNEL]);
-    bench.set_up(&["SET", "jobs", "x"]);
-    let wrong = Reply::Int(-3);
-    let acquire = [A, "30000", "1", "3", CHANNEL];
-    assert_eq!(bench.untouched(ACQUIRE, &KEYS, &acquire), wrong);
-    assert_eq!(bench.untouched(AVAILABLE, &KEYS, &["3"]), wrong);
-    assert_eq!(bench.untouched(SET_TOTAL, &KEYS, &["3", CHANNEL]), wrong);
-    assert_eq!(bench.untouched(FORCE, &KEYS, &[CHANNEL]), wrong);
+    // INCRBY takes neither of the last two
+    for counter in ["x", "-", "007", "100000000000000000000"] {
+        bench.set_up(&["SET", "jobs", counter]);
+        let wrong = Reply::Int(-3);
+        let acquire = [A, "30000", "1", "3", CHANNEL];
+        assert_eq!(bench.untouched(ACQUIRE, &KEYS, &acquire), wrong);
+        assert_eq!(bench.untouched(AVAILABLE, &KEYS, &["3"]), wrong);
+        assert_eq!(bench.untouched(SET_TOTAL, &KEYS, &["3", CHANNEL]), wrong);
+        assert_eq!(bench.untouched(FORCE, &KEYS, &[CHANNEL]), wrong);
+    }
 }
 
 #[test]
@@ -254,6 +262,45 @@ fn permits_renew_extends_and_never_shortens() {
     bench.set_up(&["SET", "other", "x"]);
     let both = bench.run(RENEW, &[KEYS[0], "other"], &leases(&[A, A], "30000"));
     assert_eq!(both, Reply::List(vec![Reply::Int(1), Reply::Int(-1)]));
+}
+
+/// The name of the last permit says how many there must be, whichever of them is gone.
+#[test]
+fn permits_that_are_gone_are_noticed() {
+    let bench = Bench::new();
+    let all = [A.to_owned(), format!("{A} 2"), format!("{A} 3")];
+    for gone in &all {
+        for (expired, left) in [(false, 2), (true, 3)] {
+            bench.call(&["FLUSHALL"]);
+            assert_eq!(bench.take_permits(A, "60000", "3"), ACQUIRED);
+            if expired {
+                bench.set_up(&["ZADD", KEYS[0], "7", gone]);
+            } else {
+                bench.set_up(&["ZREM", KEYS[0], gone]);
+            }
+            let renewed = bench.untouched(RENEW, &LEASES, &[&all[2], "90000"]);
+            assert_eq!(renewed, Reply::List(vec![Reply::Int(0)]), "{gone}");
+            let kept = bench.untouched(RELEASE, &KEYS, &[&all[2], "1", CHANNEL]);
+            assert_eq!(kept, Reply::Nil);
+            let kept = bench.untouched(RELEASE_RECORD, &LEASES, &[&all[2], "1", CHANNEL]);
+            assert_eq!(kept, Reply::Nil);
+            // the others are given back, past a gap too
+            let given = bench.run(RELEASE, &KEYS, &[&all[2], "0", CHANNEL]);
+            assert_eq!((given, bench.counter()), (Reply::Nil, left), "{gone}");
+            assert_eq!(bench.call(&["ZCARD", KEYS[0]]), Reply::Int(0));
+        }
+    }
+    bench.call(&["FLUSHALL"]);
+    assert_eq!(bench.take_permits(A, "60000", "3"), ACQUIRED);
+    let renewed = bench.run(RENEW, &LEASES, &[&all[2], "90000"]);
+    assert_eq!(renewed, Reply::List(vec![Reply::Int(1)]));
+    for permit in &all {
+        bench.is_about(permit, 90_000);
+    }
+    let kept = bench.untouched(RELEASE, &KEYS, &[&all[2], "1", CHANNEL]);
+    assert_eq!(kept, Reply::Int(0));
+    let given = bench.run(RELEASE, &KEYS, &[&all[2], "0", CHANNEL]);
+    assert_eq!((given, bench.counter()), (Reply::Int(1), 3));
 }
 
 #[test]
@@ -318,14 +365,14 @@ fn permits_set_total_counts_what_is_taken() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     let set = |total| bench.run(SET_TOTAL, &KEYS, &[total, CHANNEL]);
-    assert_eq!(set("2"), Reply::Int(2));
+    assert_eq!(set("2"), count(2));
     assert_eq!(bench.take_permits(A, "60000", "2"), ACQUIRED);
     for (total, more, counter) in [("2", 0, 0), ("5", 3, 3), ("5", 0, 3), ("1", 0, -1)] {
-        assert_eq!(set(total), Reply::Int(more), "{total}");
+        assert_eq!(set(total), count(more), "{total}");
         assert_eq!(bench.counter(), counter);
     }
-    assert_eq!(set("4"), Reply::Int(2), "one of three was owed");
+    assert_eq!(set("4"), count(2), "one of three was owed");
     assert_eq!(ears.heard(&bench), ["2", "3", "2"]);
     let available = bench.untouched(AVAILABLE, &KEYS, &["9"]);
-    assert_eq!(available, Reply::Int(2));
+    assert_eq!(available, count(2));
 }

@@ -83,6 +83,8 @@ pub enum Verb {
     Inspect,
     ForceRelease,
     Transfer,
+    /// Reads or sets a number of permits.
+    Count,
     /// Acquires and releases in one request: see [`Request::parts`].
     Bundle,
 }
@@ -104,6 +106,7 @@ fn script_verbs() -> &'static HashMap<String, Verb> {
                 name if name.starts_with("inspect") => Verb::Inspect,
                 name if name.starts_with("force_release") => Verb::ForceRelease,
                 name if name.starts_with("transfer") => Verb::Transfer,
+                "available" | "set_total" => Verb::Count,
                 _ => continue,
             };
             let source = scripts::sent(&script);
