@@ -169,9 +169,10 @@ impl Permits {
         self.as_lock(1).try_lock_for(wait).await
     }
 
-    /// Takes `n` permits at once, and waits for them without limit. The guard has all of them.
+    /// Takes `n` permits at once, and waits for them without limit. The guard has all of them, and is
+    /// lost with any of them.
     ///
-    /// Waiters for one permit may pass it: whenever a permit is given back, all get a chance. If
+    /// Waiters for fewer permits may pass it: whenever permits are given back, all get a chance. If
     /// there are fewer than `n` since [`set_permits`](Self::set_permits), it waits until there are
     /// more.
     ///

@@ -10,7 +10,7 @@ use std::{
 };
 
 use nestlock::{AcquireOptions, Error, LockClient, LockGuard, OwnerId, Permits};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::{
     contract::contract_suite,
@@ -303,7 +303,7 @@ async fn missed_messages_about_many_permits_cost_one_poll() {
 async fn a_waiter_for_more_holds_up_no_waiter_for_fewer() {
     let server = Server::start();
     let client = server
-        .client_with(|builder| builder.poll_cap(ms(60_000)))
+        .client_with(|builder| builder.poll_cap(ms(600_000)))
         .await;
     let permits = permits(&client, 4);
     // another program's permits
@@ -321,16 +321,21 @@ async fn a_waiter_for_more_holds_up_no_waiter_for_fewer() {
     server.call(&["ZREM", "{l}:timeout", "a", "b"]);
     server.call(&["INCRBY", "l", "2"]);
     server.call(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-    let fewest = waiters.pop().unwrap().await.unwrap().unwrap();
+    let next = async |waiters: &mut Vec<JoinHandle<Result<LockGuard, Error>>>| {
+        let waiter = waiters.pop().unwrap();
+        eventually("it gets in", || async { waiter.is_finished() }).await;
+        waiter.await.unwrap().unwrap()
+    };
+    let fewest = next(&mut waiters).await;
     // the release of two makes three together with one that came back unheard
     server.call(&["ZREM", "{l}:timeout", "c"]);
     server.call(&["INCRBY", "l", "1"]);
     fewest.unlock().await.unwrap();
-    let more = waiters.pop().unwrap().await.unwrap().unwrap();
+    let more = next(&mut waiters).await;
     server.call(&["ZREM", "{l}:timeout", "d"]);
     server.call(&["INCRBY", "l", "1"]);
     more.unlock().await.unwrap();
-    let most = waiters.pop().unwrap().await.unwrap().unwrap();
+    let most = next(&mut waiters).await;
     most.unlock().await.unwrap();
     assert_eq!((counter(&server), taken(&server)), (4, 0));
 }
