@@ -359,7 +359,7 @@ fn a_service_is_examined_without_what_it_lacks() {
         let (code, rows, errors) = world.said(&["doctor"]);
         let all = format!("without {lacking:?}: {rows}{errors}");
         assert!(code == Some(1) && errors.is_empty(), "{all}");
-        assert_eq!(rows.matches("acquired and released").count(), 8, "{all}");
+        assert_eq!(rows.matches("acquired and released").count(), 9, "{all}");
         for row in [no_config, no_wait, "unknown  server", "warn     messages"] {
             assert_eq!(rows.contains(row), said.contains(&row), "{row}; {all}");
         }
