@@ -255,7 +255,8 @@ impl LockGuard {
         match &self.inner {
             GuardInner::One(single) => {
                 let SingleHold { anchor, hold, .. } = single;
-                match anchor.extend(hold.kind(), &single.owner(), lease).await {
+                let kind = hold.kind_as_acquired();
+                match anchor.extend(&kind, &single.owner(), lease).await {
                     // the check below reports it, with the reason
                     Err(Error::NotHeld { .. }) => {}
                     extended => extended?,

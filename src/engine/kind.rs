@@ -117,10 +117,10 @@ impl Sharing {
     }
 
     /// Returns the number of entries that a holder has in the record.
-    pub(crate) fn entries(self) -> usize {
+    pub(crate) fn entries(self) -> u16 {
         match self {
             Self::Exclusive | Self::Shared => 1,
-            Self::Counted { takes } => takes as usize,
+            Self::Counted { takes } => u16::try_from(takes).unwrap_or(u16::MAX),
         }
     }
 }
@@ -268,6 +268,12 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
     /// Returns the script that renews many locks: its keys are the records, its arguments an owner
     /// and a lease for each.
     fn renew(&self) -> &'static Script;
+
+    /// Returns the same kind, but for holds with this many entries in the record. `None`: it is that
+    /// kind already.
+    fn of_entries(&self, _entries: u16) -> Option<Arc<dyn Kind>> {
+        None
+    }
 
     /// Returns how [`Kind::renew`] names this owner.
     fn renewed_owner(&self, owner: &OwnerId) -> Arg {

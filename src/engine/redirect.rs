@@ -79,7 +79,9 @@ impl Core {
                 answer => return answer,
             }
             if route.is_held_up()
-                && let Some(alone) = hold.kind().release_record(&request.owner, request.count)
+                && let Some(alone) = hold
+                    .kind_as_acquired()
+                    .release_record(&request.owner, request.count)
                 && let Some(answer) = self.release_record(route, hold, request, alone).await
             {
                 return answer;

@@ -73,7 +73,8 @@ impl Core {
                 Agreement::NotOurs
             };
         };
-        let release = hold.kind().release(&request.owner, request.count);
+        let kind = hold.kind_as_acquired();
+        let release = kind.release(&request.owner, request.count);
         match self.release_by(&mut route, hold, &request, &release).await {
             Ok((released, epoch)) => Agreement::Reached {
                 held: self.agreed(hold, &request, released, epoch),

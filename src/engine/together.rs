@@ -132,7 +132,7 @@ impl Acquire<'_> {
         let mut route = core.route(planned[0].hold, sent);
         route.copies = self.copies;
         for Planned { hold, request, .. } in &planned {
-            hold.send(request, self.lease, route.epoch(), sent);
+            hold.send(hold.kind(), request, self.lease, route.epoch(), sent);
         }
         // checked after the holds are in doubt: a shutdown that this check misses waits for the
         // owner locks

@@ -661,3 +661,6 @@ static PLAIN: AcquireOptions = AcquireOptions {
     lease: None,
     rare: None,
 };
+
+#[cfg(test)]
+pub(crate) use self::permits::PermitRecord;

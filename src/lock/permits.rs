@@ -109,13 +109,7 @@ pub struct Permits {
 
 impl Permits {
     pub(crate) fn new(anchor: &Arc<Anchor>, name: &LockName, total: u32) -> Result<Self> {
-        let record = PermitRecord {
-            name: Arc::clone(name.as_arc()),
-            leases: name.with_suffix(&PERMIT_LEASES[1..]),
-            channel: name.derived("redisson_sc"),
-            total,
-            takes: 1,
-        };
+        let record = PermitRecord::new(name, total, 1);
         record.check_total(total)?;
         Ok(Self {
             anchor: Arc::clone(anchor),
@@ -170,7 +164,7 @@ impl Permits {
     }
 
     /// Takes `n` permits at once, and waits for them without limit. The guard has all of them, and is
-    /// lost with any of them.
+    /// lost with any of them: the others come back when their leases end.
     ///
     /// Waiters for fewer permits may pass it: whenever permits are given back, all get a chance. If
     /// there are fewer than `n` since [`set_permits`](Self::set_permits), it waits until there are
@@ -195,7 +189,8 @@ impl Permits {
     }
 
     /// Returns a lock whose every acquire takes `n` permits: for options, such as a lease, and for
-    /// what takes a [`Lock`].
+    /// what takes a [`Lock`]. Its `release` gives back all permits of an owner, and fails with
+    /// [`Error::NotHeld`] if they were fewer than `n`.
     ///
     /// ```no_run
     /// # async fn example(permits: nestlock::Permits) -> nestlock::Result<()> {
@@ -307,6 +302,16 @@ pub(crate) struct PermitRecord {
 }
 
 impl PermitRecord {
+    pub(crate) fn new(name: &LockName, total: u32, takes: u32) -> Self {
+        Self {
+            name: Arc::clone(name.as_arc()),
+            leases: name.with_suffix(&PERMIT_LEASES[1..]),
+            channel: name.derived("redisson_sc"),
+            total,
+            takes,
+        }
+    }
+
     fn keys(&self) -> [Arc<str>; 2] {
         [Arc::clone(&self.leases), Arc::clone(&self.name)]
     }
@@ -408,6 +413,16 @@ impl Kind for PermitRecord {
 
     fn renew(&self) -> &'static Script {
         &RENEW
+    }
+
+    fn of_entries(&self, entries: u16) -> Option<Arc<dyn Kind>> {
+        let takes = u32::from(entries);
+        (takes != self.takes).then(|| -> Arc<dyn Kind> {
+            Arc::new(Self {
+                takes,
+                ..self.clone()
+            })
+        })
     }
 
     fn renewed_owner(&self, owner: &OwnerId) -> Arg {

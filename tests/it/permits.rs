@@ -405,6 +405,38 @@ async fn a_lost_count_is_in_doubt_if_it_was_to_change() {
     assert_eq!(counter(&server), 4);
 }
 
+/// An owner that had other numbers of permits before is not taken to have lost any, and is told if
+/// it did.
+#[tokio::test]
+async fn an_owner_may_change_its_number_of_permits() {
+    let server = Server::start();
+    let client = server
+        .client_with(|builder| builder.watchdog_timeout(ms(900)))
+        .await;
+    let permits = permits(&client, 3);
+    let named = || AcquireOptions::new().owner(client.owner("job").unwrap());
+    let [one, three] = [1, 3].map(|n| permits.many(n).unwrap());
+    for (before, after) in [(&three, &one), (&one, &three)] {
+        drop(before.lock_with(named()).await.unwrap());
+        let guard = after.lock_with(named()).await.unwrap();
+        guard.unlock().await.unwrap();
+        drop(before.lock_with(named()).await.unwrap());
+        let guard = after.lock_with(named()).await.unwrap();
+        guard.extend(ms(300)).await.unwrap();
+        // renewed beyond its lease
+        tokio::time::sleep(ms(1_500)).await;
+        assert!(!guard.is_lost());
+        drop(guard);
+        client.idle().await;
+        assert_eq!((counter(&server), taken(&server)), (3, 0));
+    }
+    drop(one.lock_with(named()).await.unwrap());
+    let guard = three.lock_with(named()).await.unwrap();
+    let last = format!("{} 3", guard.owner());
+    assert_eq!(server.call(&["ZREM", "{l}:timeout", &last]).int(), 1);
+    assert!(matches!(guard.lost().await, Error::Lost { .. }));
+}
+
 /// A guard of several permits is lost with any of them.
 #[tokio::test]
 async fn the_loss_of_one_of_several_is_told() {

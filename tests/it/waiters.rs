@@ -422,3 +422,32 @@ async fn a_waiter_dropped_with_a_wake_up_in_hand_passes_it_on() {
         all_end("the one behind", PROMPT, behind).await;
     }
 }
+
+/// After a refused poll, the next waiter would only meet the same server, and so would all others.
+#[tokio::test]
+async fn a_refused_poll_sends_no_other_waiter_after_it() {
+    const WAITERS: usize = 60;
+    let server = Server::start();
+    let other = server.client().await;
+    let client = server
+        .client_with(|builder| builder.poll_cap(ms(300)))
+        .await;
+    let held = other.mutex("l").unwrap().lock().await.unwrap();
+    let waiters: Vec<_> = (0..WAITERS)
+        .map(|_| {
+            let lock = client.mutex("l").unwrap();
+            tokio::spawn(async move { lock.lock().await?.unlock().await })
+        })
+        .collect();
+    eventually("they wait", || async { client.stats().waiters == WAITERS }).await;
+    server.call(&["CONFIG", "SET", "maxmemory", "1"]);
+    let before = server.script_count();
+    tokio::time::sleep(ms(2_000)).await;
+    let scripts = server.script_count() - before;
+    server.call(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(scripts < 4 * WAITERS as u64, "{scripts} scripts");
+    held.unlock().await.unwrap();
+    for waiter in waiters {
+        waiter.await.unwrap().unwrap();
+    }
+}

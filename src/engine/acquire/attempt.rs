@@ -107,7 +107,7 @@ impl<'a> Acquire<'a> {
             deadline
         };
         let route = core.route(hold, sent);
-        hold.send(&request, self.lease, route.epoch(), sent);
+        hold.send(kind, &request, self.lease, route.epoch(), sent);
         // checked after the hold is in doubt: a shutdown that this check misses waits for the owner
         // lock
         let refused = core.check_open().err().map(Err);

@@ -231,7 +231,9 @@ impl<'a> Acquire<'a> {
         error: Error,
         tried: Instant,
     ) -> Result<Next<'_>> {
-        drop((attempts.told.take(), attempts.polls.take())); // the next waiter may have better luck
+        // the next waiter may have better luck; after a poll it would meet the same server, and so
+        // would all others after it
+        drop(attempts.told.take());
         let failing = attempts
             .failing
             .get_or_insert_with(|| Box::new(Failing::since(tried)));

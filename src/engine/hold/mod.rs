@@ -52,7 +52,7 @@ use crate::{
     owner::OwnerId,
     sync::{
         Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU16, Ordering},
     },
 };
 
@@ -73,6 +73,9 @@ pub(crate) struct Hold {
     listed: AtomicBool,
     /// Whether it is on the list of holds to forget as soon as no other handle is left.
     to_be_reaped: AtomicBool,
+    /// How many entries of the record its last acquire was for: perhaps not as many as the kind that
+    /// it was created for would take.
+    entries: AtomicU16,
 }
 
 /// A hold that was acquired, and its ticket.
@@ -110,6 +113,7 @@ impl Hold {
             queue_slot: QueueSlot::default(),
             listed: AtomicBool::new(false),
             to_be_reaped: AtomicBool::new(false),
+            entries: AtomicU16::new(kind.about().sharing.entries()),
         }
     }
 
@@ -151,6 +155,18 @@ impl Hold {
 
     pub(crate) fn kind(&self) -> &Arc<dyn Kind> {
         &self.kind
+    }
+
+    /// Returns how many entries of the record it is for.
+    pub(crate) fn entries(&self) -> u16 {
+        self.entries.load(Ordering::Acquire)
+    }
+
+    /// Returns the kind that takes as many entries of the record as this hold: for requests that say
+    /// how many the owner must have.
+    pub(crate) fn kind_as_acquired(&self) -> Arc<dyn Kind> {
+        let other = self.kind.of_entries(self.entries());
+        other.unwrap_or_else(|| Arc::clone(&self.kind))
     }
 
     pub(crate) fn lock_name(&self) -> &Arc<str> {
@@ -289,14 +305,18 @@ impl Hold {
         planned.map_err(|refusal| refusal.into_error(self.lock_name()))
     }
 
-    /// Marks the request as in flight: if its reply is lost, the server's side stays in doubt.
+    /// Marks an acquire of this kind as in flight: if its reply is lost, the server's side stays in
+    /// doubt.
     pub(crate) fn send(
         self: &Arc<Self>,
+        kind: &Arc<dyn Kind>,
         request: &HoldRequest,
         lease: Lease,
         epoch: Epoch,
         now: Instant,
     ) {
+        let entries = kind.about().sharing.entries();
+        self.entries.store(entries, Ordering::Release);
         self.change(|state, _| {
             state.ends = state.ends.max(lease.record_ends(now));
             state.send(request, epoch, now);

@@ -100,6 +100,7 @@ impl SideQueue {
     /// its attempt before them.
     fn late() -> Self {
         let side = Self::new();
+        side.begin_chain();
         side.wake_some(1);
         side
     }
@@ -130,10 +131,13 @@ impl SideQueue {
         }
     }
 
-    /// Wakes `n` waiters. If there are fewer, some may have made their attempt and be about to wait:
-    /// each that gets in wakes the next.
+    /// Wakes `n` waiters. If fewer sleep, some may have made their attempt and be about to wait: each
+    /// that gets in wakes the next.
     fn wake_exactly(&self, n: usize) {
-        if n > self.waiters() {
+        let asleep = self
+            .waiters()
+            .saturating_sub(self.permits.available_permits());
+        if n > asleep {
             self.begin_chain();
         }
         self.wake_some(n);

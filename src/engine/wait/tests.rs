@@ -519,6 +519,37 @@ fn a_wait_queue_stays_for_as_long_as_a_waiter_is_in_it() {
     });
 }
 
+/// Joins the wait queue of permits, as a waiter for this many.
+fn wanting(world: &World, permits: u32) -> Waiter<'_> {
+    let name = LockName::new("", "jobs", 1024).unwrap();
+    let kind: Arc<dyn Kind> = Arc::new(lock::PermitRecord::new(&name, 9, permits));
+    world.core.join(&kind, &Arc::from("jobs"), true, None)
+}
+
+/// Some made their attempt before messages came, and sleep after: each that gets in wakes the next.
+#[test]
+fn messages_that_find_too_few_waiters_wake_those_that_come() {
+    explore(300, &["woken"], |seen| {
+        let world = World::new(seen);
+        block_on(async {
+            let sleeps = wanting(&world, 1);
+            let queue = Arc::clone(&sleeps.queue);
+            for message in [1, 1, 12] {
+                queue.wake_for(message);
+            }
+            for permits in [1, 1, 2, 2, 2] {
+                let waiter = wanting(&world, permits);
+                let Woken::Notified(permit) = waiter.wait(None).await else {
+                    panic!("it sleeps on")
+                };
+                permit.forget();
+                waiter.pass_on();
+                seen.note("woken");
+            }
+        });
+    });
+}
+
 /// The others would sleep until the next poll.
 #[test]
 fn a_poll_that_leads_to_no_attempt_wakes_the_next_waiter() {

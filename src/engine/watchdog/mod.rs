@@ -130,7 +130,7 @@ pub(crate) async fn run(core: Arc<Core>) {
         loop {
             let most = at_once(&core);
             let is_free = |server| ways.get(&server).is_none_or(|under_way| *under_way < most);
-            let entries = |one: &BatchEntry| one.hold.kind().about().sharing.entries();
+            let entries = |one: &BatchEntry| usize::from(one.hold.entries());
             let Some((server, batch)) = pending.next(LOCKS_AT_ONCE, entries, server_of, is_free)
             else {
                 break;
@@ -395,7 +395,7 @@ fn call(script: &'static Script, batch: &[BatchEntry], ttls: &[Duration]) -> Cal
         [
             entry
                 .hold
-                .kind()
+                .kind_as_acquired()
                 .renewed_owner(&entry.renewal.generation.owner),
             Arg::from(millis(*ttl)),
         ]
