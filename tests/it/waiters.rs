@@ -4,7 +4,7 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -17,6 +17,7 @@ use crate::support::{
     Server,
     child::{ByHand, Worker, channel},
     eventually,
+    proxy::{Action, Proxy},
 };
 
 /// A poll interval far beyond each test's timeout, so that a missed wake-up shows.
@@ -426,28 +427,57 @@ async fn a_waiter_dropped_with_a_wake_up_in_hand_passes_it_on() {
 /// After a refused poll, the next waiter would only meet the same server, and so would all others.
 #[tokio::test]
 async fn a_refused_poll_sends_no_other_waiter_after_it() {
-    const WAITERS: usize = 60;
-    let server = Server::start();
-    let other = server.client().await;
-    let client = server
-        .client_with(|builder| builder.poll_cap(ms(300)))
-        .await;
-    let held = other.mutex("l").unwrap().lock().await.unwrap();
-    let waiters: Vec<_> = (0..WAITERS)
-        .map(|_| {
-            let lock = client.mutex("l").unwrap();
-            tokio::spawn(async move { lock.lock().await?.unlock().await })
-        })
-        .collect();
-    eventually("they wait", || async { client.stats().waiters == WAITERS }).await;
-    server.call(&["CONFIG", "SET", "maxmemory", "1"]);
-    let before = server.script_count();
-    tokio::time::sleep(ms(2_000)).await;
-    let scripts = server.script_count() - before;
-    server.call(&["CONFIG", "SET", "maxmemory", "0"]);
-    assert!(scripts < 4 * WAITERS as u64, "{scripts} scripts");
-    held.unlock().await.unwrap();
-    for waiter in waiters {
-        waiter.await.unwrap().unwrap();
+    const WAITERS: usize = 300;
+    for (refusal, is_final) in [
+        (
+            "OOM command not allowed when used memory > 'maxmemory'.",
+            false,
+        ),
+        (
+            "NOPERM this user has no permissions to run the 'evalsha' command",
+            true,
+        ),
+    ] {
+        let server = Server::start();
+        let proxy = Proxy::start(&server);
+        let builder = LockClient::builder().poll_cap(ms(400));
+        let client = builder.connect(proxy.url()).await.unwrap();
+        let other = server.client().await;
+        let held = other.mutex("l").unwrap().lock().await.unwrap();
+        let waiters: Vec<_> = (0..WAITERS)
+            .map(|_| {
+                let lock = client.mutex("l").unwrap();
+                tokio::spawn(async move { lock.lock().await?.unlock().await })
+            })
+            .collect();
+        eventually("they wait", || async { client.stats().waiters == WAITERS }).await;
+        let asleep = || async {
+            let tries = server.script_count();
+            tokio::time::sleep(ms(100)).await;
+            server.script_count() == tries
+        };
+        eventually("they sleep", asleep).await;
+        let refused = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&refused);
+        proxy.rule(move |request| {
+            if !request.is_script() {
+                return Action::Pass;
+            }
+            count.fetch_add(1, Ordering::SeqCst);
+            Action::Refuse(refusal)
+        });
+        tokio::time::sleep(ms(1_500)).await;
+        let scripts = refused.load(Ordering::SeqCst);
+        assert!(
+            scripts > 0 && scripts < WAITERS,
+            "{refusal}: {scripts} scripts"
+        );
+        proxy.pass();
+        held.unlock().await.unwrap();
+        let mut failed = 0;
+        for waiter in waiters {
+            failed += usize::from(waiter.await.unwrap().is_err());
+        }
+        assert_eq!(failed > 0, is_final, "{refusal}: {failed} failed");
     }
 }

@@ -49,7 +49,7 @@ struct Attempts<'a> {
     /// The permit of the message that led to this attempt. If the attempt is not made, dropping it
     /// wakes the next waiter.
     told: Option<OwnedSemaphorePermit>,
-    /// The same for a poll.
+    /// The turn of a poll, until its attempt has ended.
     polls: Option<PollTurn>,
     made: u32,
     /// The last reply was that the lock is busy, or another holder of this client keeps it busy.
@@ -170,17 +170,25 @@ impl<'a> Acquire<'a> {
                 tried,
                 self.attempt_deadline(outage),
             )
-            .await
-            .map_err(|error| match &mut attempts.failing {
-                Some(failing) => failing.as_a_whole(error),
-                None => error,
-            })?;
+            .await;
+        // an attempt that ended, with whatever outcome, was this side's poll: after a refusal, any
+        // other waiter would meet the same server
+        if !matches!(
+            attempt,
+            Ok(Attempt::Again | Attempt::GivenUp | Attempt::OwnerLockTimeout(_))
+        ) {
+            attempts.polls.take().into_iter().for_each(PollTurn::forget);
+        }
+        let attempt = attempt.map_err(|error| match &mut attempts.failing {
+            Some(failing) => failing.as_a_whole(error),
+            None => error,
+        })?;
         // the permit has led to an attempt: if it were dropped, it would wake another waiter in
         // vain
-        if matches!(attempt, Attempt::Entered(_) | Attempt::Busy(_)) {
-            let (permit, turn) = (attempts.told.take(), attempts.polls.take());
-            permit.into_iter().for_each(OwnedSemaphorePermit::forget);
-            turn.into_iter().for_each(PollTurn::forget);
+        if matches!(attempt, Attempt::Entered(_) | Attempt::Busy(_))
+            && let Some(permit) = attempts.told.take()
+        {
+            permit.forget();
         }
         match attempt {
             Attempt::Entered(entered) => {
@@ -231,9 +239,7 @@ impl<'a> Acquire<'a> {
         error: Error,
         tried: Instant,
     ) -> Result<Next<'_>> {
-        // the next waiter may have better luck; after a poll it would meet the same server, and so
-        // would all others after it
-        drop(attempts.told.take());
+        drop(attempts.told.take()); // the next waiter may have better luck
         let failing = attempts
             .failing
             .get_or_insert_with(|| Box::new(Failing::since(tried)));

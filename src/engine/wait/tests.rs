@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use super::{
     lists::Popper,
     messages::deliver,
+    queue::WaitQueue,
     subscriptions::{ChannelEvent, LINGER, Subscriptions, remove_abandoned},
     waiter::{PollTurn, Waiter, Woken},
 };
@@ -519,34 +520,30 @@ fn a_wait_queue_stays_for_as_long_as_a_waiter_is_in_it() {
     });
 }
 
-/// Joins the wait queue of permits, as a waiter for this many.
-fn wanting(world: &World, permits: u32) -> Waiter<'_> {
-    let name = LockName::new("", "jobs", 1024).unwrap();
-    let kind: Arc<dyn Kind> = Arc::new(lock::PermitRecord::new(&name, 9, permits));
-    world.core.join(&kind, &Arc::from("jobs"), true, None)
-}
-
 /// Some made their attempt before messages came, and sleep after: each that gets in wakes the next.
 #[test]
 fn messages_that_find_too_few_waiters_wake_those_that_come() {
-    explore(300, &["woken"], |seen| {
-        let world = World::new(seen);
-        block_on(async {
-            let sleeps = wanting(&world, 1);
-            let queue = Arc::clone(&sleeps.queue);
-            for message in [1, 1, 12] {
-                queue.wake_for(message);
-            }
-            for permits in [1, 1, 2, 2, 2] {
-                let waiter = wanting(&world, permits);
-                let Woken::Notified(permit) = waiter.wait(None).await else {
-                    panic!("it sleeps on")
-                };
-                permit.forget();
-                waiter.pass_on();
-                seen.note("woken");
-            }
+    explore(10, &["woken"], |seen| {
+        let name = LockName::new("", "jobs", 1024).unwrap();
+        let kind: Arc<dyn Kind> = Arc::new(lock::PermitRecord::new(&name, 9, 1));
+        let queue = Arc::new(WaitQueue::new(&kind, &Arc::from("jobs"), true));
+        queue.side(0).add_waiter();
+        queue.wake_for(1);
+        queue.wake_for(1);
+        // the second side has its first waiter only now
+        let come = [0, 1].map(|side| {
+            let (queue, seen) = (Arc::clone(&queue), seen.clone());
+            spawn(async move {
+                for _ in 0..3 {
+                    let side = queue.side(side);
+                    let permit = Arc::clone(&side.permits).try_acquire_owned();
+                    permit.expect("it is woken").forget();
+                    seen.note("woken");
+                    side.go_on();
+                }
+            })
         });
+        block_on(all(come.into()));
     });
 }
 
