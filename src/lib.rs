@@ -2,6 +2,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))] // docs.rs shows the feature that an item needs
 
+mod blocking;
 mod client;
 mod engine;
 mod error;
@@ -32,6 +33,7 @@ pub use crate::store::Endpoint;
 #[cfg(feature = "rustls")]
 pub use crate::store::Tls;
 pub use crate::{
+    blocking::block_on,
     client::{LockClient, LockClientBuilder, Maintenance},
     engine::ClientStats,
     error::{Error, LossReason, NodeAnswer, NodeSaid, Result, StoreError, StoreErrorKind},

@@ -38,6 +38,7 @@
 //! | `multi_lock` | how do I lock several things without a deadlock? |
 //! | `red_lock` | how do I lock over several servers, one of which may fail? |
 //! | `rotating_token` | how does a client log in with tokens that expire? Needs a server program |
+//! | `blocking` | how does a program without async take locks? |
 //! | `shutdown` | how do I release all locks at SIGTERM or ctrl-c? |
 //! | `worker_pool` | how do many workers share a list of jobs, one worker for each? |
 //! | `limit_concurrency` | how do at most three tasks of all processes call a service at once? |

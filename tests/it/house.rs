@@ -91,8 +91,9 @@ impl Source {
 // --- floors ---
 
 /// The floor of each module. The longest matching name counts.
-const FLOORS: [(&str, u8); 27] = [
+const FLOORS: [(&str, u8); 28] = [
     ("", 7),
+    ("blocking", 7),
     ("client", 7),
     ("guide", 7),
     ("lock", 6),

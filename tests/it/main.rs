@@ -20,6 +20,7 @@ mod adopt;
 mod attack;
 mod bad_input;
 mod bad_server;
+mod blocking;
 mod books;
 mod bundle;
 mod cancel;
