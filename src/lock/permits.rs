@@ -189,7 +189,8 @@ impl Permits {
     }
 
     /// Returns a lock whose every acquire takes `n` permits: for options, such as a lease, and for
-    /// what takes a [`Lock`]. Its `release` gives back all permits of an owner, and fails with
+    /// what takes a [`Lock`]. Its `adopt` is for permits that were handed over by a lock of the same
+    /// `n`. Its `release` gives back all permits of an owner, and fails with
     /// [`Error::NotHeld`] if they were fewer than `n`.
     ///
     /// ```no_run

@@ -424,9 +424,10 @@ async fn a_waiter_dropped_with_a_wake_up_in_hand_passes_it_on() {
     }
 }
 
-/// After a refused poll, the next waiter would only meet the same server, and so would all others.
+/// After a refusal, the next waiter would only meet the same server, and so would all others: whether
+/// a poll or a message led to it.
 #[tokio::test]
-async fn a_refused_poll_sends_no_other_waiter_after_it() {
+async fn a_refusal_sends_no_other_waiter_after_it() {
     const WAITERS: usize = 300;
     for (refusal, is_final) in [
         (
@@ -466,6 +467,7 @@ async fn a_refused_poll_sends_no_other_waiter_after_it() {
             count.fetch_add(1, Ordering::SeqCst);
             Action::Refuse(refusal)
         });
+        server.call(&["PUBLISH", &channel("l"), "0"]);
         tokio::time::sleep(ms(1_500)).await;
         let scripts = refused.load(Ordering::SeqCst);
         assert!(

@@ -59,6 +59,12 @@ struct Attempts<'a> {
 }
 
 impl Attempts<'_> {
+    fn forget_permit(&mut self) {
+        if let Some(permit) = self.told.take() {
+            permit.forget();
+        }
+    }
+
     /// Skips the first request if it would be pointless: the acquire waits instead. Returns whether
     /// it was skipped.
     fn skip_request(&mut self) -> bool {
@@ -179,16 +185,17 @@ impl<'a> Acquire<'a> {
         ) {
             attempts.polls.take().into_iter().for_each(PollTurn::forget);
         }
+        if matches!(attempt, Err(Error::Store { .. })) {
+            attempts.forget_permit();
+        }
         let attempt = attempt.map_err(|error| match &mut attempts.failing {
             Some(failing) => failing.as_a_whole(error),
             None => error,
         })?;
         // the permit has led to an attempt: if it were dropped, it would wake another waiter in
         // vain
-        if matches!(attempt, Attempt::Entered(_) | Attempt::Busy(_))
-            && let Some(permit) = attempts.told.take()
-        {
-            permit.forget();
+        if matches!(attempt, Attempt::Entered(_) | Attempt::Busy(_)) {
+            attempts.forget_permit();
         }
         match attempt {
             Attempt::Entered(entered) => {
@@ -213,9 +220,13 @@ impl<'a> Acquire<'a> {
                 Ok(Next::Over(None))
             }
             Attempt::GivenUp => Err(store_error(self.kind.name(), no_reply(NO_REPLY))),
-            Attempt::Failed(error) | Attempt::OwnerLockTimeout(error) => {
+            Attempt::OwnerLockTimeout(error) => {
+                drop(attempts.told.take()); // the next waiter has another owner
                 self.after_failure(attempts, error, tried)
             }
+            // it keeps its permit and tries again: the next waiter would meet the same server, and so
+            // would all others after it
+            Attempt::Failed(error) => self.after_failure(attempts, error, tried),
         }
     }
 
@@ -239,7 +250,6 @@ impl<'a> Acquire<'a> {
         error: Error,
         tried: Instant,
     ) -> Result<Next<'_>> {
-        drop(attempts.told.take()); // the next waiter may have better luck
         let failing = attempts
             .failing
             .get_or_insert_with(|| Box::new(Failing::since(tried)));
