@@ -13,8 +13,8 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use nestlock::{Lock, LockClient, Tuning};
-use support::{Link, median, quantile, report, server};
+use nestlock::{LockClient, Tuning};
+use support::{Link, hand_over, median, quantile, report, server};
 
 /// Long enough that no waiter polls: only messages wake it.
 const NEVER: Duration = Duration::from_secs(3600);
@@ -32,26 +32,6 @@ async fn client(url: &str, grants: bool) -> LockClient {
         .connect(url)
         .await
         .expect("a client")
-}
-
-/// Measures from the call of `unlock` in one client until `lock` returns in another that waits.
-async fn hand_over(from: Lock, to: Lock) -> f64 {
-    let guard = from.lock().await.expect("the lock");
-    let waiter = tokio::spawn(async move {
-        let guard = to.lock().await.expect("the lock");
-        let returned = Instant::now();
-        guard.unlock().await.expect("the unlock");
-        returned
-    });
-    // the waiter needs four round trips to subscribe and to try again
-    tokio::time::sleep(Duration::from_millis(5)).await;
-    let start = Instant::now();
-    guard.unlock().await.expect("the unlock");
-    waiter
-        .await
-        .expect("a task")
-        .duration_since(start)
-        .as_secs_f64()
 }
 
 async fn hand_overs(url: &str) {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fred::{clients::Client, interfaces::LuaInterface};
 use nestlock::{Lock, LockClient, LockGuard};
-use support::{bare, median, report, server};
+use support::{bare, hand_over, median, report, server};
 use tokio::task::JoinSet;
 
 const ROUNDS: usize = 15;
@@ -145,7 +145,6 @@ impl ByHand {
     }
 }
 
-/// Measures from the call of `unlock` in one client until `lock` returns in another that waits.
 async fn woken(url: &str) {
     let connect = || LockClient::connect(url);
     let [from, to] = [
@@ -169,22 +168,6 @@ async fn woken(url: &str) {
         ratio,
         "<= 1.2",
     );
-}
-
-async fn hand_over(ours: Lock, theirs: Lock) -> f64 {
-    let guard = ours.lock().await.expect("a lock");
-    let waiter = tokio::spawn(async move {
-        let guard = theirs.lock().await.expect("a lock");
-        let returned = Instant::now();
-        guard.unlock().await.expect("an unlock");
-        returned
-    });
-    // four round trips to subscribe and to try again
-    tokio::time::sleep(Duration::from_millis(4)).await;
-    let start = Instant::now();
-    guard.unlock().await.expect("an unlock");
-    let returned = waiter.await.expect("a task");
-    returned.duration_since(start).as_secs_f64()
 }
 
 /// Measures how much of its lease the permit that is renewed last still has.

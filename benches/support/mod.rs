@@ -19,7 +19,7 @@ use fred::{
     interfaces::ClientLike,
     types::{Builder, config::Config},
 };
-use nestlock::LockClient;
+use nestlock::{Lock, LockClient};
 use nestlock_embedded::SpawnedServer;
 
 /// A real server, as the figures apply to no other.
@@ -164,6 +164,27 @@ pub async fn pairs(client: &LockClient, tasks: usize, time: Duration) -> f64 {
         pairs += task.await.expect("a task");
     }
     f64::from(pairs) / from.elapsed().as_secs_f64()
+}
+
+/// Measures from the call of `unlock` in one client until `lock` returns in another that waits. Returns
+/// seconds.
+pub async fn hand_over(from: Lock, to: Lock) -> f64 {
+    let guard = from.lock().await.expect("the lock");
+    let waiter = tokio::spawn(async move {
+        let guard = to.lock().await.expect("the lock");
+        let returned = Instant::now();
+        guard.unlock().await.expect("the unlock");
+        returned
+    });
+    // the waiter needs four round trips to subscribe and to try again
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let start = Instant::now();
+    guard.unlock().await.expect("the unlock");
+    waiter
+        .await
+        .expect("a task")
+        .duration_since(start)
+        .as_secs_f64()
 }
 
 pub fn quantile(samples: &mut [f64], q: f64) -> f64 {

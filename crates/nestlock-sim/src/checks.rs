@@ -9,7 +9,7 @@ use crate::{
     clock::{MILLI, SECOND, now},
     kinds::{Kind, LOCKS, Mode, PERMITS, TTL, lock_name},
     ledger::{Book, Doing, Held, Who, book, is_lost, seconds, wrong},
-    net::{self, server_time, words},
+    net::{self, server_time},
     plan::Plan,
     queues,
     trace::note,
@@ -97,21 +97,12 @@ fn overlaps(book: &mut Book, who: Who, locks: &[String], mode: Mode, void: bool)
 /// miscount.
 fn count_permits(book: &mut Book) {
     for lock in (0..LOCKS).map(lock_name) {
-        let number = |request: &str| {
-            net::ask(0, request)
-                .trim()
-                .trim_start_matches(':')
-                .parse::<i64>()
-        };
-        let counter = net::ask(0, &format!("GET {lock}"));
         // there is none before the first acquire
-        let Some(available) = words(&counter)
-            .first()
-            .and_then(|text| text.parse::<i64>().ok())
-        else {
+        let Some(available) = net::number(0, &format!("GET {lock}")) else {
             continue;
         };
-        let taken = number(&format!("ZCARD {}", Kind::Permits.key(&lock))).expect("a number");
+        let taken = net::number(0, &format!("ZCARD {}", Kind::Permits.key(&lock)));
+        let taken = taken.expect("a number");
         if available + taken != i64::from(PERMITS) {
             book.wrong(&format!(
                 "{lock} has {available} permits available and {taken} taken"
@@ -220,15 +211,8 @@ pub(crate) fn look(plan: &Plan) {
 fn is_free(kind: Kind, lock: &str) -> bool {
     let key = kind.key(lock);
     if kind == Kind::Permits {
-        let taken = words(&net::ask(
-            0,
-            &format!("ZCOUNT {key} ({} +inf", server_time(0)),
-        ));
-        return taken[0]
-            .trim_start_matches(':')
-            .parse::<u32>()
-            .expect("a number")
-            < PERMITS;
+        let taken = net::number(0, &format!("ZCOUNT {key} ({} +inf", server_time(0)));
+        return taken.expect("a number") < i64::from(PERMITS);
     }
     (0..kind.servers()).all(|server| net::ask(server, &format!("EXISTS {key}")).starts_with(":0"))
 }

@@ -208,6 +208,12 @@ pub(crate) fn ask(server: usize, request: &str) -> String {
     })
 }
 
+/// Returns the number in a server's reply. Returns `None` if there is none.
+pub(crate) fn number(server: usize, request: &str) -> Option<i64> {
+    let reply = words(&ask(server, request)).into_iter().next()?;
+    reply.trim_start_matches(':').parse().ok()
+}
+
 /// Returns the time of a server in milliseconds since 1970.
 pub(crate) fn server_time(server: usize) -> u64 {
     let time = words(&ask(server, "TIME"));
