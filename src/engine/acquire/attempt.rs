@@ -43,9 +43,11 @@ const FAR: u32 = 16;
 pub(crate) enum Attempt<'a> {
     Entered(Entered),
     Busy(Busy<'a>),
-    /// A transient failure: a retry may succeed. Nothing is held.
+    /// A transient failure: a retry may succeed. Nothing is held. Another waiter would meet it, too.
     Failed(Error),
-    /// As [`Attempt::Failed`]: another call of this owner did not release the owner lock in time.
+    /// As [`Attempt::Failed`], but it is about this owner, or its lease: another waiter may succeed.
+    FailedAlone(Error),
+    /// As [`Attempt::FailedAlone`]: another call of this owner did not release the owner lock in time.
     OwnerLockTimeout(Error),
     /// The deadline passed without a reply. The request is undone.
     GivenUp,
@@ -149,7 +151,7 @@ impl<'a> Acquire<'a> {
             }
             match self.in_time(deadline, pin!(core.settle(hold))).await {
                 Some(Ok(())) => {}
-                Some(Err(error)) => return Err(self.failed(error)),
+                Some(Err(error)) => return Err(self.failed_alone(error)),
                 None => return Err(Ok(Attempt::GivenUp)),
             }
             now = Instant::now();
@@ -168,7 +170,7 @@ impl<'a> Acquire<'a> {
         match self.in_time(deadline, settles).await {
             Some(Ok(())) => Ok(Attempt::Again),
             Some(Err(_)) if !self.waits => Err(hold.not_reentrant_error(&request.owner)),
-            Some(Err(error)) => self.failed(error),
+            Some(Err(error)) => self.failed_alone(error),
             None => Ok(Attempt::GivenUp),
         }
     }
@@ -273,17 +275,21 @@ impl<'a> Acquire<'a> {
             None if self.from.is_some() => {
                 Err(store_error(self.kind.name(), why_not_entered(hold)))
             }
-            None => self.failed(why_not_entered(hold)),
+            None => self.failed_alone(why_not_entered(hold)),
         }
     }
 
     pub(crate) fn failed(&self, error: StoreError) -> Result<Attempt<'a>> {
+        self.if_transient(error).map(Attempt::Failed)
+    }
+
+    fn failed_alone(&self, error: StoreError) -> Result<Attempt<'a>> {
+        self.if_transient(error).map(Attempt::FailedAlone)
+    }
+
+    fn if_transient(&self, error: StoreError) -> Result<Error> {
         let transient = error.is_transient();
         let error = store_error(self.kind.name(), error);
-        if transient {
-            Ok(Attempt::Failed(error))
-        } else {
-            Err(error)
-        }
+        if transient { Ok(error) } else { Err(error) }
     }
 }

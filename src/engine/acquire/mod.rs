@@ -45,12 +45,13 @@ const SHUTDOWN_POLL: Duration = Duration::from_millis(200);
 
 /// What one acquire knows between its attempts.
 struct Attempts<'a> {
-    waiter: Option<Waiter<'a>>,
-    /// The permit of the message that led to this attempt. If the attempt is not made, dropping it
-    /// wakes the next waiter.
+    /// The permit of the message that led to this attempt. Unless an attempt brings a reply, dropping
+    /// it wakes the next waiter. Dropped before the waiter: when the last one has left, an element of a
+    /// signal lock's list is handed back only if its permit is there.
     told: Option<OwnedSemaphorePermit>,
-    /// The turn of a poll, until its attempt has ended.
+    /// The turn of a poll, likewise.
     polls: Option<PollTurn>,
+    waiter: Option<Waiter<'a>>,
     made: u32,
     /// The last reply was that the lock is busy, or another holder of this client keeps it busy.
     was_busy: bool,
@@ -59,10 +60,17 @@ struct Attempts<'a> {
 }
 
 impl Attempts<'_> {
-    fn forget_permit(&mut self) {
-        if let Some(permit) = self.told.take() {
-            permit.forget();
-        }
+    /// The wake-up has led to a reply: another waiter would try in vain.
+    fn forget_wake_up(&mut self) {
+        self.told
+            .take()
+            .into_iter()
+            .for_each(OwnedSemaphorePermit::forget);
+        self.polls.take().into_iter().for_each(PollTurn::forget);
+    }
+
+    fn pass_wake_up_on(&mut self) {
+        drop((self.told.take(), self.polls.take()));
     }
 
     /// Skips the first request if it would be pointless: the acquire waits instead. Returns whether
@@ -104,9 +112,9 @@ impl<'a> Acquire<'a> {
         async move {
             let _kept = self.keep_adopted();
             let mut attempts = Attempts {
-                waiter,
                 told: None,
                 polls: None,
+                waiter,
                 made: 0,
                 was_busy: false,
                 failing: None,
@@ -177,25 +185,16 @@ impl<'a> Acquire<'a> {
                 self.attempt_deadline(outage),
             )
             .await;
-        // an attempt that ended, with whatever outcome, was this side's poll: after a refusal, any
-        // other waiter would meet the same server
-        if !matches!(
-            attempt,
-            Ok(Attempt::Again | Attempt::GivenUp | Attempt::OwnerLockTimeout(_))
-        ) {
-            attempts.polls.take().into_iter().for_each(PollTurn::forget);
-        }
-        if matches!(attempt, Err(Error::Store { .. })) {
-            attempts.forget_permit();
-        }
         let attempt = attempt.map_err(|error| match &mut attempts.failing {
             Some(failing) => failing.as_a_whole(error),
             None => error,
         })?;
-        // the permit has led to an attempt: if it were dropped, it would wake another waiter in
-        // vain
-        if matches!(attempt, Attempt::Entered(_) | Attempt::Busy(_)) {
-            attempts.forget_permit();
+        match &attempt {
+            Attempt::Entered(_) | Attempt::Busy(_) => attempts.forget_wake_up(),
+            Attempt::FailedAlone(_) | Attempt::OwnerLockTimeout(_) => attempts.pass_wake_up_on(),
+            // it keeps the wake-up and tries again: the next waiter would meet the same server, and so
+            // would all others after it
+            Attempt::Failed(_) | Attempt::Again | Attempt::GivenUp => {}
         }
         match attempt {
             Attempt::Entered(entered) => {
@@ -220,13 +219,9 @@ impl<'a> Acquire<'a> {
                 Ok(Next::Over(None))
             }
             Attempt::GivenUp => Err(store_error(self.kind.name(), no_reply(NO_REPLY))),
-            Attempt::OwnerLockTimeout(error) => {
-                drop(attempts.told.take()); // the next waiter has another owner
-                self.after_failure(attempts, error, tried)
-            }
-            // it keeps its permit and tries again: the next waiter would meet the same server, and so
-            // would all others after it
-            Attempt::Failed(error) => self.after_failure(attempts, error, tried),
+            Attempt::Failed(error)
+            | Attempt::FailedAlone(error)
+            | Attempt::OwnerLockTimeout(error) => self.after_failure(attempts, error, tried),
         }
     }
 

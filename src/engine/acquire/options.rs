@@ -167,16 +167,17 @@ impl<'a> Acquire<'a> {
         self.copies.map_or(0, |copies| copies.replicas)
     }
 
-    /// Returns when an attempt is given up. A waiter gets a short grace after its deadline; an
-    /// attempt that does not wait gets the time that one request may take. Without a deadline, only
-    /// a long outage ends it.
+    /// Returns when an attempt is given up. A waiter gets a short grace after its deadline, or, without
+    /// one, after the end of a long outage; an attempt that does not wait gets the time that one request
+    /// may take.
     pub(crate) fn attempt_deadline(&self, outage: Option<Instant>) -> Option<Instant> {
-        match self.deadline {
+        match self.deadline.or(outage) {
             Some(_) if !self.waits => {
                 Some(self.started + self.core.config.command_timeout() + REPLY_GRACE)
             }
-            Some(deadline) => Some(deadline + self.core.grace()),
-            None => outage,
+            // in the grace, the reply to the last attempt says what is wrong
+            Some(end) => Some(end + self.core.grace()),
+            None => None,
         }
     }
 
