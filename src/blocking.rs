@@ -19,8 +19,9 @@ use crate::{
 
 /// Waits on this thread for a call of nestlock: for programs, and threads, without a runtime.
 ///
-/// nestlock needs no runtime of the caller's: the client's own thread sends, reads and renews. The
-/// most common calls have a form of their own, such as [`Lock::blocking_lock`].
+/// nestlock needs no runtime of the caller's: the client's own thread has what it needs. The most
+/// common calls have a form of their own, such as [`Lock::blocking_lock`]; this function is for all
+/// others. Of a lost lock, [`LockGuard::is_lost`] and [`LockGuard::remaining`] tell without waiting.
 ///
 /// ```
 /// # use nestlock_embedded::EmbeddedServer;
@@ -39,14 +40,22 @@ use crate::{
 ///
 /// # Owners
 ///
-/// The owner of a lock is the thread: its calls nest, and those of other threads exclude each other. In
-/// `spawn_blocking` it is that task. Jobs of a thread pool share their thread, so use a
-/// [`mutex`](LockClient::mutex) there: see [owners](crate::guide::owners).
+/// The owner of a lock is the thread, whether it waits or awaits: its calls nest, unless the lock is a
+/// [`mutex`](LockClient::mutex), and those of other threads exclude each other. In `spawn_blocking` it
+/// is that task. Jobs of a thread pool share their thread, so use a `mutex` there: see
+/// [owners](crate::guide::owners).
+///
+/// # A client that was connected on a runtime
+///
+/// Its replies are read on that runtime while it runs. If it does not, a call waits 25 to 50 ms until
+/// the client's own thread reads, and then no more until the runtime has run for a second. A client
+/// that is connected on a thread without a runtime never does.
 ///
 /// # Panics
 ///
-/// Like tokio's functions of this sort, if this thread runs tasks of a tokio runtime: they would all
-/// stand still. Use `spawn_blocking`, or await the call.
+/// Like `tokio::runtime::Handle::block_on`, if this thread runs tasks of a tokio runtime: they would
+/// all stand still. Use `spawn_blocking`, or await the call.
+#[track_caller]
 pub fn block_on<F: Future>(call: F) -> F::Output {
     // tokio's own check, and its own words
     if let Ok(runtime) = Handle::try_current() {
@@ -95,6 +104,7 @@ impl LockClient {
     /// # Panics
     ///
     /// As [`block_on`].
+    #[track_caller]
     pub fn connect_blocking(url: impl AsRef<str>) -> Result<Self> {
         block_on(Self::connect(url))
     }
@@ -120,6 +130,7 @@ impl Lock {
     /// # Panics
     ///
     /// As [`block_on`].
+    #[track_caller]
     pub fn blocking_lock(&self) -> Result<LockGuard> {
         block_on(self.lock())
     }
@@ -133,6 +144,7 @@ impl Lock {
     /// # Panics
     ///
     /// As [`block_on`].
+    #[track_caller]
     pub fn blocking_try_lock(&self) -> Result<Option<LockGuard>> {
         block_on(self.try_lock())
     }
@@ -146,6 +158,7 @@ impl Lock {
     /// # Panics
     ///
     /// As [`block_on`].
+    #[track_caller]
     pub fn blocking_try_lock_for(&self, wait: Duration) -> Result<Option<LockGuard>> {
         block_on(self.try_lock_for(wait))
     }
@@ -153,7 +166,9 @@ impl Lock {
 
 impl LockGuard {
     /// Like [`unlock`](Self::unlock), on a thread without a runtime: see [`block_on`]. A dropped guard
-    /// needs neither: the client's own thread releases it.
+    /// needs neither: the client's own thread releases it, unless the process exits before that. If the
+    /// client or a runtime is in a `static`, nothing waits for it: end with this call, or with
+    /// `block_on(client.shutdown())`.
     ///
     /// # Errors
     ///
@@ -162,6 +177,7 @@ impl LockGuard {
     /// # Panics
     ///
     /// As [`block_on`].
+    #[track_caller]
     pub fn blocking_unlock(self) -> Result<()> {
         block_on(self.unlock())
     }
@@ -177,6 +193,7 @@ impl ReadWriteLock {
     /// # Panics
     ///
     /// As [`block_on`].
+    #[track_caller]
     pub fn blocking_read(&self) -> Result<LockGuard> {
         block_on(self.read())
     }
@@ -190,6 +207,7 @@ impl ReadWriteLock {
     /// # Panics
     ///
     /// As [`block_on`].
+    #[track_caller]
     pub fn blocking_write(&self) -> Result<LockGuard> {
         block_on(self.write())
     }
@@ -205,6 +223,7 @@ impl Permits {
     /// # Panics
     ///
     /// As [`block_on`].
+    #[track_caller]
     pub fn blocking_acquire(&self) -> Result<LockGuard> {
         block_on(self.acquire())
     }

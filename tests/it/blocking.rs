@@ -5,7 +5,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicU32, Ordering::SeqCst},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nestlock::{Error, LockClient, block_on};
@@ -157,4 +157,39 @@ fn other_executors_lock() {
     let spawned = executor.spawn(lock_in("smol's task"));
     smol::block_on(executor.run(spawned));
     assert_eq!(server.dump(), []);
+}
+
+/// The client was connected on a runtime that runs no more: its own thread reads, soon.
+#[test]
+fn a_runtime_that_is_not_driven_costs_little() {
+    let server = Server::start();
+    let holder = client(&server).mutex("busy").unwrap();
+    let (mut first, mut woken) = (0, 0);
+    for round in 0..12 {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let client = runtime.block_on(LockClient::connect(server.url())).unwrap();
+        // the pause spreads the calls over the time between two checks
+        thread::sleep(Duration::from_millis(20 * round));
+        let free = client.mutex("free").unwrap();
+        let outcome = free.blocking_try_lock_for(Duration::from_millis(60));
+        first += u32::from(matches!(outcome, Ok(Some(_))));
+        drop(outcome);
+
+        let guard = holder.blocking_lock().unwrap();
+        let busy = client.mutex("busy").unwrap();
+        let waiter = thread::spawn(move || busy.blocking_lock().map(|_| Instant::now()));
+        while client.stats().channels == 0 {
+            thread::sleep(Duration::from_millis(5));
+        }
+        thread::sleep(Duration::from_millis(40));
+        let freed = Instant::now();
+        guard.blocking_unlock().unwrap();
+        let late = waiter.join().unwrap().unwrap() - freed;
+        woken += u32::from(late < Duration::from_millis(120));
+    }
+    assert!(
+        first >= 8,
+        "{first} of 12 calls for a free lock got it in time"
+    );
+    assert!(woken >= 8, "{woken} of 12 waiters were woken in time");
 }

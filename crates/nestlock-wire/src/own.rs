@@ -34,7 +34,7 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 use tokio::{
-    runtime::Handle,
+    runtime::{self, Handle},
     sync::{Notify, oneshot, watch},
 };
 
@@ -104,6 +104,8 @@ pub(crate) struct OwnConnection {
     why: OnceLock<String>,
     /// Wakes the keeper, because a request expires before its alarm.
     sooner: Notify,
+    /// The other runtime, on which the driver is, if there is one.
+    driven_by: OnceLock<runtime::Id>,
     /// Makes the client's own thread check now whether the other runtime reads.
     reader_check: Notify,
     sink: Option<Sink>,
@@ -174,6 +176,7 @@ impl OwnConnection {
             return Err(Failure::TooMany);
         }
         let pings = matches!(reply, Reply::Unnamed | Reply::Pushes(_));
+        let subscribes = matches!(reply, Reply::Pushes(_));
         let (number, before) = (out.next_number(), out.buf.len());
         let to = &mut *out;
         let part = encode(&mut to.buf, number, &mut to.texts);
@@ -204,11 +207,23 @@ impl OwnConnection {
         if is_early {
             self.sooner.notify_one();
         }
+        if subscribes || self.is_sent_from_elsewhere() {
+            self.prioritize();
+        }
         Ok(SentRequest {
             connection: Arc::clone(self),
             result: told,
             unsent: (!is_due).then_some(asked),
             was_polled: false,
+        })
+    }
+
+    /// Returns whether the caller is on neither of the two runtimes that may read the reply, such as a
+    /// plain thread. Then nothing says that the runtime of the driver runs just now.
+    fn is_sent_from_elsewhere(&self) -> bool {
+        self.driven_by.get().is_some_and(|driver| {
+            let here = Handle::try_current().map(|here| here.id());
+            here.map_or(true, |here| here != *driver && here != self.own.id())
         })
     }
 

@@ -199,6 +199,7 @@ impl OwnConnection {
                 is_ended: watch::Sender::new(false),
                 why: OnceLock::new(),
                 sooner: Notify::new(),
+                driven_by: OnceLock::new(),
                 reader_check: Notify::new(),
                 sink,
                 limit,

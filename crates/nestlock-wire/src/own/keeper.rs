@@ -1,7 +1,8 @@
 //! The work of the client's own thread for a connection: it times requests out, and takes the
 //! socket from a runtime that does not read.
 //!
-//! It checks the driver every 250 ms, and with each renewal. It wakes the driver. If that is not
+//! It checks the driver every 250 ms, and at once with each renewal, subscription, and request of a
+//! thread that is not on that runtime. It wakes the driver. If that is not
 //! polled within 25 ms, or its runtime ends, the socket moves here. A busy runtime may poll the
 //! driver and still not ask the system for input for a long time: so if the system says that there
 //! is something to read (or a full socket does not drain), and still does after 25 ms more, the
@@ -70,6 +71,7 @@ impl OwnConnection {
     /// client's own runtime.
     pub(super) fn drive_on(self: &Arc<Self>, runtime: &Handle) {
         if runtime.id() != self.own.id() {
+            let _ = self.driven_by.set(runtime.id());
             // No driver in charge has the number 0, so this one takes the socket over at its first
             // poll.
             runtime.spawn(Driver::new(self, 0, false));
