@@ -14,7 +14,7 @@ use crate::{
     keys::LockName,
     lock::{
         Fair, Fenced, FencedKey, Lock, MultiLock, Permits, ReadSide, ReadWriteLock, RedLock,
-        RedLockOptions, RedMembers, Reentrant, Signal, Spin, StringRecord, WriteSide,
+        RedLockOptions, RedMembers, Reentrant, Semaphore, Signal, Spin, StringRecord, WriteSide,
     },
     options::{Backoff, Config, Messages, SignalOptions, Tuning},
     owner::OwnerId,
@@ -327,6 +327,27 @@ impl LockClient {
     pub fn permits(&self, name: impl AsRef<str>, total: u32) -> Result<Permits> {
         let name = self.name(name.as_ref())?.with_keys()?.not_of_signals()?;
         Permits::new(&self.anchor, &name, total)
+    }
+
+    /// Returns the semaphore with this name: a number of permits that any process may change. Redisson's
+    /// `RSemaphore`. If in doubt, use [`permits`](Self::permits).
+    ///
+    /// ```no_run
+    /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
+    /// let slots = client.semaphore("slots")?;
+    /// slots.try_set_permits(3).await?; // unless another process has
+    /// let guard = slots.acquire_many(2).await?;
+    /// guard.unlock().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::mutex`]; also for a name that is entirely in braces, `{x}`, whose leases
+    /// would be those of `x`, and for `lock:...`.
+    pub fn semaphore(&self, name: impl AsRef<str>) -> Result<Semaphore> {
+        let name = self.name(name.as_ref())?.with_keys()?.not_of_signals()?;
+        Ok(Semaphore::new(&self.anchor, &name))
     }
 
     /// Returns the spin lock with this name and the default [`Backoff`]. Redisson's `RSpinLock`.

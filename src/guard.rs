@@ -161,6 +161,19 @@ impl LockGuard {
         }
     }
 
+    /// Returns how many entries of this record it holds. Returns `None` if it is not a hold of that client
+    /// and record.
+    pub(crate) fn entries(&self, anchor: &Arc<Anchor>, record: &str) -> Option<u16> {
+        match &self.inner {
+            GuardInner::One(single) => {
+                let is_one =
+                    Arc::ptr_eq(&single.anchor, anchor) && **single.hold.kind().record() == *record;
+                is_one.then(|| single.hold.entries())
+            }
+            GuardInner::Several(_) => None,
+        }
+    }
+
     /// Releases this hold, and waits for the server's confirmation. A multi-lock releases all
     /// members and reports the first failure.
     ///

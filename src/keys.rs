@@ -17,6 +17,10 @@ pub(crate) const SIGNAL_RECORD: &str = "lock:";
 pub(crate) const SIGNAL_LIST: &str = "lock-signal:";
 /// The end of the key of the leases of permits, after a name in braces.
 pub(crate) const PERMIT_LEASES: &str = ":timeout";
+/// The prefix of the key of the leases of a semaphore's permits.
+pub(crate) const SEMAPHORE_LEASES: &str = "nestlock_semaphore_leases";
+/// The prefix of the keys that say which changes of a semaphore were made.
+pub(crate) const SEMAPHORE_REQUEST: &str = "nestlock_semaphore_request";
 /// The prefixes of the keys that locks derive from their names: no lock may have such a name.
 /// [`SIGNAL_RECORD`] is not one of them, since its keys are also the records of string locks with
 /// these names.

@@ -5,7 +5,7 @@
 //! let all = nestlock::permissions::KINDS.iter().map(|kind| kind.what);
 //! assert_eq!(
 //!     all.collect::<Vec<_>>(),
-//!     ["fenced", "guarded keys", "fair", "string", "signal", "permits", "read-write"],
+//!     ["fenced", "guarded keys", "fair", "string", "signal", "permits", "semaphore", "read-write"],
 //! );
 //! assert_eq!(nestlock::permissions::rule("~{}", "app:"), "~app:*");
 //! ```
@@ -101,7 +101,7 @@ pub const FSYNC: Permissions = Permissions {
 };
 
 /// What some kinds need in addition.
-pub const KINDS: [Permissions; 7] = [
+pub const KINDS: [Permissions; 8] = [
     Permissions {
         what: "fenced",
         keys: &["~redisson_lock_token:{{}"],
@@ -157,6 +157,28 @@ pub const KINDS: [Permissions; 7] = [
     Permissions {
         what: "permits",
         keys: &["~{{}"],
+        channels: &["&redisson_sc:{{}"],
+        commands: &[
+            "get",
+            "incrby",
+            "set",
+            "time",
+            "zadd",
+            "zcard",
+            "zcount",
+            "zmscore",
+            "zrangebyscore",
+            "zrem",
+            "zremrangebyscore",
+            "zscore",
+        ],
+    },
+    Permissions {
+        what: "semaphore",
+        keys: &[
+            "~nestlock_semaphore_leases:{{}",
+            "~nestlock_semaphore_request:{{}",
+        ],
         channels: &["&redisson_sc:{{}"],
         commands: &[
             "get",

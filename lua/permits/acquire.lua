@@ -5,7 +5,7 @@
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- ARGV[3]  count    integer  how many permits, 1 to 999
--- ARGV[4]  total    integer  how many there are if there is no counter yet, at least 1 and at most 10 digits
+-- ARGV[4]  total    integer  how many there are if there is no counter yet, at most 10 digits. 0: none until there is one
 -- ARGV[5]  channel  string   where waiters listen
 -- Parts    permit, counter, time
 -- Returns  1         acquired: each permit's lease is at least `lease`
@@ -13,9 +13,9 @@
 --          -3        WRONG_KIND: the key of the counter holds something else
 local leases, owner, lease, count, total, channel = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 -- other clients wait while a script runs, so there is a limit to the number of permits
-local fit = string.find(lease, '^[1-9]%d*$') and string.find(count, '^[1-9]%d?%d?$') and string.find(total, '^[1-9]%d*$')
-if not fit or #total > 10 then
-    return redis.error_reply('ERR nestlock: lease and total must be integers of at least 1, count of 1 to 999')
+local fit = string.find(lease, '^[1-9]%d*$') and string.find(count, '^[1-9]%d?%d?$')
+if not fit or not (string.find(total, '^[1-9]%d*$') or total == '0') or #total > 10 then
+    return redis.error_reply('ERR nestlock: lease must be an integer of at least 1, total of at least 0, count of 1 to 999')
 end
 local now = server_time()
 local wanted, until_then = tonumber(count), now + tonumber(lease)
@@ -58,7 +58,7 @@ if expired > 0 then redis.call('zremrangebyscore', leases, 1, 0) end
 if #spare > 0 then redis.call('zrem', leases, '') end
 local more = free and change or left
 if more > 0 then redis.call('publish', channel, more) end
-if free then redis.call('incrby', counter, change) else redis.call('set', counter, left) end
+if free then redis.call('incrby', counter, change) elseif total ~= '0' then redis.call('set', counter, left) end
 local leased = {}
 for n = 1, wanted do
     -- WAIT only waits for what this connection has written, so leave no score as it is

@@ -9,7 +9,7 @@ use crate::meter::Levels;
 use nestlock_wire::Call;
 
 use crate::{
-    error::{Error, Result, StoreError},
+    error::{Error, Result},
     owner::OwnerId,
     store::{Guarded, Inspected},
     token::FencingToken,
@@ -96,19 +96,6 @@ impl Core {
         }
     }
 
-    /// Runs a script that replies with a number of permits and writes nothing. Sends one request and
-    /// does not retry it.
-    pub(crate) async fn count(&self, lock: &str, call: &Call) -> Result<u32> {
-        self.enter(lock).await?;
-        counted(lock, self.store.read_count(call).await)
-    }
-
-    /// Runs a script that changes a number of permits. Sends one request and does not retry it.
-    pub(crate) async fn change_count(&self, lock: &str, call: &Call) -> Result<()> {
-        self.enter(lock).await?;
-        counted(lock, self.store.count(call).await).map(drop)
-    }
-
     /// Returns the counts of what is in memory; all 0 in a fork.
     pub(crate) fn stats(&self) -> ClientStats {
         if !self.store.is_ours() {
@@ -138,15 +125,5 @@ impl Core {
         }
         levels.under_way(self.store.in_flight());
         levels
-    }
-}
-
-fn counted(lock: &str, answer: Result<Option<u32>, StoreError>) -> Result<u32> {
-    match answer {
-        Ok(Some(count)) => Ok(count),
-        Ok(None) => Err(Error::WrongLockKind {
-            lock: lock.to_owned(),
-        }),
-        Err(error) => Err(store_error(lock, error)),
     }
 }

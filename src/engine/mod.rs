@@ -21,6 +21,7 @@ mod watchdog;
 mod while_polled;
 
 pub(crate) mod acquire;
+mod counts;
 mod force;
 mod inspect;
 mod left;

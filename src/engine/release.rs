@@ -61,35 +61,51 @@ impl Repeat {
         }
     }
 
-    /// Pauses after a failed try. Returns `Err` if that was the last one.
+    /// Pauses after a failed try of a request about a hold. Returns `Err` if that was the last one.
     pub(super) async fn after(
         &mut self,
         core: &Core,
         hold: &Hold,
         error: StoreError,
     ) -> Result<()> {
+        let paused = self.pause(core, hold.kind().record(), error).await;
+        paused.map_err(|error| {
+            // the hold is being undone: this error alone would say that nothing happened
+            let is_undone = hold.ownership() == Ownership::Orphaned && !error.may_have_executed();
+            let error = if is_undone {
+                no_reply(NOT_POLLED)
+            } else {
+                error
+            };
+            store_error(hold.lock_name(), error)
+        })
+    }
+
+    /// Pauses after a failed try. Returns the error of all of them if that was the last one.
+    pub(super) async fn pause(
+        &mut self,
+        core: &Core,
+        record: &str,
+        error: StoreError,
+    ) -> Result<(), StoreError> {
         let next = Instant::now() + self.retry.pause();
         // no retry whose reply would have less than a tenth of the command timeout left
         if !error.is_transient() || next + core.config.command_timeout() / SPARE > self.deadline {
-            // if an earlier try may have been executed, or the hold is being undone, the outcome is
-            // unknown: this error alone would say that nothing happened
-            let error = match self.unconfirmed.take() {
-                _ if error.may_have_executed() => error,
-                Some(unconfirmed) => unconfirmed,
-                None if hold.ownership() == Ownership::Orphaned => no_reply(NOT_POLLED),
-                None => error,
-            };
-            return Err(store_error(hold.lock_name(), error));
+            // if an earlier try may have been executed, the outcome is unknown
+            return Err(match self.unconfirmed.take() {
+                Some(unconfirmed) if !error.may_have_executed() => unconfirmed,
+                _ => error,
+            });
         }
         if error.may_have_executed() {
             self.unconfirmed = Some(error);
         }
         tokio::select! {
-            () = core.store.serving_again(hold.kind().record()) => {}
+            () = core.store.serving_again(record) => {}
             () = core.sleep_until(Instant::now() + self.retry.next()) => {}
         }
         tokio::select! {
-            () = core.store.wait_up(hold.kind().record()) => {}
+            () = core.store.wait_up(record) => {}
             () = core.sleep_until(self.deadline) => {}
         }
         Ok(())

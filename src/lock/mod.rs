@@ -13,6 +13,7 @@ mod read_write;
 mod red;
 mod red_options;
 mod reentrant;
+mod semaphore;
 mod signal;
 mod spin;
 mod string;
@@ -38,6 +39,7 @@ pub use self::{
     permits::Permits,
     read_write::ReadWriteLock,
     red_options::RedLockOptions,
+    semaphore::Semaphore,
 };
 use self::{
     handle::{LockInner, SingleLock},

@@ -14,7 +14,7 @@ use crate::{
     engine::{AcquireTerms, Anchor, Kind, KindInfo, MOST_PERMITS, Sharing, Wake},
     error::{Error, Result},
     guard::LockGuard,
-    keys::{LockName, PERMIT_LEASES},
+    keys::{LockName, PERMIT_LEASES, SEMAPHORE_LEASES},
     owner::OwnerId,
     store::script,
 };
@@ -68,9 +68,8 @@ script!(
     keys = 2,
     args = 2
 );
-
 /// The most permits that one name may have: Redisson's limit.
-const MOST: u32 = i32::MAX.unsigned_abs();
+pub(super) const MOST: u32 = i32::MAX.unsigned_abs();
 
 /// At most N holders at the same time, over all processes. See
 /// [`LockClient::permits`](crate::LockClient::permits).
@@ -109,7 +108,7 @@ pub struct Permits {
 
 impl Permits {
     pub(crate) fn new(anchor: &Arc<Anchor>, name: &LockName, total: u32) -> Result<Self> {
-        let record = PermitRecord::new(name, total, 1);
+        let record = PermitRecord::new(name, total);
         record.check_total(total)?;
         Ok(Self {
             anchor: Arc::clone(anchor),
@@ -120,7 +119,7 @@ impl Permits {
     /// Returns the name, with the client's prefix.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.record.name
+        self.record.name()
     }
 
     /// Takes a permit, and waits for it without limit.
@@ -133,7 +132,7 @@ impl Permits {
     ///
     /// As [`Lock::lock`].
     pub async fn acquire(&self) -> Result<LockGuard> {
-        self.as_lock(1).lock().await
+        self.one().lock().await
     }
 
     /// Takes a permit if one is available. Returns `None` if not.
@@ -146,7 +145,7 @@ impl Permits {
     ///
     /// As [`Lock::lock`].
     pub async fn try_acquire(&self) -> Result<Option<LockGuard>> {
-        self.as_lock(1).try_lock().await
+        self.one().try_lock().await
     }
 
     /// Takes a permit, and waits for it for at most `wait`. Returns `None` if none was available
@@ -160,7 +159,7 @@ impl Permits {
     ///
     /// As [`Lock::lock`].
     pub async fn try_acquire_for(&self, wait: Duration) -> Result<Option<LockGuard>> {
-        self.as_lock(1).try_lock_for(wait).await
+        self.one().try_lock_for(wait).await
     }
 
     /// Takes `n` permits at once, and waits for them without limit. The guard has all of them, and is
@@ -212,29 +211,11 @@ impl Permits {
     /// [`Error::InvalidPermits`] if `n` is 0, above 100, or above the number that these [`Permits`]
     /// were made with; nothing is sent.
     pub fn many(&self, n: u32) -> Result<Lock> {
-        let total = self.record.total;
-        if n == 0 {
-            return Err(self.record.refuse("0 permits; take at least 1".to_owned()));
-        }
-        if n > total {
-            return Err(self.record.refuse(format!(
-                "{n} permits are more than the {total} that there are; take fewer"
-            )));
-        }
-        if n > MOST_PERMITS {
-            return Err(self.record.refuse(format!(
-                "{n} permits are more than the {MOST_PERMITS} of one acquire; let a permit stand for more"
-            )));
-        }
-        Ok(self.as_lock(n))
+        self.record.many(&self.anchor, n)
     }
 
-    fn as_lock(&self, takes: u32) -> Lock {
-        let kind = PermitRecord {
-            takes,
-            ..self.record.clone()
-        };
-        Lock::new(&self.anchor, kind).owner_per_acquire()
+    fn one(&self) -> Lock {
+        self.record.as_lock(&self.anchor, 1)
     }
 
     /// Returns how many permits may be acquired, as the server saw it a moment ago. One request.
@@ -248,7 +229,7 @@ impl Permits {
     /// Cancel safe.
     pub async fn available_permits(&self) -> Result<u32> {
         let call = self.record.available();
-        self.anchor.count(&self.record.name, &call).await
+        self.anchor.count(self.record.name(), &call).await
     }
 
     /// Changes how many permits there are, taken ones included, and wakes waiters if there are more
@@ -270,7 +251,8 @@ impl Permits {
     pub async fn set_permits(&self, total: u32) -> Result<()> {
         self.record.check_total(total)?;
         let call = self.record.set_total(total);
-        self.anchor.change_count(&self.record.name, &call).await
+        let changed = self.anchor.change_count(self.record.name(), &call).await;
+        changed.map(drop)
     }
 
     /// Returns the owners of permits and how many each has, as the server saw it a moment ago. A
@@ -284,47 +266,94 @@ impl Permits {
     ///
     /// Cancel safe.
     pub async fn holders(&self) -> Result<Vec<(OwnerId, u32)>> {
-        let held = self.as_lock(1).inspect().await?;
+        let held = self.one().inspect().await?;
         Ok(held.map_or_else(Vec::new, |held| held.holders))
     }
 }
 
-/// A string `name` with the number of available permits, and a sorted set `{name}:timeout` of the
-/// taken ones.
+/// A string `name` with the number of available permits, and a sorted set of the taken ones:
+/// `{name}:timeout`, or `nestlock_semaphore_leases:{name}` for a semaphore.
 #[derive(Debug, Clone)]
 pub(crate) struct PermitRecord {
     name: Arc<str>,
     leases: Arc<str>,
     channel: Arc<str>,
-    /// How many there are if the server has no number yet.
-    total: u32,
+    /// How many there are if the server has no number yet. `None`: a semaphore, of which there are
+    /// none then.
+    total: Option<u32>,
     /// How many each acquire takes.
     takes: u32,
 }
 
 impl PermitRecord {
-    pub(crate) fn new(name: &LockName, total: u32, takes: u32) -> Self {
+    pub(super) fn new(name: &LockName, total: u32) -> Self {
+        let leases = name.with_suffix(&PERMIT_LEASES[1..]);
+        Self::with_leases(name, leases, Some(total))
+    }
+
+    pub(super) fn of_semaphore(name: &LockName) -> Self {
+        Self::with_leases(name, name.derived(SEMAPHORE_LEASES), None)
+    }
+
+    fn with_leases(name: &LockName, leases: Arc<str>, total: Option<u32>) -> Self {
         Self {
             name: Arc::clone(name.as_arc()),
-            leases: name.with_suffix(&PERMIT_LEASES[1..]),
+            leases,
             channel: name.derived("redisson_sc"),
             total,
-            takes,
+            takes: 1,
         }
     }
 
-    fn keys(&self) -> [Arc<str>; 2] {
+    /// Returns a lock whose every acquire takes `n` permits, if one acquire may take that many.
+    pub(super) fn many(&self, anchor: &Arc<Anchor>, n: u32) -> Result<Lock> {
+        if n == 0 {
+            return Err(self.refuse("0 permits; take at least 1".to_owned()));
+        }
+        if let Some(total) = self.total.filter(|total| n > *total) {
+            return Err(self.refuse(format!(
+                "{n} permits are more than the {total} that there are; take fewer"
+            )));
+        }
+        if n > MOST_PERMITS {
+            return Err(self.refuse(format!(
+                "{n} permits are more than the {MOST_PERMITS} of one acquire; let a permit stand for more"
+            )));
+        }
+        Ok(self.as_lock(anchor, n))
+    }
+
+    pub(super) fn as_lock(&self, anchor: &Arc<Anchor>, takes: u32) -> Lock {
+        Lock::new(anchor, self.taking(takes)).owner_per_acquire()
+    }
+
+    pub(super) fn taking(&self, takes: u32) -> Self {
+        Self {
+            takes,
+            ..self.clone()
+        }
+    }
+
+    pub(super) fn channel(&self) -> &Arc<str> {
+        &self.channel
+    }
+
+    pub(super) fn keys(&self) -> [Arc<str>; 2] {
         [Arc::clone(&self.leases), Arc::clone(&self.name)]
     }
 
-    fn refuse(&self, reason: String) -> Error {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn refuse(&self, reason: String) -> Error {
         Error::InvalidPermits {
             lock: self.name.to_string(),
             reason,
         }
     }
 
-    fn check_total(&self, total: u32) -> Result<()> {
+    pub(super) fn check_total(&self, total: u32) -> Result<()> {
         if (1..=MOST).contains(&total) {
             return Ok(());
         }
@@ -332,32 +361,37 @@ impl PermitRecord {
     }
 
     /// Returns the name of an owner's last permit: it says how many there must be.
-    fn last(&self, owner: &OwnerId) -> Arg {
+    pub(super) fn last(&self, owner: &OwnerId) -> Arg {
         match self.takes {
             1 => owner.into(),
             takes => Arg::Text(format!("{owner} {takes}").into()),
         }
     }
 
-    fn available(&self) -> Call {
-        Call::new(&AVAILABLE, self.keys(), [self.total.into()])
+    fn total(&self) -> Arg {
+        self.total.unwrap_or(0).into()
     }
 
-    fn set_total(&self, total: u32) -> Call {
-        Call::new(
-            &SET_TOTAL,
-            self.keys(),
-            [total.into(), (&self.channel).into()],
-        )
+    pub(super) fn available(&self) -> Call {
+        Call::new(&AVAILABLE, self.keys(), [self.total()])
+    }
+
+    pub(super) fn set_total(&self, total: u32) -> Call {
+        let args = [total.into(), (&self.channel).into()];
+        Call::new(&SET_TOTAL, self.keys(), args)
     }
 }
 
 impl Kind for PermitRecord {
     fn about(&self) -> KindInfo {
+        let family = match self.total {
+            Some(_) => "permits",
+            None => "semaphore",
+        };
         KindInfo {
             reentrant: false,
             sharing: Sharing::Counted { takes: self.takes },
-            ..KindInfo::plain("permits")
+            ..KindInfo::plain(family)
         }
     }
 
@@ -378,7 +412,7 @@ impl Kind for PermitRecord {
             terms.owner.into(),
             terms.lease_ms.into(),
             self.takes.into(),
-            self.total.into(),
+            self.total(),
             (&self.channel).into(),
         ];
         Call::new(&ACQUIRE, self.keys(), args)
@@ -418,12 +452,7 @@ impl Kind for PermitRecord {
 
     fn of_entries(&self, entries: u16) -> Option<Arc<dyn Kind>> {
         let takes = u32::from(entries);
-        (takes != self.takes).then(|| -> Arc<dyn Kind> {
-            Arc::new(Self {
-                takes,
-                ..self.clone()
-            })
-        })
+        (takes != self.takes).then(|| -> Arc<dyn Kind> { Arc::new(self.taking(takes)) })
     }
 
     fn renewed_owner(&self, owner: &OwnerId) -> Arg {

@@ -54,10 +54,9 @@ pub fn never_at_once(all: &mut Sides, kind: &str, each: usize) {
         );
         assert_eq!(counter, verdict.alone);
         // the number of permits stays
-        let stays = if kind == "permits" {
-            "random"
-        } else {
-            "counter"
+        let stays = match kind {
+            "permits" | "semaphore" => "random",
+            _ => "counter",
         };
         all.nothing_left(&["counter", "redisson_lock_token:", stays]);
         if verdict.handovers >= each / 10 && (kind != "read_write" || verdict.together >= each / 20)
@@ -89,6 +88,7 @@ kinds! {
     spin: 200;
     multi: 100;
     permits: 200;
+    semaphore: 200;
     // one record, as a fair and as a reentrant lock; few holds, since a release of one kind does not wake waiters of the other
     rivals: 20;
 }
@@ -99,35 +99,10 @@ kinds! {
 fn permits_are_shared_and_come_back() {
     const NAME: &str = "permits3/p";
     let mut all = Sides::start(2, "");
+    three_are_shared(&mut all, NAME);
     let take = format!("acquire {NAME} {LONG} 0");
-    for (side, task) in [(REDISSON, 0), (NESTLOCK, 0), (REDISSON, 1)] {
-        all.sides[side][task].does(&take, "acquired");
-    }
-    let waits = format!("acquire {NAME} {LONG} {LONG}");
-    for (side, other) in [(NESTLOCK, REDISSON), (REDISSON, NESTLOCK)] {
-        all.sides[NESTLOCK][1].does(&take, "busy");
-        all.sides[REDISSON][0].does(&take, "busy");
-        all.waits(side, 1, &waits);
-        if side == REDISSON {
-            all.asleep(1);
-        }
-        let freed = all.does(other, &format!("release {NAME}"), "released");
-        let start = all.sides[side][1].tells("acquired");
-        assert!(
-            start > freed && start < freed + WAKE * MS,
-            "{} ms",
-            (start - freed) / MS
-        );
-        // the next round has the same three holders
-        all.sides[side][1].does(&format!("release {NAME}"), "released");
-        all.does(other, &take, "acquired");
-    }
-    for (side, task) in [(REDISSON, 0), (NESTLOCK, 0), (REDISSON, 1)] {
-        all.sides[side][task].does(&format!("release {NAME}"), "released");
-    }
     let number = |all: &Sides| all.call(&["GET", "p"]).text().to_owned();
     assert_eq!(number(&all), "3");
-
     for (dies, lives) in [(NESTLOCK, REDISSON), (REDISSON, NESTLOCK)] {
         for task in [0, 1, 1] {
             all.sides[dies][task].does(&format!("acquire {NAME} 500 0"), "acquired");
@@ -144,6 +119,57 @@ fn permits_are_shared_and_come_back() {
         assert_eq!(number(&all), "3");
     }
     all.nothing_left(&["p"]);
+}
+
+/// The same for a semaphore, whose permits of Redisson's have no leases: those of a nestlock holder that is gone come back with
+/// nestlock's next acquire.
+#[test]
+fn a_semaphore_is_shared() {
+    const NAME: &str = "semaphore3/s";
+    let mut all = Sides::start(2, "");
+    three_are_shared(&mut all, NAME);
+    let number = |all: &Sides| all.call(&["GET", "s"]).text().to_owned();
+    assert_eq!(number(&all), "3");
+    for _ in 0..3 {
+        all.sides[NESTLOCK][1].does(&format!("acquire {NAME} 500 0"), "acquired");
+    }
+    let wait = format!("acquire {NAME} {LONG} {WAKE}");
+    all.sides[NESTLOCK][0].does(&wait, "acquired");
+    all.does(REDISSON, &format!("acquire {NAME} {LONG} 0"), "acquired");
+    all.does(REDISSON, &format!("release {NAME}"), "released");
+    all.sides[NESTLOCK][0].does(&format!("release {NAME}"), "released");
+    assert_eq!(number(&all), "3");
+    all.nothing_left(&["s"]);
+}
+
+/// Three permits for both: each side wakes the other.
+fn three_are_shared(all: &mut Sides, name: &str) {
+    let take = format!("acquire {name} {LONG} 0");
+    for (side, task) in [(REDISSON, 0), (NESTLOCK, 0), (REDISSON, 1)] {
+        all.sides[side][task].does(&take, "acquired");
+    }
+    let waits = format!("acquire {name} {LONG} {LONG}");
+    for (side, other) in [(NESTLOCK, REDISSON), (REDISSON, NESTLOCK)] {
+        all.sides[NESTLOCK][1].does(&take, "busy");
+        all.sides[REDISSON][0].does(&take, "busy");
+        all.waits(side, 1, &waits);
+        if side == REDISSON {
+            all.asleep(1);
+        }
+        let freed = all.does(other, &format!("release {name}"), "released");
+        let start = all.sides[side][1].tells("acquired");
+        assert!(
+            start > freed && start < freed + WAKE * MS,
+            "{} ms",
+            (start - freed) / MS
+        );
+        // the next round has the same three holders
+        all.sides[side][1].does(&format!("release {name}"), "released");
+        all.does(other, &take, "acquired");
+    }
+    for (side, task) in [(REDISSON, 0), (NESTLOCK, 0), (REDISSON, 1)] {
+        all.sides[side][task].does(&format!("release {name}"), "released");
+    }
 }
 
 /// Between hand-over and adoption no client of Redisson gets in. The adopter's release notifies the one that waits.

@@ -152,6 +152,8 @@ impl State {
                     }
                     "permits" => client.permits(name, 1)?.many(1)?,
                     "permits3" => client.permits(name, 3)?.many(1)?,
+                    // the other side says how many there are
+                    "semaphore" | "semaphore3" => client.semaphore(name)?.many(1)?,
                     _ => panic!("unknown kind {kind}"),
                 }
             }

@@ -233,6 +233,29 @@ async fn each_kind_excludes_and_wakes_wherever_its_slot_is() {
 }
 
 /// A signal lock has two keys with different prefixes.
+/// Its counter, its leases and its requests are in one slot, whatever the name.
+#[tokio::test]
+async fn a_semaphore_is_changed_wherever_its_slot_is() {
+    let cluster = start(3, 0).await;
+    let (client, other) = (self::client(&cluster).await, self::client(&cluster).await);
+    for name in ["s", "t", "u", "{0}s", "a{b}c"] {
+        let [semaphore, theirs] = [&client, &other].map(|client| client.semaphore(name).unwrap());
+        assert!(semaphore.try_set_permits(1).await.unwrap(), "{name}");
+        let held = semaphore.acquire().await.unwrap();
+        let waits = {
+            let theirs = theirs.clone();
+            tokio::spawn(async move { theirs.acquire_many(2).await })
+        };
+        eventually("it waits", || async { other.stats().waiters == 1 }).await;
+        held.unlock().await.unwrap();
+        theirs.add_permits(1).await.unwrap();
+        let both = waits.await.unwrap().unwrap();
+        theirs.forget(&both).await.unwrap();
+        semaphore.add_permits(3).await.unwrap();
+        assert_eq!(semaphore.drain_permits().await.unwrap(), 3, "{name}");
+    }
+}
+
 #[tokio::test]
 async fn a_lock_unfit_for_a_cluster_is_refused_before_any_request() {
     let cluster = start(1, 0).await;

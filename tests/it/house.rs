@@ -91,7 +91,7 @@ impl Source {
 // --- floors ---
 
 /// The floor of each module. The longest matching name counts.
-const FLOORS: [(&str, u8); 28] = [
+const FLOORS: [(&str, u8); 29] = [
     ("", 7),
     ("blocking", 7),
     ("client", 7),
@@ -104,6 +104,7 @@ const FLOORS: [(&str, u8); 28] = [
     ("engine/transfer", 5),
     ("engine/together", 5),
     ("engine/inspect", 5),
+    ("engine/counts", 5),
     ("engine/left", 5),
     ("engine/janitor", 5),
     ("engine/start", 5),
@@ -408,7 +409,7 @@ fn no_function_is_long() {
 }
 
 /// A name means one type. Two files may have it only if one stands in for the other without a
-/// feature.
+/// feature, or in the models for a type of tokio's.
 #[test]
 fn no_two_types_have_one_name() {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -428,8 +429,10 @@ fn no_two_types_have_one_name() {
             }
         }
     }
-    let stand_in = "src/meter/nothing.rs".to_owned();
-    places.retain(|_, files| files.len() > 1 && !files.contains(&stand_in));
+    for files in places.values_mut() {
+        files.retain(|path| !["src/meter/nothing.rs", "src/sync/steps.rs"].contains(&&**path));
+    }
+    places.retain(|_, files| files.len() > 1);
     assert!(places.is_empty(), "one name, two types: {places:?}");
 }
 

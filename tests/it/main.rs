@@ -62,6 +62,7 @@ mod resend;
 mod residue;
 mod rivals;
 mod runtimes;
+mod semaphore;
 mod sentinel;
 mod shifted;
 mod signal;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nestlock::{Error, FencingToken, Lock, LockClient, OwnerId, Result};
+use nestlock::{Error, FencingToken, Lock, LockClient, LockGuard, OwnerId, Result};
 
 use crate::support::{Server, eventually, wire::Reply};
 
@@ -22,7 +22,7 @@ fn shown(token: u64) -> FencingToken {
     FencingToken::try_from(token).unwrap()
 }
 
-const DOORS: [(&str, Record, Door); 11] = [
+const DOORS: [(&str, Record, Door); 12] = [
     ("reentrant", Record::Plain, |client, name| {
         client.reentrant_lock(name)
     }),
@@ -51,6 +51,9 @@ const DOORS: [(&str, Record, Door); 11] = [
     }),
     ("permits", Record::Counted, |client, name| {
         client.permits(name, 1)?.many(1)
+    }),
+    ("semaphore", Record::Counted, |client, name| {
+        client.semaphore(name)?.many(1)
     }),
 ];
 
@@ -110,6 +113,14 @@ fn busy_or_refused<T>(outcome: &Result<Option<T>>) -> bool {
     refused || matches!(outcome, Ok(None))
 }
 
+/// Acquires a free lock. A semaphore must be told that it has a permit.
+async fn acquired(server: &Server, label: &str, lock: &Lock) -> LockGuard {
+    if label == "semaphore" {
+        server.call(&["SET", lock.name(), "1"]);
+    }
+    lock.lock().await.unwrap()
+}
+
 /// A7: for every pair of constructors, the holder keeps its lock, whatever is done to the other
 /// one.
 #[tokio::test]
@@ -134,7 +145,7 @@ async fn no_door_touches_what_another_one_keeps() {
                         continue;
                     };
                     server.call(&["FLUSHALL"]);
-                    let guard = held.lock().await.unwrap();
+                    let guard = acquired(&server, label_a, &held).await;
                     let before = server.dump();
                     let outcome = lock.try_lock().await;
                     if is_one_lock((kind_a, name_a), (kind_b, name_b)) {
@@ -204,7 +215,7 @@ async fn no_lock_touches_a_guarded_value_and_no_guarded_value_a_lock() {
                     continue;
                 };
                 server.call(&["FLUSHALL"]);
-                let guard = lock.lock().await.unwrap();
+                let guard = acquired(&server, label, &lock).await;
                 let before = server.dump();
                 for token in [7, 9_007_199_254_740_991] {
                     let _ = client.fenced_get(key, shown(token)).await;
@@ -245,11 +256,9 @@ async fn no_lock_is_named_like_a_key_that_another_one_keeps() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let mut keys = std::collections::BTreeSet::new();
-    for (_, _, door) in DOORS {
-        let (held, lock) = (
-            door(&a, "x").unwrap().lock().await.unwrap(),
-            door(&b, "x").unwrap(),
-        );
+    for (label, _, door) in DOORS {
+        let held = acquired(&server, label, &door(&a, "x").unwrap()).await;
+        let lock = door(&b, "x").unwrap();
         let waiter = tokio::spawn(async move { lock.lock().await.map(drop) });
         // Waiters leave keys as well.
         let looks = server.script_count();

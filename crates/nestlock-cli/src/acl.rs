@@ -63,6 +63,7 @@ const READS: Part = Part {
     keys: &[
         "%R~{}",
         "%R~lock:{}",
+        "%R~nestlock_semaphore_leases:{{}",
         "%R~redisson_lock_queue:{{}",
         "%R~redisson_lock_token:{{}",
         "%R~{{}",
@@ -121,6 +122,7 @@ const FREES: Part = Part {
         "~nestlock_fence:{{}",
         "~nestlock_rwlock_intent:{{}",
         "~nestlock_rwlock_readers:{{}",
+        "~nestlock_semaphore_leases:{{}",
         "~redisson_lock_queue:{{}",
         "~redisson_lock_timeout:{{}",
         "~{{}",
@@ -250,12 +252,18 @@ fn superfluous(tool: Option<For>) -> &'static [&'static str] {
         // these publish nothing
         Some(For::Ls | For::Who) => &SHARDED_MESSAGES,
         // it frees nothing by force, and resets nothing
-        Some(For::Exec) => &["scan", "~nestlock_fence:{{}"],
-        // as for `exec`; also, its locks have no other clients: no queue advances, no reader blocks
+        Some(For::Exec) => &[
+            "scan",
+            "~nestlock_fence:{{}",
+            "~nestlock_semaphore_request:{{}",
+        ],
+        // as for `exec`; also, it tries no semaphore, and its locks have no other clients: no queue advances, no reader blocks
         // a writer, and no second token is issued
         Some(For::Doctor) => &[
             "scan",
             "~nestlock_fence:{{}",
+            "~nestlock_semaphore_leases:{{}",
+            "~nestlock_semaphore_request:{{}",
             "blpop",
             "exists",
             "expire",

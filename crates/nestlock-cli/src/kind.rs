@@ -20,6 +20,8 @@ pub(crate) enum Kind {
     Write,
     /// One of several permits of a name.
     Permits,
+    /// A permit of a semaphore.
+    Semaphore,
 }
 
 impl Kind {
@@ -37,6 +39,7 @@ impl Kind {
             Self::Write => Ok(client.read_write_lock(name)?.write_lock()),
             // `exec` knows how many there are; to the others it does not matter
             Self::Permits => client.permits(name, 1)?.many(1),
+            Self::Semaphore => client.semaphore(name)?.many(1),
         }
     }
 
@@ -50,6 +53,7 @@ impl Kind {
             Record::Signal => Self::Signal,
             Record::String => Self::String,
             Record::Permits => Self::Permits,
+            Record::Semaphore => Self::Semaphore,
         }
     }
 
@@ -69,6 +73,7 @@ impl Kind {
             Self::Signal => record == Record::Signal,
             Self::String => record == Record::String,
             Self::Permits => record == Record::Permits,
+            Self::Semaphore => record == Record::Semaphore,
         }
     }
 
@@ -82,6 +87,7 @@ impl Kind {
             Self::String => "string",
             Self::Read | Self::Write => "read-write",
             Self::Permits => "permits",
+            Self::Semaphore => "semaphore",
         }
     }
 

@@ -10,6 +10,8 @@ use crate::node::{list, lossy, pairs, text};
 
 /// The end of the key with the leases of permits.
 const LEASES: &str = ":timeout";
+/// The prefix of the key with the leases of a semaphore's permits.
+pub(crate) const OF_SEMAPHORE: &str = "nestlock_semaphore_leases";
 /// Redisson's permits without a lease end here, or later.
 const NO_LEASE: u64 = 922_337_203_685_477;
 
@@ -25,6 +27,7 @@ pub(crate) enum Record {
     Signal,
     String,
     Permits,
+    Semaphore,
 }
 
 impl Record {
@@ -37,6 +40,7 @@ impl Record {
             Self::Signal => "signal",
             Self::String => "string",
             Self::Permits => "permits",
+            Self::Semaphore => "semaphore",
         }
     }
 }
@@ -163,10 +167,14 @@ pub(crate) fn leases(name: &str) -> String {
     }
 }
 
-/// Returns the name of the permits whose leases are at this key. Returns `None` if it is a key of
-/// something else.
-pub(crate) fn name_of_leases(key: &str) -> Option<&str> {
-    let name = key.strip_suffix(LEASES)?;
+/// Returns the name of the permits whose leases are at this key, and whether they are permits or a
+/// semaphore. Returns `None` if it is a key of something else.
+pub(crate) fn name_of_leases(key: &str) -> Option<(&str, Record)> {
+    let of_semaphore = || key.strip_prefix(OF_SEMAPHORE)?.strip_prefix(':');
+    let (name, record) = match of_semaphore() {
+        Some(name) => (name, Record::Semaphore),
+        None => (key.strip_suffix(LEASES)?, Record::Permits),
+    };
     let inner = name
         .strip_prefix('{')
         .and_then(|name| name.strip_suffix('}'));
@@ -174,6 +182,7 @@ pub(crate) fn name_of_leases(key: &str) -> Option<&str> {
     inner
         .filter(|inner| !inner.is_empty() && !inner.contains('{'))
         .or_else(|| name.contains('{').then_some(name))
+        .map(|name| (name, record))
 }
 
 /// Returns the owner of a permit. The second and each further permit of an owner ends with its
@@ -289,7 +298,6 @@ impl Found {
         self.permits = counter
             .and_then(|counter| text(counter)?.parse::<i64>().ok())
             .map(|counter| u64::try_from(counter.saturating_add(all)).unwrap_or(0));
-        self.record = Record::Permits;
         true
     }
 
@@ -344,9 +352,15 @@ mod tests {
             ("{}:timeout", Some("{}")),
             ("{jobs}:other", None),
         ] {
-            assert_eq!(name_of_leases(key), name, "{key}");
+            let told = name.map(|name| (name, Record::Permits));
+            assert_eq!(name_of_leases(key), told, "{key}");
             assert!(name.is_none_or(|name| leases(name) == key), "{key}");
         }
+        for name in ["jobs", "{shop}:jobs"] {
+            let key = derived(OF_SEMAPHORE, name);
+            assert_eq!(name_of_leases(&key), Some((name, Record::Semaphore)));
+        }
+        assert_eq!(name_of_leases("nestlock_semaphore_leases:jobs"), None);
     }
 
     #[test]

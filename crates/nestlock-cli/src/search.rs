@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use crate::{
     failure::{Failure, Unusable},
     kind::Kind,
-    locks::{Found, Record, derived, leases, name_of_leases},
+    locks::{Found, OF_SEMAPHORE, Record, derived, leases, name_of_leases},
     node::{Answer, Node, Words, is_denied, is_not_now, is_of_another_type, list, text, words},
     raw::{Away, Raw, SERVICE, Unheard},
 };
@@ -21,7 +21,7 @@ use crate::{
 /// Prefixes of the keys that locks keep in addition to their records.
 const OTHERS: [&str; 3] = ["redisson_", "nestlock_", "lock-signal:"];
 const SIGNAL: &str = "lock:";
-/// The channel of permits.
+/// The channel of permits and semaphores.
 const OF_PERMITS: &str = "redisson_sc";
 /// Keys that one SCAN visits.
 const PAGE: u64 = 1_000;
@@ -51,7 +51,7 @@ pub(crate) enum Candidate {
     Hash(String),
     Signal(String),
     String(String),
-    /// The leases of permits.
+    /// The leases of permits, or of a semaphore.
     Permits(String),
 }
 
@@ -171,7 +171,12 @@ fn searches(wanted: &Wanted) -> Vec<Search> {
         },
     ];
     // names with a hash tag of their own, and all others
-    for pattern in [format!("{names}:timeout"), format!("{{{names}}}:timeout")] {
+    for pattern in [
+        format!("{names}:timeout"),
+        format!("{{{names}}}:timeout"),
+        format!("{OF_SEMAPHORE}:{names}"),
+        format!("{OF_SEMAPHORE}:{{{names}}}"),
+    ] {
         searches.push(Search {
             pattern,
             keys: "zset",
@@ -215,15 +220,16 @@ pub(crate) async fn named(
     kind: Option<Kind>,
 ) -> Result<Option<Found>, Failure> {
     let key = format!("{prefix}{name}");
-    let (hash, signal, permits) = (
+    let (hash, signal) = (
         Candidate::Hash(key.clone()),
         Candidate::Signal(format!("{SIGNAL}{key}")),
-        Candidate::Permits(leases(&key)),
     );
+    let [permits, semaphore] = Candidate::counted(&key);
     let candidates = match kind {
-        None => BTreeSet::from([hash, signal, permits]),
+        None => BTreeSet::from([hash, signal, permits, semaphore]),
         Some(Kind::Signal) => BTreeSet::from([signal]),
         Some(Kind::Permits) => BTreeSet::from([permits]),
+        Some(Kind::Semaphore) => BTreeSet::from([semaphore]),
         Some(Kind::String) => BTreeSet::from([Candidate::String(key.clone())]),
         Some(_) => BTreeSet::from([hash]),
     };
@@ -431,6 +437,7 @@ pub(crate) async fn read(
             Candidate::String(_) => found.take_string(&record, Record::String),
             Candidate::Signal(_) => found.take_string(&record, Record::Signal),
             Candidate::Permits(_) => {
+                found.record = name_of_leases(key).map_or(Record::Permits, |(_, record)| record);
                 let Some(now) = findings.note(candidate, now.clone(), "time") else {
                     continue;
                 };
@@ -484,7 +491,7 @@ impl Candidate {
         match self {
             Self::Hash(key) | Self::String(key) => key,
             Self::Signal(key) => key.strip_prefix(SIGNAL).unwrap_or(key),
-            Self::Permits(key) => name_of_leases(key).unwrap_or(key),
+            Self::Permits(key) => name_of_leases(key).map_or(key, |(name, _)| name),
         }
     }
 
@@ -499,16 +506,23 @@ impl Candidate {
         channels.iter().map(|channel| derived(channel, self.name()))
     }
 
+    /// Returns the leases of the permits and of the semaphore with this name.
+    fn counted(name: &str) -> [Self; 2] {
+        [leases(name), derived(OF_SEMAPHORE, name)].map(Self::Permits)
+    }
+
     /// Returns what may be held again after a message on this channel.
-    pub(crate) fn heard(channel: &str) -> Option<Self> {
+    pub(crate) fn heard(channel: &str) -> Vec<Self> {
         // `{name}`, perhaps followed by the waiter that the message is for
-        let (kind, name) = channel.split_once('{')?;
-        let (name, _) = name.split_once('}')?;
-        Some(if kind.starts_with(OF_PERMITS) {
-            Self::Permits(leases(name))
-        } else {
-            Self::Hash(name.to_owned())
-        })
+        let name = |rest: &str| rest.split_once('}').map(|(name, _)| name.to_owned());
+        match channel
+            .split_once('{')
+            .map(|(kind, rest)| (kind, name(rest)))
+        {
+            Some((kind, Some(name))) if kind.starts_with(OF_PERMITS) => Self::counted(&name).into(),
+            Some((_, Some(name))) => vec![Self::Hash(name)],
+            _ => Vec::new(),
+        }
     }
 }
 

@@ -94,6 +94,8 @@ impl<'a> Round<'a> {
             ("value", "string") => self.times.junk(),
             ("count" | "total", "integer") => match self.rng.below(20) {
                 0 => self.times.junk(),
+                1 => b"0".to_vec(),
+                2 => b"-2".to_vec(),
                 _ => self.rng.between(1, 4).to_string().into_bytes(),
             },
             ("hold", "string") => {
@@ -111,7 +113,7 @@ impl<'a> Round<'a> {
     }
 
     /// The same for keys.
-    fn key(script: &Script, word: &Word, lock: &str) -> Vec<u8> {
+    fn key(&mut self, script: &Script, word: &Word, lock: &str) -> Vec<u8> {
         match (&*word.name, &*word.kind) {
             ("lock", "string") if script.name.starts_with("signal/") => {
                 [b"lock:", lock.as_bytes()].concat()
@@ -126,6 +128,10 @@ impl<'a> Round<'a> {
             ("token", "string") => derived("redisson_lock_token", lock),
             ("data", "string") => [b"data:", lock.as_bytes()].concat(),
             ("fence", "string") => derived("nestlock_fence", lock),
+            ("request", "string") => {
+                let request = self.rng.between(1, 9);
+                format!("nestlock_semaphore_request:{}:{request}", tagged(lock)).into_bytes()
+            }
             ("leases", "zset") => format!("{}:timeout", tagged(lock)).into_bytes(),
             (name, kind) => panic!(
                 "lua/{}.lua: no values for KEYS[{}] {name} {kind}; add them to Round::key in {}",
@@ -159,7 +165,7 @@ impl<'a> Round<'a> {
             keys.extend(
                 locks[..count]
                     .iter()
-                    .map(|lock| Self::key(script, word, lock))
+                    .map(|lock| self.key(script, word, lock))
                     .collect::<Vec<_>>(),
             );
         }

@@ -18,6 +18,7 @@ import org.redisson.api.RBucket;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
 import org.redisson.api.RPermitExpirableSemaphore;
+import org.redisson.api.RSemaphore;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.RedisNodeNotFoundException;
 import org.redisson.client.codec.StringCodec;
@@ -223,6 +224,8 @@ public final class Worker {
             case "multi": return redisson.getMultiLock(redisson.getLock(key + ":1"), redisson.getLock(key + ":2"));
             case "permits": return permits(key, 1);
             case "permits3": return permits(key, 3);
+            case "semaphore": return semaphore(key, 1);
+            case "semaphore3": return semaphore(key, 3);
             default: throw new IllegalArgumentException("unknown kind of " + name);
         }
     }
@@ -250,6 +253,35 @@ public final class Worker {
                     if (mine.isEmpty() || !permits.tryRelease(mine.pop())) {
                         throw new IllegalMonitorStateException();
                     }
+                    return null;
+                default:
+                    throw new UnsupportedOperationException(method.getName());
+            }
+        });
+    }
+
+    /** A semaphore without leases as a lock: what this task has taken, and not given back, is its own. */
+    private static RLock semaphore(String key, int total) {
+        RSemaphore semaphore = redisson.getSemaphore(key);
+        semaphore.trySetPermits(total);
+        Deque<String> mine = ids.get().computeIfAbsent(key, any -> new ArrayDeque<>());
+        return (RLock) Proxy.newProxyInstance(Worker.class.getClassLoader(), new Class<?>[] {RLock.class}, (proxy, method, args) -> {
+            switch (method.getName()) {
+                case "tryLock": {
+                    boolean acquired = args == null
+                            ? semaphore.tryAcquire()
+                            : semaphore.tryAcquire((long) args[0], (TimeUnit) args[2]);
+                    if (acquired) {
+                        mine.push("");
+                    }
+                    return acquired;
+                }
+                case "unlock":
+                    if (mine.isEmpty()) {
+                        throw new IllegalMonitorStateException();
+                    }
+                    mine.pop();
+                    semaphore.release();
                     return null;
                 default:
                     throw new UnsupportedOperationException(method.getName());

@@ -7,6 +7,7 @@ mod permits;
 mod read_write;
 mod reentrant;
 mod refused;
+mod semaphore;
 mod signal;
 mod string;
 mod transfer;

@@ -193,9 +193,10 @@ fn permits_of_bad_numbers_are_refused_untouched() {
     }
     for count in NO_COUNTS.into_iter().chain(["0"]) {
         refused(ACQUIRE, &[A, "30000", count, "3", CHANNEL]);
-        refused(ACQUIRE, &[A, "30000", "1", count, CHANNEL]);
         refused(SET_TOTAL, &[count, CHANNEL]);
         if count != "0" {
+            refused(ACQUIRE, &[A, "30000", "1", count, CHANNEL]);
+            refused(AVAILABLE, &[count]);
             refused(RELEASE, &[A, count, CHANNEL]);
         }
     }

@@ -461,6 +461,15 @@ fn cases_of_permits() -> Vec<Case> {
     for total in ["1", "9"] {
         of("permits/set_total", &keys, &[total, "c"], &all);
     }
+    let keys = ["request", L, LEASES];
+    for total in ["0", "1", "9"] {
+        of("semaphore/try_set", &keys, &[total, "c"], &all);
+    }
+    for count in ["2", "-2"] {
+        of("semaphore/add", &keys[..2], &[count, "c"], &all);
+    }
+    of("semaphore/drain", &keys, &[], &all);
+    of("semaphore/forget", &["request", LEASES], &[A], &all);
     cases
 }
 

@@ -105,7 +105,19 @@ fn locks_of_each_kind(world: &World) -> Vec<(String, Vec<String>)> {
             set_up(&["ZADD", &leases, "9e12", &permit]);
         }
         set_up(&["SET", &key("permits"), "2"]);
-        for kind in ["plain", "fair", "read", "write", "signal", "permits"] {
+        let leases = format!("nestlock_semaphore_leases:{{{}}}", key("semaphore"));
+        set_up(&["ZADD", &leases, "9e12", OWNER]);
+        set_up(&["SET", &key("semaphore"), "2"]);
+        let kinds = [
+            "plain",
+            "fair",
+            "read",
+            "write",
+            "signal",
+            "permits",
+            "semaphore",
+        ];
+        for kind in kinds {
             all.push((format!("{kind}{twin}"), vec![]));
         }
         all.push((

@@ -223,3 +223,29 @@ fn permits_that_may_not_be_read_are_not_free() {
         output.status
     );
 }
+
+/// What Redisson took has no owner: it only lowers the number.
+#[test]
+fn a_semaphore_is_shown_and_taken() {
+    let world = World::new();
+    let exec = |line: &[&str]| {
+        let args = ["exec", "jobs", "--kind", "semaphore"];
+        world.code(&[&args, line].concat())
+    };
+    assert_eq!(exec(&["-n", "--", "true"]), 75, "there is no number yet");
+    assert_eq!(world.server_says(&["SET", "jobs", "2"]), "+OK\r\n");
+    let line = format!("echo $NESTLOCK_OWNER > held; {}", until("go"));
+    let args = ["exec", "jobs", "--kind", "semaphore", "-c", &line];
+    let holder = world.begin(&args, "held");
+    assert_eq!(world.server_says(&["GET", "jobs"]), "$1\r\n1\r\n");
+    assert_eq!(holds(&world), "1/2");
+    assert!(told(&world).contains("semaphore"), "{}", told(&world));
+    let who = json(&world, &["who", "jobs", "--json"]);
+    assert_eq!(who["kind"], "semaphore");
+    assert_eq!(exec(&["-n", "--", "true"]), 0);
+    world.server_says(&["DECR", "jobs"]);
+    assert_eq!(exec(&["-n", "--", "true"]), 75);
+    world.make("go");
+    assert_eq!(holder.code(), Some(0));
+    assert_eq!(world.server_says(&["GET", "jobs"]), "$1\r\n1\r\n");
+}
