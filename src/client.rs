@@ -13,8 +13,9 @@ use crate::{
     error::Result,
     keys::LockName,
     lock::{
-        Fair, Fenced, FencedKey, Lock, MultiLock, Permits, ReadSide, ReadWriteLock, RedLock,
-        RedLockOptions, RedMembers, Reentrant, Semaphore, Signal, Spin, StringRecord, WriteSide,
+        CountDownLatch, Fair, Fenced, FencedKey, Lock, MultiLock, Permits, ReadSide, ReadWriteLock,
+        RedLock, RedLockOptions, RedMembers, Reentrant, Semaphore, Signal, Spin, StringRecord,
+        WriteSide,
     },
     options::{Backoff, Config, Messages, SignalOptions, Tuning},
     owner::OwnerId,
@@ -323,7 +324,7 @@ impl LockClient {
     /// # Errors
     ///
     /// As [`LockClient::mutex`]; also for a name that is entirely in braces, `{x}`, whose leases
-    /// would be those of `x`, and for `lock:...`. [`Error::InvalidPermits`] if `total` is 0 or above 2,147,483,647.
+    /// would be those of `x`, and for `lock:...`. [`Error::InvalidCount`] if `total` is 0 or above 2,147,483,647.
     pub fn permits(&self, name: impl AsRef<str>, total: u32) -> Result<Permits> {
         let name = self.name(name.as_ref())?.with_keys()?.not_of_signals()?;
         Permits::new(&self.anchor, &name, total)
@@ -348,6 +349,29 @@ impl LockClient {
     pub fn semaphore(&self, name: impl AsRef<str>) -> Result<Semaphore> {
         let name = self.name(name.as_ref())?.with_keys()?.not_of_signals()?;
         Ok(Semaphore::new(&self.anchor, &name))
+    }
+
+    /// Returns the latch with this name: a count that goes down to zero, and then lets all waiters of all
+    /// processes go. Redisson's `RCountDownLatch`.
+    ///
+    /// ```no_run
+    /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
+    /// let ready = client.count_down_latch("run-7:ready")?;
+    /// ready.try_set_count(3).await?; // unless another process has
+    /// ready.count_down().await?;
+    /// ready.wait().await // until three have counted down
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::mutex`]; also for a name with braces, and for `lock:...`.
+    pub fn count_down_latch(&self, name: impl AsRef<str>) -> Result<CountDownLatch> {
+        let name = self
+            .name(name.as_ref())?
+            .without_braces()?
+            .not_of_signals()?;
+        Ok(CountDownLatch::new(&self.anchor, &name))
     }
 
     /// Returns the spin lock with this name and the default [`Backoff`]. Redisson's `RSpinLock`.

@@ -70,11 +70,11 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         reason: &'static str,
     },
-    /// The number of permits is not possible. Nothing was sent.
-    #[error("invalid number of permits for {lock:?}: {reason}")]
+    /// The number of permits, or the count of a latch, is not possible. Nothing was changed.
+    #[error("invalid count for {lock:?}: {reason}")]
     #[non_exhaustive]
-    InvalidPermits {
-        /// The name of the permits.
+    InvalidCount {
+        /// The name of the permits, semaphore or latch.
         lock: String,
         /// What is wrong with the number, and what to do.
         reason: String,
@@ -352,7 +352,7 @@ impl Error {
         match self {
             Self::InvalidName { name, .. } => Some(name),
             Self::InvalidLease { lock, .. }
-            | Self::InvalidPermits { lock, .. }
+            | Self::InvalidCount { lock, .. }
             | Self::NotHeld { lock, .. }
             | Self::Lost { lock, .. }
             | Self::WrongLockKind { lock }

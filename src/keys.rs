@@ -21,6 +21,10 @@ pub(crate) const PERMIT_LEASES: &str = ":timeout";
 pub(crate) const SEMAPHORE_LEASES: &str = "nestlock_semaphore_leases";
 /// The prefix of the keys that say which changes of a semaphore were made.
 pub(crate) const SEMAPHORE_REQUEST: &str = "nestlock_semaphore_request";
+/// The prefix of the keys that say which changes of a latch were made.
+pub(crate) const LATCH_REQUEST: &str = "nestlock_latch_request";
+/// The prefix of the key of those that have counted down a latch once for all.
+pub(crate) const LATCH_CALLERS: &str = "nestlock_latch_callers";
 /// The prefixes of the keys that locks derive from their names: no lock may have such a name.
 /// [`SIGNAL_RECORD`] is not one of them, since its keys are also the records of string locks with
 /// these names.
@@ -117,6 +121,17 @@ impl LockName {
             reason: "in a cluster the two keys of a signal lock must be in one slot; put a part of the name into braces, as \
                      in orders:{7}"
                 .into(),
+        })
+    }
+
+    /// Checks that the name has no braces: Redisson puts that of a latch in braces, whatever it is.
+    pub(crate) fn without_braces(self) -> Result<Self, Error> {
+        if !self.0.contains(['{', '}']) {
+            return Ok(self);
+        }
+        Err(Error::InvalidName {
+            name: self.0.to_string(),
+            reason: "Redisson puts the name of a latch in braces; use a name without them".into(),
         })
     }
 

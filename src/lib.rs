@@ -39,7 +39,7 @@ pub use crate::{
     error::{Error, LossReason, NodeAnswer, NodeSaid, Result, StoreError, StoreErrorKind},
     guard::LockGuard,
     hand_over::HandOver,
-    lock::{Inspection, Lock, Permits, ReadWriteLock, RedLockOptions, Semaphore},
+    lock::{CountDownLatch, Inspection, Lock, Permits, ReadWriteLock, RedLockOptions, Semaphore},
     options::{AcquireOptions, Backoff, Messages, SignalOptions},
     owner::OwnerId,
     rlock::RLock,

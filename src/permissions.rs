@@ -5,7 +5,8 @@
 //! let all = nestlock::permissions::KINDS.iter().map(|kind| kind.what);
 //! assert_eq!(
 //!     all.collect::<Vec<_>>(),
-//!     ["fenced", "guarded keys", "fair", "string", "signal", "permits", "semaphore", "read-write"],
+//!     ["fenced", "guarded keys", "fair", "string", "signal", "permits", "semaphore", "latch",
+//!      "read-write"],
 //! );
 //! assert_eq!(nestlock::permissions::rule("~{}", "app:"), "~app:*");
 //! ```
@@ -101,7 +102,7 @@ pub const FSYNC: Permissions = Permissions {
 };
 
 /// What some kinds need in addition.
-pub const KINDS: [Permissions; 8] = [
+pub const KINDS: [Permissions; 9] = [
     Permissions {
         what: "fenced",
         keys: &["~redisson_lock_token:{{}"],
@@ -194,6 +195,12 @@ pub const KINDS: [Permissions; 8] = [
             "zremrangebyscore",
             "zscore",
         ],
+    },
+    Permissions {
+        what: "latch",
+        keys: &["~nestlock_latch_callers:{{}", "~nestlock_latch_request:{{}"],
+        channels: &["&redisson_countdownlatch__channel__{{}"],
+        commands: &["get", "set"],
     },
     Permissions {
         what: "read-write",

@@ -1,8 +1,8 @@
--- parts/once: a request that is sent again changes nothing and gets the reply of the first, which `once` keeps for 10 minutes.
+-- parts/once: a request that is sent again changes nothing and gets the reply of the first, which `once` keeps for a minute.
 local request = KEYS[1]
 local earlier = redis.call('get', request)
 if earlier then return {tonumber(earlier)} end
 local function once(reply)
-    redis.call('set', request, reply, 'px', 600000)
+    redis.call('set', request, reply, 'px', 60000)
     return {reply}
 end

@@ -1,4 +1,6 @@
-//! Numbers of permits, which belong to no hold.
+//! Numbers of permits and counts of latches, which belong to no hold.
+
+use std::time::Duration;
 
 use nestlock_wire::{Call, clock::Instant};
 
@@ -6,8 +8,11 @@ use super::{core::Core, failure::store_error, release::Repeat};
 
 use crate::error::{Error, Result};
 
+/// Half of the minute for which the server knows a request: see `lua/parts/once.lua`.
+const REPEATED_WITHIN: Duration = Duration::from_secs(30);
+
 impl Core {
-    /// Runs a script that replies with a number of permits and writes nothing. Sends one request and
+    /// Runs a script that replies with a number and writes nothing. Sends one request and
     /// does not retry it.
     pub(crate) async fn count(&self, lock: &str, call: &Call) -> Result<u32> {
         self.enter(lock).await?;
@@ -15,10 +20,11 @@ impl Core {
         told(lock, counted.map_err(|error| store_error(lock, error))?)
     }
 
-    /// Runs a script that changes a number of permits, and may be sent twice. Retries it for up to
+    /// Runs a script that changes a number, and may be sent twice. Retries it for up to
     /// one command timeout.
     pub(crate) async fn change_count(&self, lock: &str, call: &Call) -> Result<u32> {
-        let mut repeat = Repeat::until(Instant::now() + self.config.command_timeout());
+        let patience = self.config.command_timeout().min(REPEATED_WITHIN);
+        let mut repeat = Repeat::until(Instant::now() + patience);
         loop {
             self.enter(lock).await?;
             let error = match self.store.count(call).await {

@@ -121,7 +121,7 @@ impl Core {
             }
         });
         for subscriptions in [&*self.subscriptions, &self.signals] {
-            subscriptions.for_each_kind(|kind, waiters| levels.waiters(meter, kind.of(), waiters));
+            subscriptions.for_each(|what, waiters| levels.waiters(meter, what.of(), waiters));
         }
         levels.under_way(self.store.in_flight());
         levels

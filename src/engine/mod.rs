@@ -24,6 +24,7 @@ pub(crate) mod acquire;
 mod counts;
 mod force;
 mod inspect;
+mod latch;
 mod left;
 pub(crate) mod release;
 pub(crate) mod together;
@@ -38,6 +39,7 @@ pub(crate) use self::{
     kind::{
         AcquireTerms, JointScripts, Kind, KindInfo, MOST_PERMITS, Sharing, Sibling, WaitId, Wake,
     },
+    latch::Awaiting,
     retry::random_fraction,
     start::{connect, connect_lazy},
 };

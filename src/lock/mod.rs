@@ -4,6 +4,7 @@
 mod fair;
 mod fenced;
 mod handle;
+mod latch;
 mod multi;
 mod nodes;
 mod observed;
@@ -36,6 +37,7 @@ pub(crate) use self::{
 };
 pub use self::{
     handle::{Inspection, Lock},
+    latch::CountDownLatch,
     permits::Permits,
     read_write::ReadWriteLock,
     red_options::RedLockOptions,

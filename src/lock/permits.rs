@@ -178,7 +178,7 @@ impl Permits {
     ///
     /// # Errors
     ///
-    /// As [`Lock::lock`]; [`Error::InvalidPermits`] as [`many`](Self::many).
+    /// As [`Lock::lock`]; [`Error::InvalidCount`] as [`many`](Self::many).
     ///
     /// # Cancel safety
     ///
@@ -208,7 +208,7 @@ impl Permits {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidPermits`] if `n` is 0, above 100, or above the number that these [`Permits`]
+    /// [`Error::InvalidCount`] if `n` is 0, above 100, or above the number that these [`Permits`]
     /// were made with; nothing is sent.
     pub fn many(&self, n: u32) -> Result<Lock> {
         self.record.many(&self.anchor, n)
@@ -241,7 +241,7 @@ impl Permits {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidPermits`] if `total` is 0 or above 2,147,483,647; otherwise as
+    /// [`Error::InvalidCount`] if `total` is 0 or above 2,147,483,647; otherwise as
     /// [`Lock::inspect`]; [`Error::Unconfirmed`] if the number may have been changed. The call may
     /// be repeated.
     ///
@@ -347,7 +347,7 @@ impl PermitRecord {
     }
 
     pub(super) fn refuse(&self, reason: String) -> Error {
-        Error::InvalidPermits {
+        Error::InvalidCount {
             lock: self.name.to_string(),
             reason,
         }

@@ -105,7 +105,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidPermits`] if `total` is above that; otherwise as [`Lock::inspect`];
+    /// [`Error::InvalidCount`] if `total` is above that; otherwise as [`Lock::inspect`];
     /// [`Error::Unconfirmed`] if the number may have been set. The call may be repeated.
     ///
     /// # Cancel safety
@@ -169,7 +169,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`Lock::lock`]; [`Error::InvalidPermits`] as [`many`](Self::many).
+    /// As [`Lock::lock`]; [`Error::InvalidCount`] as [`many`](Self::many).
     ///
     /// # Cancel safety
     ///
@@ -183,7 +183,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidPermits`] if `n` is 0 or above 100; nothing is sent.
+    /// [`Error::InvalidCount`] if `n` is 0 or above 100; nothing is sent.
     pub fn many(&self, n: u32) -> Result<Lock> {
         self.record.many(&self.anchor, n)
     }
@@ -206,7 +206,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidPermits`] if `count` is 0, or if there would be more than 2,147,483,647
+    /// [`Error::InvalidCount`] if `count` is 0, or if there would be more than 2,147,483,647
     /// permits, or fewer than the same number below 0: nothing was changed. Otherwise as
     /// [`Lock::inspect`]. After [`Error::Unconfirmed`] the number may have been changed; a request
     /// that was repeated within the command timeout was counted once.

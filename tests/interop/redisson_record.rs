@@ -1,6 +1,7 @@
 //! Redisson's locks: a hash, and the other keys of each kind.
 
 use super::{
+    clock::monotonic_ns,
     history::judge,
     servers::eventually,
     sides::{LONG, MS, NESTLOCK, REDISSON, Sides},
@@ -140,6 +141,41 @@ fn a_semaphore_is_shared() {
     all.sides[NESTLOCK][0].does(&format!("release {NAME}"), "released");
     assert_eq!(number(&all), "3");
     all.nothing_left(&["s"]);
+}
+
+/// Both count down one latch, and its zero wakes the waiters of both, whichever is last.
+#[test]
+fn a_latch_opens_for_both() {
+    let mut all = Sides::start(2, "");
+    for (round, (sets, last)) in [(REDISSON, NESTLOCK), (NESTLOCK, REDISSON)]
+        .into_iter()
+        .enumerate()
+    {
+        // in the second round, one that was open before
+        for name in ["l".to_owned(), format!("l{round}")] {
+            all.does(sets, &format!("count {name} 3"), "counts");
+            all.does(last, &format!("count {name} 9"), "counted");
+            all.sides[REDISSON][0].does(&format!("await {name} 20"), "shut");
+            all.sides[NESTLOCK][0].does(&format!("await {name} 20"), "shut");
+            for side in [REDISSON, NESTLOCK] {
+                all.sides[side][1].ask(&format!("await {name} {LONG}"));
+            }
+            let channel = format!("redisson_countdownlatch__channel__{{{name}}}");
+            eventually("both listen", || {
+                all.call(&["PUBSUB", "NUMSUB", &channel]).list()[1].int() == 2
+            });
+            for side in [sets, last, last] {
+                all.sides[side][0].does(&format!("down {name}"), "down");
+            }
+            let opened = monotonic_ns();
+            for side in [REDISSON, NESTLOCK] {
+                let woken = all.sides[side][1].tells("open");
+                assert!(woken < opened + WAKE * MS, "{} ms", (woken - opened) / MS);
+                all.sides[side][0].does(&format!("await {name} 0"), "open");
+            }
+        }
+    }
+    all.nothing_left(&["nestlock_latch_request:"]);
 }
 
 /// Three permits for both: each side wakes the other.
@@ -397,5 +433,5 @@ fn waiting_readers_and_writers_wake_each_other() {
     }
     println!("{rounds} rounds, in {nudges} of them Redisson needed another message");
     assert!(nudges <= rounds / 2, "{nudges}");
-    all.nothing_left(&[]);
+    all.nothing_left(&["nestlock_latch_request:"]);
 }

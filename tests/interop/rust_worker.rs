@@ -250,6 +250,24 @@ impl State {
                     .or_default()
                     .extend(guard.map(Held::Guard));
             }
+            "count" => {
+                let latch = self.clients[0].count_down_latch(name)?;
+                let count = number(2).try_into().expect("a count");
+                let is_set = latch.try_set_count(count).await?;
+                let said = if is_set { "counts" } else { "counted" };
+                self.say(format_args!("{said} {}", monotonic_ns()));
+            }
+            "down" => {
+                let at = monotonic_ns();
+                self.clients[0].count_down_latch(name)?.count_down().await?;
+                self.say(format_args!("down {at}"));
+            }
+            "await" => {
+                let latch = self.clients[0].count_down_latch(name)?;
+                let is_open = latch.wait_for(Duration::from_millis(number(2))).await?;
+                let said = if is_open { "open" } else { "shut" };
+                self.say(format_args!("{said} {}", monotonic_ns()));
+            }
             "adopt" => {
                 let adopted = Held::Adopted(OwnerId::from_value(words[2])?);
                 self.held.entry(name.into()).or_default().push(adopted);

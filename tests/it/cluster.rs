@@ -256,6 +256,29 @@ async fn a_semaphore_is_changed_wherever_its_slot_is() {
     }
 }
 
+/// Its waiters listen at the node of its slot.
+#[tokio::test]
+async fn a_latch_opens_wherever_its_slot_is() {
+    let cluster = start(3, 0).await;
+    let builder = |url: String| LockClient::builder().poll_cap(10 * LONG).connect(url);
+    let client = self::client(&cluster).await;
+    let other = builder(cluster.url()).await.unwrap();
+    for name in ["s", "t", "u"] {
+        let latch = client.count_down_latch(name).unwrap();
+        let theirs = other.count_down_latch(name).unwrap();
+        assert!(latch.try_set_count(2).await.unwrap(), "{name}");
+        let waits = tokio::spawn(async move { theirs.wait().await });
+        eventually("it waits", || async { other.stats().waiters == 1 }).await;
+        assert_eq!(latch.count_down().await.unwrap(), 1);
+        assert_eq!(latch.count_down_as("last").await.unwrap(), 0);
+        tokio::time::timeout(LONG, waits)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_lock_unfit_for_a_cluster_is_refused_before_any_request() {
     let cluster = start(1, 0).await;

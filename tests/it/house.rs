@@ -91,7 +91,7 @@ impl Source {
 // --- floors ---
 
 /// The floor of each module. The longest matching name counts.
-const FLOORS: [(&str, u8); 29] = [
+const FLOORS: [(&str, u8); 30] = [
     ("", 7),
     ("blocking", 7),
     ("client", 7),
@@ -105,6 +105,7 @@ const FLOORS: [(&str, u8); 29] = [
     ("engine/together", 5),
     ("engine/inspect", 5),
     ("engine/counts", 5),
+    ("engine/latch", 5),
     ("engine/left", 5),
     ("engine/janitor", 5),
     ("engine/start", 5),

@@ -36,6 +36,7 @@ mod fred_config;
 mod grants;
 mod house;
 mod identity;
+mod latch;
 mod lazy;
 mod left_to_lease;
 mod lost_reply;

@@ -618,7 +618,7 @@ async fn bad_numbers_and_foreign_keys_are_refused() {
     let client = server.client().await;
     let refused = |outcome: Result<(), Error>| {
         let error = outcome.unwrap_err();
-        assert!(matches!(error, Error::InvalidPermits { .. }), "{error}");
+        assert!(matches!(error, Error::InvalidCount { .. }), "{error}");
         assert_eq!(error.lock_name(), Some("l"));
         error.to_string()
     };
@@ -627,7 +627,7 @@ async fn bad_numbers_and_foreign_keys_are_refused() {
     }
     let permits = permits(&client, 3);
     let error = client.permits("l", 1_000).unwrap().many(101).unwrap_err();
-    assert!(matches!(error, Error::InvalidPermits { .. }), "{error}");
+    assert!(matches!(error, Error::InvalidCount { .. }), "{error}");
     let spaced = format!("{} 2", client.owner("job").unwrap()).parse::<OwnerId>();
     assert!(
         matches!(spaced, Err(Error::InvalidOwner { .. })),

@@ -302,7 +302,7 @@ async fn a_change_with_a_lost_reply_is_made_once() {
     }
 }
 
-/// Each marker of a change goes after ten minutes.
+/// Each marker of a change goes after a minute.
 #[tokio::test]
 async fn changes_leave_nothing_for_long() {
     let server = Server::start();
@@ -319,7 +319,7 @@ async fn changes_leave_nothing_for_long() {
     for (key, ..) in markers {
         assert!(key.starts_with("nestlock_semaphore_request:{l}:"), "{key}");
         let ttl = server.pttl(&key);
-        assert!(ttl > 590_000 && ttl <= 600_000, "{ttl}");
+        assert!(ttl > 50_000 && ttl <= 60_000, "{ttl}");
     }
 }
 
@@ -351,7 +351,7 @@ async fn bad_numbers_are_refused_before_anything_is_sent() {
     let client = server.client().await;
     let semaphore = semaphore(&client);
     let before = server.script_count();
-    let refused = |error: Error| assert!(matches!(error, Error::InvalidPermits { .. }), "{error}");
+    let refused = |error: Error| assert!(matches!(error, Error::InvalidCount { .. }), "{error}");
     refused(semaphore.many(0).unwrap_err());
     refused(semaphore.many(101).unwrap_err());
     refused(semaphore.acquire_many(0).await.unwrap_err());

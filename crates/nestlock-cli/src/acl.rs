@@ -26,6 +26,8 @@ const READ: &str = "%R";
 const EVERY_KEY: &str = "~*";
 /// The name in the table for the keys of [`fenced_key`](nestlock::LockClient::fenced_key).
 const GUARDED: &str = "guarded keys";
+/// The name in the table for latches.
+const LATCH: &str = "latch";
 /// Older versions do not know rules for channels.
 const CHANNELS_HAVE_RULES: (u64, u64, u64) = (6, 2, 0);
 
@@ -193,8 +195,13 @@ fn parts(acl: &Acl, is_cluster: bool, prefix: &str) -> Vec<Part> {
     }
     let asked: BTreeSet<&str> = acl.kinds.iter().map(|kind| kind.permissions()).collect();
     let is_asked = |kind: &Permissions| asked.is_empty() || asked.contains(kind.what);
-    // none of the tools uses guarded keys
-    let locks = || KINDS.into_iter().filter(|kind| kind.what != GUARDED);
+    // none of the tools uses guarded keys, or latches
+    let locks = || {
+        let unused = [GUARDED, LATCH];
+        KINDS
+            .into_iter()
+            .filter(move |kind| !unused.contains(&kind.what))
+    };
     let mut parts: Vec<Part> = match acl.tool {
         None => [EVERY_CLIENT]
             .into_iter()

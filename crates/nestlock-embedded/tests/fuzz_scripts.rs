@@ -74,6 +74,7 @@ impl<'a> Round<'a> {
                 _ => self.rng.between(2, 4).to_string().into_bytes(),
             },
             ("channel", "string") => channel(lock),
+            ("caller", "string") => self.rng.pick(&["", "", "a", "b"]).into(),
             ("patience", "integer") => match self.rng.below(4) {
                 0 => b"0".to_vec(),
                 _ => self.lease(),
@@ -128,6 +129,8 @@ impl<'a> Round<'a> {
             ("token", "string") => derived("redisson_lock_token", lock),
             ("data", "string") => [b"data:", lock.as_bytes()].concat(),
             ("fence", "string") => derived("nestlock_fence", lock),
+            ("latch", "string") => lock.into(),
+            ("callers", "hash") => derived("nestlock_latch_callers", lock),
             ("request", "string") => {
                 let request = self.rng.between(1, 9);
                 format!("nestlock_semaphore_request:{}:{request}", tagged(lock)).into_bytes()

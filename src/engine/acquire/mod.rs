@@ -28,6 +28,7 @@ use self::{
 };
 
 use super::{
+    core::Core,
     failure::{NO_REPLY, no_reply, store_error},
     hold::Entered,
     kind::{Sharing, Wake},
@@ -258,7 +259,8 @@ impl<'a> Acquire<'a> {
         if matches!(error, Error::Unconfirmed { .. }) {
             failing.unconfirmed = Some(error);
         }
-        Ok(Next::Pause(self.pause(failing.retry.next(), deadline)))
+        let (record, pause) = (self.kind.record(), failing.retry.next());
+        Ok(Next::Pause(self.core.pause(record, pause, deadline)))
     }
 
     fn is_over(&self) -> bool {
@@ -313,14 +315,15 @@ impl<'a> Acquire<'a> {
         let pause = ttl.map_or(pause, |ttl| pause.min(ttl + Duration::from_millis(1)));
         let over = Instant::now() + pause;
         let over = self.deadline.map_or(over, |deadline| deadline.min(over));
-        Box::pin(self.sleep_while_open(over))
+        Box::pin(self.core.sleep_while_open(over))
     }
+}
 
+impl Core {
     /// Sleeps until this instant. A shutdown ends the sleep up to [`SHUTDOWN_POLL`] later.
     async fn sleep_while_open(&self, until: Instant) {
-        while Instant::now() < until && self.core.check_open().is_ok() {
-            self.core
-                .sleep_until(until.min(Instant::now() + SHUTDOWN_POLL))
+        while Instant::now() < until && self.check_open().is_ok() {
+            self.sleep_until(until.min(Instant::now() + SHUTDOWN_POLL))
                 .await;
         }
     }
@@ -328,13 +331,14 @@ impl<'a> Acquire<'a> {
     /// Pauses after a failed attempt, until the deadline at most. If the link is down, waits until
     /// it is up; otherwise for `pause`, with jitter, or until a cluster that was down serves again.
     /// Boxed, as it is rare.
-    fn pause(
-        &self,
+    pub(super) fn pause<'b>(
+        &'b self,
+        record: &'b str,
         pause: Duration,
         deadline: Instant,
-    ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'b>> {
         Box::pin(async move {
-            let (store, record) = (&self.core.store, self.kind.record());
+            let store = &self.store;
             if store.is_connected() && !store.is_up(record) {
                 tokio::select! {
                     () = store.wait_up(record) => {}

@@ -26,7 +26,7 @@ use super::{
 };
 
 use crate::{
-    engine::{core::Core, kind::Kind},
+    engine::core::Core,
     error::{StoreError, StoreErrorKind},
 };
 
@@ -166,7 +166,7 @@ impl Popper {
             .wanted
             .values()
             .next()
-            .and_then(|queue| queue.kind.ring(bell, WAIT));
+            .and_then(|queue| queue.awaited.lock()?.ring(bell, WAIT));
         let popped = link.pop(&lists, WAIT);
         tokio::pin!(popped);
         loop {
@@ -245,7 +245,7 @@ impl Popper {
             }
             ChannelEvent::LastWaiterLeft(queue) => {
                 if queue.take_unclaimed() {
-                    self.hand_back(&queue.kind);
+                    self.hand_back(&queue);
                 }
                 self.abandoned.push((Instant::now(), queue));
                 false
@@ -272,7 +272,7 @@ impl Popper {
             self.wanted.remove(&queue.channel);
         }
         if queue.waiters() == 0 {
-            self.hand_back(&queue.kind);
+            self.hand_back(&queue);
         } else {
             queue.wake_one();
         }
@@ -280,10 +280,11 @@ impl Popper {
 
     /// Pushes the element again in the background, if the lock is free, for a waiter of any
     /// process.
-    fn hand_back(&self, kind: &Arc<dyn Kind>) {
-        let (core, Some(call)) = (Arc::clone(&self.core), kind.signal()) else {
+    fn hand_back(&self, queue: &WaitQueue) {
+        let Some(call) = queue.awaited.lock().and_then(|lock| lock.signal()) else {
             return;
         };
+        let core = Arc::clone(&self.core);
         tokio::spawn(async move {
             if let Err(error) = core.store.signal(&call).await {
                 log::later!(DEBUG, error = error; "cannot push a signal back; waiters poll");

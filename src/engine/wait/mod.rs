@@ -1,6 +1,7 @@
-//! Waiting for a lock, from the bottom up: hand-off slots, wait queues, the subscriptions that own
+//! Waiting for a lock or a latch, from the bottom up: what is awaited, hand-off slots, wait queues, the subscriptions that own
 //! the queues, the tasks that listen, and the waiters.
 
+pub(super) mod awaited;
 pub(super) mod relay;
 
 pub(super) mod queue;

@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 
 use nestlock_wire::clock::Instant;
 
-use super::relay::Relay;
+use super::{awaited::Awaited, relay::Relay};
 
 use crate::{
     engine::{
@@ -35,8 +35,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct WaitQueue {
     pub(super) channel: Arc<str>,
-    /// The lock of its first waiter.
-    pub(super) kind: Arc<dyn Kind>,
+    pub(super) awaited: Awaited,
     /// Waiters that need the lock exclusively, or one permit.
     first: SideQueue,
     /// Waiters that may share the lock, if it is a read-write lock. Of permits: those that want two,
@@ -189,8 +188,8 @@ impl SideQueue {
 }
 
 impl WaitQueue {
-    pub(super) fn new(kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool) -> Self {
-        let about = kind.about();
+    pub(super) fn new(awaited: Awaited, channel: &Arc<str>, quiet: bool) -> Self {
+        let about = awaited.about();
         let other = |number| {
             // no message has come yet
             if about.sibling.is_some() || number == about.sharing.side() {
@@ -201,7 +200,7 @@ impl WaitQueue {
         };
         Self {
             channel: Arc::clone(channel),
-            kind: Arc::clone(kind),
+            awaited,
             first: SideQueue::new(),
             others: (1..about.sides()).map(other).collect(),
             relay: Relay::new(),
@@ -233,7 +232,7 @@ impl WaitQueue {
     /// Returns whether holds of this lock are handed off in this queue. It compares the names
     /// because the locks `x` and `{x}` share a channel.
     pub(crate) fn is_of(&self, kind: &Arc<dyn Kind>) -> bool {
-        self.kind.name() == kind.name() && self.kind.about().family == kind.about().family
+        self.awaited.name() == kind.name() && self.awaited.about().family == kind.about().family
     }
 
     /// Returns a side: see [`Sharing::side`].
@@ -257,10 +256,10 @@ impl WaitQueue {
         numbered.filter_map(|(at, side)| Some((at + 1, &**side.get()?)))
     }
 
-    /// Wakes one waiter, because the lock may be free for one holder. With two sides, does the same
-    /// as [`WaitQueue::wake_all`].
+    /// Wakes one waiter, because the lock may be free for one holder. With two sides, or if all waiters
+    /// may go, does the same as [`WaitQueue::wake_all`].
     pub(super) fn wake_one(&self) {
-        if self.others.is_empty() {
+        if self.others.is_empty() && self.awaited.about().sharing == Sharing::Exclusive {
             self.first.wake_one();
         } else {
             self.wake_all();
@@ -269,7 +268,7 @@ impl WaitQueue {
 
     /// Returns whether its messages are numbers of permits.
     pub(super) fn has_permits(&self) -> bool {
-        matches!(self.kind.about().sharing, Sharing::Counted { .. })
+        matches!(self.awaited.about().sharing, Sharing::Counted { .. })
     }
 
     /// Begins a chain on each side, and wakes the first waiters.

@@ -8,10 +8,10 @@ use std::{sync::Arc, time::Duration};
 use nestlock_wire::clock::Instant;
 use tokio::sync::mpsc;
 
-use super::queue::WaitQueue;
+use super::{awaited::Awaited, queue::WaitQueue};
 
 use crate::{
-    engine::{hold::Entered, kind::Kind},
+    engine::hold::Entered,
     sync::{
         DashMap, Entry,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -63,11 +63,11 @@ impl Subscriptions {
     /// stays: this waiter may have made its attempt before the message arrived.
     pub(super) fn join(
         &self,
-        kind: &Arc<dyn Kind>,
+        awaited: impl FnOnce() -> Awaited,
+        side: usize,
         channel: &Arc<str>,
         quiet: bool,
     ) -> Arc<WaitQueue> {
-        let side = kind.about().sharing.side();
         // Count while the entry is locked, so that the wait queue cannot be removed in between.
         let count = |queue: &Arc<WaitQueue>| {
             queue.side(side).add_waiter();
@@ -76,7 +76,8 @@ impl Subscriptions {
         let queue = match self.queues.entry(Arc::clone(channel)) {
             Entry::Occupied(queue) => count(queue.get()),
             Entry::Vacant(place) => {
-                let queue = count(&place.insert(Arc::new(WaitQueue::new(kind, channel, quiet))));
+                let queue =
+                    count(&place.insert(Arc::new(WaitQueue::new(awaited(), channel, quiet))));
                 self.count.fetch_add(1, Ordering::Relaxed);
                 self.send_event(ChannelEvent::Subscribe(Arc::clone(&queue)));
                 queue
@@ -148,13 +149,12 @@ impl Subscriptions {
         self.queues.iter().map(|queue| queue.waiters()).sum()
     }
 
-    /// Calls `look` for each wait queue, with the lock of its first waiter and the number of
-    /// waiters.
+    /// Calls `look` for each wait queue, with what is awaited and the number of waiters.
     #[cfg(feature = "metrics")]
-    pub(crate) fn for_each_kind(&self, mut look: impl FnMut(&Arc<dyn Kind>, usize)) {
+    pub(crate) fn for_each(&self, mut look: impl FnMut(&Awaited, usize)) {
         self.queues
             .iter()
-            .for_each(|queue| look(&queue.kind, queue.waiters()));
+            .for_each(|queue| look(&queue.awaited, queue.waiters()));
     }
 
     /// Returns how many channels are subscribed or about to be.

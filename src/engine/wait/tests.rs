@@ -16,6 +16,7 @@ use shuttle::future::{JoinHandle, block_on, yield_now};
 use tokio::sync::mpsc;
 
 use super::{
+    awaited::Awaited,
     lists::Popper,
     messages::deliver,
     queue::WaitQueue,
@@ -525,8 +526,12 @@ fn a_wait_queue_stays_for_as_long_as_a_waiter_is_in_it() {
 fn messages_that_find_too_few_waiters_wake_those_that_come() {
     explore(10, &["woken"], |seen| {
         let name = LockName::new("", "jobs", 1024).unwrap();
-        let kind: Arc<dyn Kind> = Arc::new(lock::PermitRecord::new(&name, 9, 1));
-        let queue = Arc::new(WaitQueue::new(&kind, &Arc::from("jobs"), true));
+        let kind: Arc<dyn Kind> = Arc::new(lock::PermitRecord::new(&name, 9));
+        let queue = Arc::new(WaitQueue::new(
+            Awaited::Lock(kind),
+            &Arc::from("jobs"),
+            true,
+        ));
         queue.side(0).add_waiter();
         queue.wake_for(1);
         queue.wake_for(1);

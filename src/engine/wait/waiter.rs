@@ -15,6 +15,7 @@ use nestlock_wire::clock::Instant;
 use tokio::{sync::OwnedSemaphorePermit, time::Sleep};
 
 use super::{
+    awaited::Awaited,
     place::QueueEntry,
     queue::{SideQueue, WaitQueue},
     subscriptions::{ChannelEvent, Subscriptions},
@@ -113,12 +114,23 @@ impl Core {
         channel: &Arc<str>,
         quiet: bool,
     ) -> Waiter<'a> {
-        let queue = subscriptions.join(kind, channel, quiet);
+        let side = kind.about().sharing.side();
+        let awaited = || Awaited::Lock(Arc::clone(kind));
+        let queue = subscriptions.join(awaited, side, channel, quiet);
+        self.waiter(subscriptions, queue, side)
+    }
+
+    fn waiter<'a>(
+        &'a self,
+        subscriptions: &'a Subscriptions,
+        queue: Arc<WaitQueue>,
+        side: usize,
+    ) -> Waiter<'a> {
         Waiter {
             core: self,
             subscriptions,
             queue,
-            side: kind.about().sharing.side(),
+            side,
             takes: None,
             queue_entry: None,
         }
@@ -139,6 +151,14 @@ impl Core {
             waiter.queue.relay.join();
         }
         waiter
+    }
+
+    /// Joins the wait queue of a latch.
+    pub(crate) fn join_latch(&self, name: &Arc<str>, channel: &Arc<str>) -> Waiter<'_> {
+        let (subscriptions, awaited) = (&*self.subscriptions, Awaited::Latch(Arc::clone(name)));
+        let side = awaited.about().sharing.side();
+        let queue = subscriptions.join(|| awaited, side, channel, false);
+        self.waiter(subscriptions, queue, side)
     }
 
     /// Joins the wait queue of a list.
@@ -277,7 +297,10 @@ impl<'a> Waiter<'a> {
     }
 
     fn count(&self, source: Source) {
-        self.core.config.meter.wakeup(self.queue.kind.of(), source);
+        self.core
+            .config
+            .meter
+            .wakeup(self.queue.awaited.of(), source);
     }
 
     /// Sleeps until woken, until this waiter's poll is due, or until the deadline.

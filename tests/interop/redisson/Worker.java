@@ -170,6 +170,20 @@ public final class Worker {
                     tell("sees " + locked + " " + lock.getHoldCount() + " " + lock.remainTimeToLive());
                     break;
                 }
+                case "count":
+                    tell((redisson.getCountDownLatch(words[1]).trySetCount(Long.parseLong(words[2])) ? "counts " : "counted ") + now());
+                    break;
+                case "down": {
+                    long at = now();
+                    redisson.getCountDownLatch(words[1]).countDown();
+                    tell("down " + at);
+                    break;
+                }
+                case "await": {
+                    boolean open = redisson.getCountDownLatch(words[1]).await(Long.parseLong(words[2]), MS);
+                    tell((open ? "open " : "shut ") + now());
+                    break;
+                }
                 case "asleep":
                     tell("asleep " + tasks.values().stream().filter(Task::sleeps).count());
                     break;

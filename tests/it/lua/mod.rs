@@ -3,6 +3,7 @@
 mod fair;
 mod fair_mixed;
 mod fenced;
+mod latch;
 mod permits;
 mod read_write;
 mod reentrant;

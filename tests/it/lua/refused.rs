@@ -468,6 +468,26 @@ fn cases_of_permits() -> Vec<Case> {
     for count in ["2", "-2"] {
         of("semaphore/add", &keys[..2], &[count, "c"], &all);
     }
+    let (latch, callers) = (
+        ["request", L, "callers"],
+        &*format!("{free};HSET callers me 1"),
+    );
+    let last = "SET l 1;HSET callers x 1";
+    for caller in ["", "me", "you"] {
+        of(
+            "latch/count_down",
+            &latch,
+            &[caller, "c"],
+            &[free, callers, last, ""],
+        );
+    }
+    of(
+        "latch/try_set",
+        &latch,
+        &["3", "c"],
+        &[free, "", "HSET callers x 1"],
+    );
+    of("latch/count", &[L], &[], &[free, ""]);
     of("semaphore/drain", &keys, &[], &all);
     of("semaphore/forget", &["request", LEASES], &[A], &all);
     cases

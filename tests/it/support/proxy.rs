@@ -83,7 +83,7 @@ pub enum Verb {
     Inspect,
     ForceRelease,
     Transfer,
-    /// Reads or changes a number of permits.
+    /// Reads or changes a number of permits, or the count of a latch.
     Count,
     /// Acquires and releases in one request: see [`Request::parts`].
     Bundle,
@@ -106,7 +106,8 @@ fn script_verbs() -> &'static HashMap<String, Verb> {
                 name if name.starts_with("inspect") => Verb::Inspect,
                 name if name.starts_with("force_release") => Verb::ForceRelease,
                 name if name.starts_with("transfer") => Verb::Transfer,
-                "available" | "set_total" | "try_set" | "add" | "drain" | "forget" => Verb::Count,
+                "available" | "set_total" | "try_set" | "add" | "drain" | "forget" | "count"
+                | "count_down" => Verb::Count,
                 _ => continue,
             };
             let source = scripts::sent(&script);
