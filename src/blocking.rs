@@ -48,8 +48,9 @@ use crate::{
 /// # A client that was connected on a runtime
 ///
 /// Its replies are read on that runtime while it runs. If it does not, a call waits 25 to 50 ms until
-/// the client's own thread reads, and then no more until the runtime has run for a second. A client
-/// that is connected on a thread without a runtime never does.
+/// the client's own thread reads, and then no more until the runtime runs again a second or more later.
+/// A thread that has entered that runtime, or that is one of its `spawn_blocking`, waits up to 300 ms.
+/// A client that is connected on a thread without a runtime has no such waits.
 ///
 /// # Panics
 ///

@@ -873,7 +873,7 @@ impl LockClientBuilder {
     }
 
     /// Sets how long an acquire that waits without limit keeps trying while the server is
-    /// unreachable. Default 10 s. Zero tries once.
+    /// unreachable. Default 10 s. Zero tries once; the first try may take the command timeout.
     pub fn outage_patience(mut self, patience: Duration) -> Self {
         self.config.outage_patience = patience;
         self

@@ -223,8 +223,8 @@ pub enum Error {
     },
     /// The request was sent but no reply arrived in time: it may or may not have been executed. The
     /// client settles the outcome in the background: it undoes an acquire and completes a release;
-    /// the lease ends the hold at the latest. [`fenced_set`](crate::LockClient::fenced_set) is not
-    /// settled.
+    /// the lease ends the hold at the latest. [`fenced_set`](crate::LockClient::fenced_set), and
+    /// changes of the numbers of permits, semaphores and latches, are not settled.
     #[error(
         "lock {lock:?}: no reply from the server, the outcome is unknown and is being settled in the background: {source}"
     )]

@@ -9,9 +9,9 @@
 -- Returns  list     {the count that is left}; at 0 the waiters got `0` as a message, and the latch is deleted
 --          -3       WRONG_KIND: the key of the count holds something else
 local callers, caller, channel = KEYS[3], ARGV[1], ARGV[2]
-if not free or free <= 0 then return {0} end
+if not free or free <= 0 then return once(0) end
 local is_known = caller ~= '' and redis.call('hmget', callers, caller)[1]
-if is_known then return {free} end
+if is_known then return once(free) end
 local left = free - 1
 
 -- publish first: if PUBLISH is denied, nothing is written

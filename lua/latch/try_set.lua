@@ -12,7 +12,7 @@ local callers, count, channel = KEYS[3], ARGV[1], ARGV[2]
 if not string.find(count, '^[1-9]%d*$') or #count > 10 then
     return redis.error_reply('ERR nestlock: count must be an integer of at least 1')
 end
-if free then return {0} end
+if free then return once(0) end
 
 -- publish first: if PUBLISH is denied, nothing is written
 redis.call('publish', channel, '1')

@@ -41,7 +41,8 @@ end
 
 -- permits that have expired count as taken until an acquire needs them
 local left, expired = (free or total - redis.call('zcard', leases)) + #spare - missing, 0
-if missing + stale > 0 and left < 0 then
+-- of a semaphore, Redisson does not take what has expired, so each acquire does
+if missing + stale > 0 and (left < 0 or total == '0' and free) then
     -- this owner's are replaced
     expired = redis.call('zcount', leases, 0, now) - stale
     left = left + expired
@@ -57,7 +58,9 @@ local ttl, change = free and redis.call('pttl', counter) or -1, expired + #spare
 if expired > 0 then redis.call('zremrangebyscore', leases, 1, 0) end
 if #spare > 0 then redis.call('zrem', leases, '') end
 local more = free and change or left
-if more > 0 then redis.call('publish', channel, more) end
+-- of a semaphore, all that are available: see permits/release
+local told = free and total == '0' and left or more
+if more > 0 and told > 0 then redis.call('publish', channel, told) end
 if free then redis.call('incrby', counter, change) elseif total ~= '0' then redis.call('set', counter, left) end
 local leased = {}
 for n = 1, wanted do
@@ -73,6 +76,6 @@ if type(added) ~= 'number' then
 end
 for _, extra in ipairs(spare) do redis.call('zrem', leases, extra) end
 if expired > 0 then redis.call('zremrangebyscore', leases, 0, now) end
--- as Redisson does: if the counter expires, so do its permits
-if ttl > 0 then redis.pcall('pexpire', leases, ttl) end
+-- as Redisson does: if the counter expires, so do its permits. It knows of no permits of a semaphore
+if ttl > 0 and total ~= '0' then redis.pcall('pexpire', leases, ttl) end
 return 1

@@ -3,16 +3,19 @@
 -- KEYS[1]  leases   zset     permit -> when it expires, in milliseconds of the server's clock
 -- KEYS[2]  counter  string   how many permits are available, without those that have expired
 -- ARGV[1]  channel  string   where waiters listen
+-- ARGV[2]  total    integer  0: a semaphore, whose messages are the number available
 -- Parts    counter
 -- Returns  1        all are available now; waiters got their number as a message
 --          0        none was taken
 --          -3       WRONG_KIND: the key of the counter holds something else
-local leases, channel = KEYS[1], ARGV[1]
+local leases, channel, total = KEYS[1], ARGV[1], ARGV[2]
 
 local taken = redis.call('zcard', leases)
 if taken == 0 then return 0 end
+-- see permits/release
+local told = total == '0' and free and free + taken or taken
 -- publish first: if PUBLISH is denied, nothing is written
-redis.call('publish', channel, taken)
+if told > 0 then redis.call('publish', channel, told) end
 -- out of memory, a server denies only a script's first write, and never this one: it lets later writes pass
 redis.call('zremrangebyscore', leases, 1, 0)
 -- without a counter, the next acquire counts the permits

@@ -4,7 +4,7 @@
 -- KEYS[2]  counter  string   how many permits are available, without those that have expired
 -- ARGV[1]  total    integer  how many there are from now on, at least 1 and at most 10 digits
 -- ARGV[2]  channel  string   where waiters listen
--- Parts    counter
+-- Parts    counter, time
 -- Returns  list     {how many more may be acquired now}, 0 or more: an integer alone is at most 6; waiters got that as a message
 --          -3       WRONG_KIND: the key of the counter holds something else
 local leases, total, channel = KEYS[1], ARGV[1], ARGV[2]
@@ -14,7 +14,8 @@ end
 
 -- expired permits are still in the set: the client that removes them raises the counter
 local wanted = tonumber(total) - redis.call('zcard', leases)
-local more = math.max(0, math.max(0, wanted) - math.max(0, free or 0))
+local expired = redis.call('zcount', leases, 0, server_time())
+local more = math.max(0, math.max(0, wanted + expired) - math.max(0, (free or 0) + expired))
 if more > 0 then redis.call('publish', channel, more) end
 if not free then
     redis.call('set', counter, wanted)

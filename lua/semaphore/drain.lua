@@ -10,7 +10,7 @@ local leases, now = KEYS[3], server_time()
 -- permits that have expired are available, too
 local expired = free and redis.call('zcount', leases, 0, now) or 0
 local there = (free or 0) + expired
-if there <= 0 then return {0} end
+if there <= 0 then return once(0) end
 
 -- let the server refuse this command, if it does, before anything is written
 if expired > 0 then redis.call('zremrangebyscore', leases, 1, 0) end

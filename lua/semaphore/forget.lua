@@ -11,7 +11,7 @@ local now, permits = server_time(), {}
 each_permit(leases, owner, count, function(name, score)
     if score > now then permits[#permits + 1] = name end
 end)
-if #permits < count then return {0} end
+if #permits < count then return once(0) end
 
 -- let the server refuse this command, if it does, before anything is written
 redis.call('zrem', leases, '')

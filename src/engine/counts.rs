@@ -20,13 +20,25 @@ impl Core {
         told(lock, counted.map_err(|error| store_error(lock, error))?)
     }
 
-    /// Runs a script that changes a number, and may be sent twice. Retries it for up to
-    /// one command timeout.
+    /// Runs a script that sets a number. Sends one request and does not retry it: a late first try would
+    /// undo what came after the second.
+    pub(crate) async fn set_count(&self, lock: &str, call: &Call) -> Result<u32> {
+        self.enter(lock).await?;
+        let counted = self.store.count(call).await;
+        told(lock, counted.map_err(|error| store_error(lock, error))?)
+    }
+
+    /// Runs a script that changes a number once, though it is sent twice. Retries it for up to one
+    /// command timeout, which the last try may take as well.
     pub(crate) async fn change_count(&self, lock: &str, call: &Call) -> Result<u32> {
         let patience = self.config.command_timeout().min(REPEATED_WITHIN);
         let mut repeat = Repeat::until(Instant::now() + patience);
         loop {
-            self.enter(lock).await?;
+            if let Err(error) = self.enter(lock).await {
+                // an earlier try may have been executed
+                let unconfirmed = repeat.unconfirmed();
+                return Err(unconfirmed.map_or(error, |error| store_error(lock, error)));
+            }
             let error = match self.store.count(call).await {
                 Ok(count) => return told(lock, count),
                 Err(error) => error,

@@ -81,6 +81,11 @@ impl Repeat {
         })
     }
 
+    /// Returns the last error of a try that may have been executed.
+    pub(super) fn unconfirmed(&mut self) -> Option<StoreError> {
+        self.unconfirmed.take()
+    }
+
     /// Pauses after a failed try. Returns the error of all of them if that was the last one.
     pub(super) async fn pause(
         &mut self,

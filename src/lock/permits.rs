@@ -29,7 +29,7 @@ script!(
     RELEASE = "permits/release",
     parts = ["permit", "time"],
     keys = 2,
-    args = 3
+    args = 4
 );
 script!(
     RELEASE_RECORD = "permits/release_record",
@@ -48,7 +48,7 @@ script!(
     FORCE_RELEASE = "permits/force_release",
     parts = ["counter"],
     keys = 2,
-    args = 1
+    args = 2
 );
 script!(
     INSPECT = "permits/inspect",
@@ -64,7 +64,7 @@ script!(
 );
 script!(
     SET_TOTAL = "permits/set_total",
-    parts = ["counter"],
+    parts = ["counter", "time"],
     keys = 2,
     args = 2
 );
@@ -251,7 +251,7 @@ impl Permits {
     pub async fn set_permits(&self, total: u32) -> Result<()> {
         self.record.check_total(total)?;
         let call = self.record.set_total(total);
-        let changed = self.anchor.change_count(self.record.name(), &call).await;
+        let changed = self.anchor.set_count(self.record.name(), &call).await;
         changed.map(drop)
     }
 
@@ -286,7 +286,7 @@ pub(crate) struct PermitRecord {
 }
 
 impl PermitRecord {
-    pub(super) fn new(name: &LockName, total: u32) -> Self {
+    pub(crate) fn new(name: &LockName, total: u32) -> Self {
         let leases = name.with_suffix(&PERMIT_LEASES[1..]);
         Self::with_leases(name, leases, Some(total))
     }
@@ -419,8 +419,12 @@ impl Kind for PermitRecord {
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        let args = [self.last(owner), holds.into(), (&self.channel).into()];
-        Call::new(&RELEASE, self.keys(), args)
+        let (last, channel) = (self.last(owner), (&self.channel).into());
+        Call::new(
+            &RELEASE,
+            self.keys(),
+            [last, holds.into(), channel, self.total()],
+        )
     }
 
     fn release_record(&self, owner: &OwnerId, holds: u32) -> Option<Call> {
@@ -460,7 +464,8 @@ impl Kind for PermitRecord {
     }
 
     fn force_release(&self) -> Call {
-        Call::new(&FORCE_RELEASE, self.keys(), [(&self.channel).into()])
+        let args = [(&self.channel).into(), self.total()];
+        Call::new(&FORCE_RELEASE, self.keys(), args)
     }
 
     fn inspect(&self) -> Call {

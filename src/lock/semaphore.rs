@@ -24,14 +24,14 @@ use crate::{
 
 script!(
     TRY_SET = "semaphore/try_set",
-    parts = ["counter", "once"],
+    parts = ["counter", "once", "time"],
     keys = 3,
     args = 2
 );
 script!(
     ADD = "semaphore/add",
-    parts = ["counter", "once"],
-    keys = 2,
+    parts = ["counter", "once", "time"],
+    keys = 3,
     args = 2
 );
 script!(
@@ -75,9 +75,17 @@ const FORGOTTEN_WITHIN: Duration = Duration::from_secs(60);
 ///
 /// # When a holder dies
 ///
-/// The permits of a guard come back when its lease ends, with the next acquire of a nestlock client:
-/// a Redisson process does not know of the lease. Permits without a guard, as all of Redisson's,
-/// stay taken until [`add_permits`](Self::add_permits).
+/// The permits of a guard come back when its lease has ended and a nestlock client acquires one next: a
+/// Redisson process does not know of the lease, and an acquire that finds too few changes nothing. Permits without a guard, as all of Redisson's,
+/// stay taken until [`add_permits`](Self::add_permits), and so do those of guards if their key
+/// (`nestlock_semaphore_leases:{name}`) is deleted or evicted.
+///
+/// # Changes
+///
+/// Each change of the number is one request, whose reply the server knows for a minute: the client
+/// repeats it if the reply is lost, and it counts once. After [`Error::Unconfirmed`] the client does
+/// nothing more. [`replicas`](crate::LockClientBuilder::replicas) are for acquires, not for changes. In
+/// a cluster, a slot that is being moved refuses changes, which may be made again.
 #[derive(Debug, Clone)]
 pub struct Semaphore {
     anchor: Arc<Anchor>,
@@ -219,10 +227,10 @@ impl Semaphore {
         if count == 0 {
             return refuse("0 more permits; add or take away at least 1");
         }
-        match self.change(&self.record.add(count)).await? {
-            true => Ok(()),
-            false => refuse("there would be more permits than 2147483647, or as many below 0"),
+        if self.change(&self.record.add(count)).await? {
+            return Ok(());
         }
+        refuse("there would be more permits than 2147483647, or as many below 0")
     }
 
     /// Takes away all permits that are available, and returns how many there were. Redisson's
@@ -264,7 +272,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`Error::NotHeld`] if the guard is not one of this semaphore and client: it still holds what it
-    /// held. [`Error::Lost`] if any of its permits was lost: the others come back within a minute.
+    /// held. [`Error::Lost`] if any of its permits was lost: the others come back when their leases end.
     /// Otherwise as [`LockGuard::hand_over`]: [`LockGuard::remaining`] shows whether the guard still
     /// holds them. If not, they come back within a minute, or, after [`Error::Unconfirmed`], may be
     /// forgotten.
@@ -317,13 +325,9 @@ impl PermitRecord {
     }
 
     fn add(&self, count: i32) -> Call {
-        let [_, counter] = self.keys();
-        let count = Arg::Text(count.to_string().into());
-        Call::new(
-            &ADD,
-            [self.request(), counter],
-            [count, self.channel().into()],
-        )
+        let [leases, counter] = self.keys();
+        let args = [Arg::Text(count.to_string().into()), self.channel().into()];
+        Call::new(&ADD, [self.request(), counter, leases], args)
     }
 
     fn drain(&self) -> Call {

@@ -155,7 +155,7 @@ async fn a_change_with_a_lost_reply_is_made_once() {
         Action::Ghost(ms(40)),
         Action::Twice,
     ] {
-        let lose = || proxy.once(Verb::Count, action.clone());
+        let lose = || proxy.once(Verb::Count, action);
         lose();
         assert!(latch.try_set_count(5).await.unwrap(), "{action:?}");
         lose();

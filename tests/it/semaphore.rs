@@ -284,7 +284,7 @@ async fn a_change_with_a_lost_reply_is_made_once() {
         Action::Ghost(ms(40)),
         Action::Twice,
     ] {
-        let lose = || proxy.once(Verb::Count, action.clone());
+        let lose = || proxy.once(Verb::Count, action);
         lose();
         assert!(semaphore.try_set_permits(3).await.unwrap(), "{action:?}");
         lose();
@@ -414,4 +414,107 @@ async fn a_waiter_learns_when_a_lease_ends() {
     assert!(began.elapsed() < ms(5_000), "{:?}", began.elapsed());
     guard.unlock().await.unwrap();
     assert_eq!((counter(&server), taken(&server)), (1, 0));
+}
+
+/// A first try that arrives after the reply to the second finds that one's reply.
+#[tokio::test]
+async fn a_late_first_try_changes_nothing() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = LockClient::connect(proxy.url()).await.unwrap();
+    let (late, other) = (semaphore(&client), semaphore(&server.client().await));
+    let delay = || proxy.once(Verb::Count, Action::Ghost(ms(400)));
+    delay();
+    assert_eq!(late.drain_permits().await.unwrap(), 0);
+    other.add_permits(5).await.unwrap();
+    eventually("it arrives", || async { proxy.ghosts() == 1 }).await;
+    tokio::time::sleep(ms(500)).await;
+    assert_eq!(counter(&server), 5);
+    delay();
+    assert!(!late.try_set_permits(9).await.unwrap());
+    delay();
+    assert!(late.add_permits(i32::MAX).await.is_err());
+    server.call(&["DEL", "l"]);
+    tokio::time::sleep(ms(600)).await;
+    assert!(!server.exists("l"));
+}
+
+/// A client that was shut down before the second try does not know whether the first was executed.
+#[tokio::test]
+async fn a_shutdown_between_two_tries_leaves_a_doubt() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = LockClient::connect(proxy.url()).await.unwrap();
+    let semaphore = of(&client, 1).await;
+    // new connections only
+    proxy.refuse();
+    proxy.once(Verb::Count, Action::Lose);
+    let add = tokio::spawn(async move { semaphore.add_permits(1).await });
+    eventually("it is executed", || async { counter(&server) == 2 }).await;
+    let _ = client.shutdown().await;
+    let error = add.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Unconfirmed { .. }), "{error}");
+}
+
+/// Redisson wakes as many waiters as a message says, in order, whatever each of them wants.
+#[tokio::test]
+async fn a_message_is_the_number_available() {
+    let server = Server::start();
+    let client = server.client().await;
+    let semaphore = of(&client, 3).await;
+    let mut listener = server.wire();
+    listener.call(&["SUBSCRIBE", CHANNEL]).unwrap();
+    let mut told = || listener.read().unwrap().list()[2].text().to_owned();
+    semaphore.acquire().await.unwrap().unlock().await.unwrap();
+    assert_eq!(told(), "3");
+    let lease = AcquireOptions::new().lease(ms(20));
+    let two = semaphore.many(2).unwrap();
+    two.lock_with(lease).await.unwrap().leave_to_lease();
+    tokio::time::sleep(ms(40)).await;
+    // which takes back what has expired, for Redisson's waiters, too
+    let held = semaphore.acquire().await.unwrap();
+    assert_eq!(told(), "2");
+    assert_eq!((counter(&server), taken(&server)), (2, 1));
+    held.unlock().await.unwrap();
+    assert_eq!(told(), "3");
+    let _held = semaphore.acquire().await.unwrap();
+    semaphore.many(1).unwrap().force_unlock().await.unwrap();
+    assert_eq!(told(), "3");
+}
+
+/// What has expired is available, though no acquire has taken it back yet.
+#[tokio::test]
+async fn a_number_that_grows_counts_what_has_expired() {
+    let server = Server::start();
+    let client = patient(&server).await;
+    let semaphore = of(&client, 3).await;
+    let permits = client.permits("p", 3).unwrap();
+    let lease = || AcquireOptions::new().lease(ms(20));
+    for all in [semaphore.many(3).unwrap(), permits.many(3).unwrap()] {
+        all.lock_with(lease()).await.unwrap().leave_to_lease();
+    }
+    eventually("they expire", || async {
+        semaphore.available_permits().await.unwrap() == 3
+            && permits.available_permits().await.unwrap() == 3
+    })
+    .await;
+    semaphore.add_permits(-2).await.unwrap();
+    permits.set_permits(1).await.unwrap();
+    let (ours, theirs) = (semaphore.clone(), permits.clone());
+    let waits = tokio::spawn(async move { ours.acquire_many(3).await });
+    let others = tokio::spawn(async move { theirs.acquire_many(3).await });
+    has_waiters(&client, 2).await;
+    eventually("they sleep", || async {
+        let tries = server.script_count();
+        tokio::time::sleep(ms(50)).await;
+        server.script_count() == tries && server.channels().len() == 2
+    })
+    .await;
+    semaphore.add_permits(2).await.unwrap();
+    permits.set_permits(3).await.unwrap();
+    let soon = |task| tokio::time::timeout(ms(10_000), task);
+    for waiter in [waits, others] {
+        let guard = soon(waiter).await.expect("it is woken").unwrap().unwrap();
+        guard.unlock().await.unwrap();
+    }
 }

@@ -535,9 +535,12 @@ async fn a_long_refusal_is_reported_as_such() {
     let builder = LockClient::builder().outage_patience(ms(600));
     let client = builder.connect(proxy.url()).await.unwrap();
     let oom = "OOM command not allowed when used memory > 'maxmemory'.";
-    proxy.rule(move |request| match request.is_script() {
-        true => Action::Refuse(oom),
-        false => Action::Pass,
+    proxy.rule(move |request| {
+        if request.is_script() {
+            Action::Refuse(oom)
+        } else {
+            Action::Pass
+        }
     });
     let refused = (0..40).map(|n| client.mutex(format!("l:{n}")).unwrap());
     let refused = refused.map(|lock| async move { lock.lock().await.unwrap_err() });

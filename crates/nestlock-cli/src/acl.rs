@@ -27,7 +27,7 @@ const EVERY_KEY: &str = "~*";
 /// The name in the table for the keys of [`fenced_key`](nestlock::LockClient::fenced_key).
 const GUARDED: &str = "guarded keys";
 /// The name in the table for latches.
-const LATCH: &str = "latch";
+pub(crate) const LATCH: &str = "latch";
 /// Older versions do not know rules for channels.
 const CHANNELS_HAVE_RULES: (u64, u64, u64) = (6, 2, 0);
 

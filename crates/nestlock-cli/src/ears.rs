@@ -17,6 +17,7 @@ use tokio::{
 };
 
 use crate::{
+    acl::LATCH,
     node::{is_denied, is_over},
     raw::Raw,
     search::Candidate,
@@ -51,6 +52,8 @@ impl Ears {
         let all = [EVERY_CLIENT]
             .into_iter()
             .chain(KINDS)
+            // nothing is held there
+            .filter(|part| part.what != LATCH)
             .flat_map(|part| part.channels);
         // a user may subscribe to a pattern only if a rule has exactly the same text
         let patterns: Vec<String> = all

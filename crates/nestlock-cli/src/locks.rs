@@ -295,7 +295,9 @@ impl Found {
         self.ttl = (last < NO_LEASE).then(|| last.saturating_sub(now));
         self.waiting = listeners.map(Waiting::Clients);
         let all = i64::try_from(leases.len() / 2).unwrap_or(i64::MAX);
+        // what Redisson has taken of a semaphore is nowhere
         self.permits = counter
+            .filter(|_| self.record == Record::Permits)
             .and_then(|counter| text(counter)?.parse::<i64>().ok())
             .map(|counter| u64::try_from(counter.saturating_add(all)).unwrap_or(0));
         true

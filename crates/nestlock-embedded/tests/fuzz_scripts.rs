@@ -119,7 +119,7 @@ impl<'a> Round<'a> {
             ("lock", "string") if script.name.starts_with("signal/") => {
                 [b"lock:", lock.as_bytes()].concat()
             }
-            ("lock", "hash" | "string") | ("counter", "string") => lock.into(),
+            ("lock", "hash" | "string") | ("counter" | "latch", "string") => lock.into(),
             ("signal", "list") => [b"lock-signal:", lock.as_bytes()].concat(),
             ("queue", "list") => derived("redisson_lock_queue", lock),
             ("timeouts", "zset") => derived("redisson_lock_timeout", lock),
@@ -129,7 +129,6 @@ impl<'a> Round<'a> {
             ("token", "string") => derived("redisson_lock_token", lock),
             ("data", "string") => [b"data:", lock.as_bytes()].concat(),
             ("fence", "string") => derived("nestlock_fence", lock),
-            ("latch", "string") => lock.into(),
             ("callers", "hash") => derived("nestlock_latch_callers", lock),
             ("request", "string") => {
                 let request = self.rng.between(1, 9);

@@ -272,7 +272,7 @@ impl Popper {
             self.wanted.remove(&queue.channel);
         }
         if queue.waiters() == 0 {
-            self.hand_back(&queue);
+            self.hand_back(queue);
         } else {
             queue.wake_one();
         }

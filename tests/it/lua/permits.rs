@@ -33,7 +33,7 @@ impl Bench {
     }
 
     fn give_back(&self, owner: &str) -> Reply {
-        self.run(RELEASE, &KEYS, &[owner, "0", CHANNEL])
+        self.run(RELEASE, &KEYS, &[owner, "0", CHANNEL, "3"])
     }
 
     fn counter(&self) -> i64 {
@@ -197,10 +197,10 @@ fn permits_of_bad_numbers_are_refused_untouched() {
         if count != "0" {
             refused(ACQUIRE, &[A, "30000", "1", count, CHANNEL]);
             refused(AVAILABLE, &[count]);
-            refused(RELEASE, &[A, count, CHANNEL]);
+            refused(RELEASE, &[A, count, CHANNEL, "3"]);
         }
     }
-    refused(RELEASE, &[A, "2", CHANNEL]);
+    refused(RELEASE, &[A, "2", CHANNEL, "3"]);
     refused(ACQUIRE, &[A, "30000", "1000", "1000", CHANNEL]);
     // INCRBY takes neither of the last two
     for counter in ["x", "-", "007", "100000000000000000000"] {
@@ -210,7 +210,7 @@ fn permits_of_bad_numbers_are_refused_untouched() {
         assert_eq!(bench.untouched(ACQUIRE, &KEYS, &acquire), wrong);
         assert_eq!(bench.untouched(AVAILABLE, &KEYS, &["3"]), wrong);
         assert_eq!(bench.untouched(SET_TOTAL, &KEYS, &["3", CHANNEL]), wrong);
-        assert_eq!(bench.untouched(FORCE, &KEYS, &[CHANNEL]), wrong);
+        assert_eq!(bench.untouched(FORCE, &KEYS, &[CHANNEL, "3"]), wrong);
     }
 }
 
@@ -221,13 +221,13 @@ fn permits_release_gives_back_all_of_an_owner() {
     assert_eq!(bench.take_permits(B, "30000", "1"), ACQUIRED);
     let mut ears = bench.listen(CHANNEL);
     assert_eq!(
-        bench.untouched(RELEASE, &KEYS, &[A, "1", CHANNEL]),
+        bench.untouched(RELEASE, &KEYS, &[A, "1", CHANNEL, "3"]),
         Reply::Int(0)
     );
     assert_eq!(bench.give_back(A), Reply::Int(1));
     assert_eq!(bench.counter(), 2);
     for holds in ["0", "1"] {
-        let again = bench.untouched(RELEASE, &KEYS, &[A, holds, CHANNEL]);
+        let again = bench.untouched(RELEASE, &KEYS, &[A, holds, CHANNEL, "3"]);
         assert_eq!(again, Reply::Nil);
     }
     assert_eq!(ears.heard(&bench), ["2"]);
@@ -240,7 +240,7 @@ fn permits_release_of_what_has_expired_is_none() {
     let bench = Bench::new();
     bench.set_up(&["SET", "jobs", "2"]);
     bench.set_up(&["ZADD", KEYS[0], "7", A]);
-    let kept = bench.untouched(RELEASE, &KEYS, &[A, "1", CHANNEL]);
+    let kept = bench.untouched(RELEASE, &KEYS, &[A, "1", CHANNEL, "3"]);
     assert_eq!(kept, Reply::Nil);
     assert_eq!(bench.give_back(A), Reply::Nil);
     assert_eq!(bench.counter(), 3);
@@ -281,12 +281,12 @@ fn permits_that_are_gone_are_noticed() {
             }
             let renewed = bench.untouched(RENEW, &LEASES, &[&all[2], "90000"]);
             assert_eq!(renewed, Reply::List(vec![Reply::Int(0)]), "{gone}");
-            let kept = bench.untouched(RELEASE, &KEYS, &[&all[2], "1", CHANNEL]);
+            let kept = bench.untouched(RELEASE, &KEYS, &[&all[2], "1", CHANNEL, "3"]);
             assert_eq!(kept, Reply::Nil);
             let kept = bench.untouched(RELEASE_RECORD, &LEASES, &[&all[2], "1", CHANNEL]);
             assert_eq!(kept, Reply::Nil);
             // the others are given back, past a gap too
-            let given = bench.run(RELEASE, &KEYS, &[&all[2], "0", CHANNEL]);
+            let given = bench.run(RELEASE, &KEYS, &[&all[2], "0", CHANNEL, "3"]);
             assert_eq!((given, bench.counter()), (Reply::Nil, left), "{gone}");
             assert_eq!(bench.call(&["ZCARD", KEYS[0]]), Reply::Int(0));
         }
@@ -298,9 +298,9 @@ fn permits_that_are_gone_are_noticed() {
     for permit in &all {
         bench.is_about(permit, 90_000);
     }
-    let kept = bench.untouched(RELEASE, &KEYS, &[&all[2], "1", CHANNEL]);
+    let kept = bench.untouched(RELEASE, &KEYS, &[&all[2], "1", CHANNEL, "3"]);
     assert_eq!(kept, Reply::Int(0));
-    let given = bench.run(RELEASE, &KEYS, &[&all[2], "0", CHANNEL]);
+    let given = bench.run(RELEASE, &KEYS, &[&all[2], "0", CHANNEL, "3"]);
     assert_eq!((given, bench.counter()), (Reply::Int(1), 3));
 }
 
@@ -325,7 +325,7 @@ fn permits_transfer_moves_all_and_sets_the_lease() {
 fn permits_force_release_gives_back_whatever_is_taken() {
     let bench = Bench::new();
     assert_eq!(
-        bench.untouched(FORCE, &KEYS, &[CHANNEL]),
+        bench.untouched(FORCE, &KEYS, &[CHANNEL, "3"]),
         Reply::Int(0),
         "none was taken"
     );
@@ -333,8 +333,8 @@ fn permits_force_release_gives_back_whatever_is_taken() {
     bench.set_up(&["DECRBY", "jobs", "1"]);
     bench.set_up(&["ZADD", KEYS[0], NEVER, "id"]);
     let mut ears = bench.listen(CHANNEL);
-    assert_eq!(bench.run(FORCE, &KEYS, &[CHANNEL]), Reply::Int(1));
-    assert_eq!(bench.run(FORCE, &KEYS, &[CHANNEL]), Reply::Int(0));
+    assert_eq!(bench.run(FORCE, &KEYS, &[CHANNEL, "3"]), Reply::Int(1));
+    assert_eq!(bench.run(FORCE, &KEYS, &[CHANNEL, "3"]), Reply::Int(0));
     assert_eq!(bench.counter(), 3);
     assert_eq!(ears.heard(&bench), ["3"]);
 }

@@ -446,8 +446,11 @@ fn cases_of_permits() -> Vec<Case> {
         of("permits/acquire", &keys, &args, &all);
         of("permits/acquire", &keys, &args, &[""]);
     }
-    of("permits/release", &keys, &[A, "0", "c"], &all);
-    of("permits/release", &keys, &[A, "1", "c"], &[mine]);
+    for total in ["0", "3"] {
+        of("permits/release", &keys, &[A, "0", "c", total], &all);
+        of("permits/force_release", &keys, &["c", total], &all);
+    }
+    of("permits/release", &keys, &[A, "1", "c", "3"], &[mine]);
     of("permits/release_record", &[LEASES], &[A, "0", "c"], &all);
     of("permits/renew", &[LEASES], &[A, "30000"], &all);
     let two = leases(&[A, A], "30000");
@@ -455,7 +458,6 @@ fn cases_of_permits() -> Vec<Case> {
     of("permits/renew", &[LEASES, "m"], &two, &[mine, second]);
     let moves = [A, "c:1", "30000"];
     of("permits/transfer", &[LEASES], &moves, &[mine, others]);
-    of("permits/force_release", &keys, &["c"], &all);
     of("permits/inspect", &[LEASES], &[], &all);
     of("permits/available", &keys, &["3"], &all);
     for total in ["1", "9"] {
@@ -466,7 +468,7 @@ fn cases_of_permits() -> Vec<Case> {
         of("semaphore/try_set", &keys, &[total, "c"], &all);
     }
     for count in ["2", "-2"] {
-        of("semaphore/add", &keys[..2], &[count, "c"], &all);
+        of("semaphore/add", &keys, &[count, "c"], &all);
     }
     let (latch, callers) = (
         ["request", L, "callers"],
