@@ -156,6 +156,7 @@ const FREES: Part = Part {
         "set",
         "time",
         "zcard",
+        "zcount",
         "zmscore",
         "zrangebyscore",
         "zrem",
