@@ -42,6 +42,7 @@
 //! | `shutdown` | how do I release all locks at SIGTERM or ctrl-c? |
 //! | `worker_pool` | how do many workers share a list of jobs, one worker for each? |
 //! | `limit_concurrency` | how do at most three tasks of all processes call a service at once? |
+//! | `start_together` | how do the workers of all processes start at the same moment, and how is their end awaited? |
 //! | `job_on_replicas` | how does a job run once per interval, on any one replica? |
 //! | `survive_restart` | how does a worker keep its lock when it is deployed, or get it back when it was killed? |
 //! | `refresh_token` | how do replicas refresh a token that may be used only once? |
