@@ -10,6 +10,9 @@
     feature = "tower",
     doc = "| [`tower`] | handle one request at a time for each resource, in a tower service |"
 )]
+//!
+//! The locks run in any executor; the pages that sleep (`cached`, `once_per`, `leader`) need a tokio
+//! runtime with timers, and panic without one.
 #![cfg_attr(docsrs, feature(doc_cfg))] // docs.rs shows the feature that an item needs
 
 pub mod cached;

@@ -1,5 +1,5 @@
-//! Waiting for a lock or a latch, from the bottom up: what is awaited, hand-off slots, wait queues, the subscriptions that own
-//! the queues, the tasks that listen, and the waiters.
+//! Waiting for a lock or a latch, from the bottom up: what is awaited, hand-off slots, wait queues,
+//! the subscriptions that own the queues, the tasks that listen, and the waiters.
 
 pub(super) mod awaited;
 pub(super) mod relay;
