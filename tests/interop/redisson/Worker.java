@@ -20,6 +20,7 @@ import org.redisson.api.RLock;
 import org.redisson.api.RPermitExpirableSemaphore;
 import org.redisson.api.RSemaphore;
 import org.redisson.api.RedissonClient;
+import org.redisson.client.RedisException;
 import org.redisson.client.RedisNodeNotFoundException;
 import org.redisson.client.codec.StringCodec;
 import org.redisson.config.Config;
@@ -112,7 +113,8 @@ public final class Worker {
                 try {
                     answer(requests.take().split(" "), System.nanoTime() + DISCOVERY);
                 } catch (Exception error) {
-                    tell("error " + error);
+                    // what Redisson wraps is the reason
+                    tell("error " + error + (error.getCause() == null ? "" : ": " + error.getCause()));
                 }
             }
         }
@@ -126,8 +128,10 @@ public final class Worker {
                 try {
                     answer(words);
                     return;
-                } catch (RedisNodeNotFoundException error) {
-                    if (System.nanoTime() > until) {
+                } catch (RedisException error) {
+                    boolean isUnsent = error instanceof RedisNodeNotFoundException
+                            || error.getCause() instanceof RedisNodeNotFoundException;
+                    if (!isUnsent || System.nanoTime() > until) {
                         throw error;
                     }
                     TimeUnit.MILLISECONDS.sleep(10);
