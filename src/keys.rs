@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crc16::{State, XMODEM};
+use uuid::Uuid;
 
 use crate::error::Error;
 
@@ -29,6 +30,13 @@ pub(crate) const LATCH_CALLERS: &str = "nestlock_latch_callers";
 /// [`SIGNAL_RECORD`] is not one of them, since its keys are also the records of string locks with
 /// these names.
 const RESERVED: [&str; 3] = ["redisson_", "nestlock_", SIGNAL_LIST];
+
+/// Returns the key of a request that is made once, even if it is sent twice, with the prefix
+/// `request`. `key` is one of the lock's, with the prefix `prefix`: the new one is in its slot.
+pub(crate) fn request_key(key: &str, prefix: &str, request: &str) -> Arc<str> {
+    let key = key.replacen(prefix, request, 1);
+    format!("{key}:{}", Uuid::new_v4()).into()
+}
 
 /// A checked lock name, with the client's prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]

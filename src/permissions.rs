@@ -101,6 +101,22 @@ pub const FSYNC: Permissions = Permissions {
     commands: &["waitaof"],
 };
 
+/// What the scripts of permits send: those of semaphores, too.
+const COUNTED: &[&str] = &[
+    "get",
+    "incrby",
+    "set",
+    "time",
+    "zadd",
+    "zcard",
+    "zcount",
+    "zmscore",
+    "zrangebyscore",
+    "zrem",
+    "zremrangebyscore",
+    "zscore",
+];
+
 /// What some kinds need in addition.
 pub const KINDS: [Permissions; 9] = [
     Permissions {
@@ -159,20 +175,7 @@ pub const KINDS: [Permissions; 9] = [
         what: "permits",
         keys: &["~{{}"],
         channels: &["&redisson_sc:{{}"],
-        commands: &[
-            "get",
-            "incrby",
-            "set",
-            "time",
-            "zadd",
-            "zcard",
-            "zcount",
-            "zmscore",
-            "zrangebyscore",
-            "zrem",
-            "zremrangebyscore",
-            "zscore",
-        ],
+        commands: COUNTED,
     },
     Permissions {
         what: "semaphore",
@@ -181,20 +184,7 @@ pub const KINDS: [Permissions; 9] = [
             "~nestlock_semaphore_request:{{}",
         ],
         channels: &["&redisson_sc:{{}"],
-        commands: &[
-            "get",
-            "incrby",
-            "set",
-            "time",
-            "zadd",
-            "zcard",
-            "zcount",
-            "zmscore",
-            "zrangebyscore",
-            "zrem",
-            "zremrangebyscore",
-            "zscore",
-        ],
+        commands: COUNTED,
     },
     Permissions {
         what: "latch",

@@ -6,26 +6,24 @@ use nestlock_wire::{Call, clock::Instant};
 
 use super::{core::Core, failure::store_error, release::Repeat};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StoreError};
 
 /// Half of the minute for which the server knows a request: see `lua/parts/once.lua`.
 const REPEATED_WITHIN: Duration = Duration::from_secs(30);
 
 impl Core {
-    /// Runs a script that replies with a number and writes nothing. Sends one request and
-    /// does not retry it.
+    /// Runs a script that replies with a number and writes nothing. Sends one request and does not
+    /// retry it.
     pub(crate) async fn count(&self, lock: &str, call: &Call) -> Result<u32> {
         self.enter(lock).await?;
-        let counted = self.store.read_count(call).await;
-        told(lock, counted.map_err(|error| store_error(lock, error))?)
+        counted(lock, self.store.read_count(call).await)
     }
 
     /// Runs a script that sets a number. Sends one request and does not retry it: a late first try would
     /// undo what came after the second.
     pub(crate) async fn set_count(&self, lock: &str, call: &Call) -> Result<u32> {
         self.enter(lock).await?;
-        let counted = self.store.count(call).await;
-        told(lock, counted.map_err(|error| store_error(lock, error))?)
+        counted(lock, self.store.count(call).await)
     }
 
     /// Runs a script that changes a number once, though it is sent twice. Retries it for up to one
@@ -40,8 +38,8 @@ impl Core {
                 return Err(unconfirmed.map_or(error, |error| store_error(lock, error)));
             }
             let error = match self.store.count(call).await {
-                Ok(count) => return told(lock, count),
                 Err(error) => error,
+                answer => return counted(lock, answer),
             };
             let paused = repeat.pause(self, lock, error).await;
             paused.map_err(|error| store_error(lock, error))?;
@@ -49,7 +47,8 @@ impl Core {
     }
 }
 
-fn told(lock: &str, count: Option<u32>) -> Result<u32> {
+fn counted(lock: &str, answer: Result<Option<u32>, StoreError>) -> Result<u32> {
+    let count = answer.map_err(|error| store_error(lock, error))?;
     count.ok_or_else(|| Error::WrongLockKind {
         lock: lock.to_owned(),
     })

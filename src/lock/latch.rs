@@ -5,14 +5,13 @@
 use std::{sync::Arc, time::Duration};
 
 use nestlock_wire::{Arg, Call, clock::Instant};
-use uuid::Uuid;
 
 use super::permits::MOST;
 
 use crate::{
     engine::{Anchor, Awaiting},
     error::{Error, Result},
-    keys::{LATCH_CALLERS, LATCH_REQUEST, LockName},
+    keys::{LATCH_CALLERS, LATCH_REQUEST, LockName, request_key},
     options::Wait,
     store::script,
 };
@@ -209,8 +208,7 @@ impl CountDownLatch {
 
     /// Returns the keys of a change, which is made once, even if it is sent twice.
     fn keys(&self) -> [Arc<str>; 3] {
-        let request = self.callers.replacen(LATCH_CALLERS, LATCH_REQUEST, 1);
-        let request = format!("{request}:{}", Uuid::new_v4()).into();
+        let request = request_key(&self.callers, LATCH_CALLERS, LATCH_REQUEST);
         [request, Arc::clone(&self.name), Arc::clone(&self.callers)]
     }
 }

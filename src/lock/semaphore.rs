@@ -6,7 +6,6 @@
 use std::{sync::Arc, time::Duration};
 
 use nestlock_wire::{Arg, Call};
-use uuid::Uuid;
 
 use super::{
     Lock,
@@ -17,7 +16,7 @@ use crate::{
     engine::{Anchor, Kind},
     error::{Error, LossReason, Result},
     guard::LockGuard,
-    keys::{LockName, SEMAPHORE_LEASES, SEMAPHORE_REQUEST},
+    keys::{LockName, SEMAPHORE_LEASES, SEMAPHORE_REQUEST, request_key},
     owner::OwnerId,
     store::script,
 };
@@ -345,9 +344,6 @@ impl PermitRecord {
 
     /// Returns the key of a request that is made once, even if it is sent twice.
     fn request(&self) -> Arc<str> {
-        let request = self
-            .record()
-            .replacen(SEMAPHORE_LEASES, SEMAPHORE_REQUEST, 1);
-        format!("{request}:{}", Uuid::new_v4()).into()
+        request_key(self.record(), SEMAPHORE_LEASES, SEMAPHORE_REQUEST)
     }
 }

@@ -265,7 +265,8 @@ fn superfluous(tool: Option<For>) -> &'static [&'static str] {
             "~nestlock_fence:{{}",
             "~nestlock_semaphore_request:{{}",
         ],
-        // as for `exec`; also, it tries no semaphore, and its locks have no other clients: no queue advances, no reader blocks
+        // as for `exec`; also, it tries no semaphore, and its locks have no other clients: no queue
+        // advances, no reader blocks
         // a writer, and no second token is issued
         Some(For::Doctor) => &[
             "scan",

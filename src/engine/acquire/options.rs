@@ -171,14 +171,13 @@ impl<'a> Acquire<'a> {
     /// one, after the end of a long outage; an attempt that does not wait gets the time that one request
     /// may take.
     pub(crate) fn attempt_deadline(&self, outage: Option<Instant>) -> Option<Instant> {
-        match self.deadline.or(outage) {
-            Some(_) if !self.waits => {
-                Some(self.started + self.core.config.command_timeout() + REPLY_GRACE)
-            }
+        let end = self.deadline.or(outage)?;
+        Some(if self.waits {
             // in the grace, the reply to the last attempt says what is wrong
-            Some(end) => Some(end + self.core.grace()),
-            None => None,
-        }
+            end + self.core.grace()
+        } else {
+            self.started + self.core.config.command_timeout() + REPLY_GRACE
+        })
     }
 
     /// Extends `deadline` if something of this owner had to be settled first, such as the release

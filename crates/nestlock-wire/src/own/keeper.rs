@@ -5,8 +5,8 @@
 //! thread that is not on that runtime. It wakes the driver. If that is not polled within 25 ms, or
 //! its runtime ends, the socket moves here. A busy runtime may poll the driver and still not ask the
 //! system for input for a long time: so if the system says that there is something to read (or a
-//! full socket does not drain), and still does after 25 ms more, the socket moves, too. After 1 s the other runtime may try again; if that fails at once, after twice
-//! that time, up to 1 min.
+//! full socket does not drain), and still does after 25 ms more, the socket moves, too. After 1 s the
+//! other runtime may try again; if that fails at once, after twice that time, up to 1 min.
 //!
 //! Nothing in flight is lost: the halves leave one reactor and join the other. Decision 17.
 
