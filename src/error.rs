@@ -288,12 +288,14 @@ pub enum Error {
     Closed,
     /// The shutdown could not confirm every release; the remaining locks end with their leases.
     #[error(
-        "the lock client was shut down, but the release of {locks} locks could not be confirmed"
+        "the lock client was shut down, but the release of {locks} locks could not be confirmed: {source}"
     )]
     #[non_exhaustive]
     Unsettled {
         /// How many releases were not confirmed.
         locks: usize,
+        /// Why the last of them failed.
+        source: StoreError,
     },
 }
 

@@ -2,7 +2,9 @@
 
 use tokio::sync::{Notify, watch};
 
-use crate::error::{Error, StoreError};
+use super::failure;
+
+use crate::error::Error;
 
 /// The requests for a first connection, and the failed attempts at one.
 #[derive(Debug, Default)]
@@ -60,13 +62,10 @@ impl Beginning {
 /// Copies an error for a further caller: `Error` is not `Clone`.
 fn again(error: &Error) -> Error {
     match error {
-        Error::Connect { address, source } => {
-            let again = StoreError::new(source.kind(), source.may_have_executed(), source.said());
-            Error::Connect {
-                address: address.clone(),
-                source: again.about(source.command()),
-            }
-        }
+        Error::Connect { address, source } => Error::Connect {
+            address: address.clone(),
+            source: failure::again(source),
+        },
         Error::InvalidConfig { reason } => Error::InvalidConfig {
             reason: reason.clone(),
         },

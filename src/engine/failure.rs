@@ -23,6 +23,12 @@ pub(super) fn store_error(lock: &str, source: StoreError) -> Error {
     }
 }
 
+/// Copies an error for a further caller: `StoreError` is not `Clone`.
+pub(super) fn again(error: &StoreError) -> StoreError {
+    let again = StoreError::new(error.kind(), error.may_have_executed(), error.said());
+    again.about(error.command())
+}
+
 /// Returns a timeout of a request that may have been executed.
 pub(super) fn no_reply(what: &'static str) -> StoreError {
     StoreError::new(StoreErrorKind::Timeout, true, what)

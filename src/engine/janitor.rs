@@ -19,6 +19,7 @@ use tokio::{
 
 use super::{
     core::{Core, LOCKS_AT_ONCE},
+    failure::again,
     hold::{Hold, state::Residue},
     jobs::{Janitor, Job, LentOwnerLock, UnsettledRequest},
     kind::Kind,
@@ -46,8 +47,10 @@ fn retry() -> Retry {
 /// [`LONGEST_PAUSE`], and then for the back-off. A server that refused everything because its
 /// cluster was down ends the back-off early when it serves again.
 ///
-/// While the job pauses with `is_denied`, no shutdown waits for it.
-async fn pause(core: &Core, record: &str, retry: &mut Retry, is_denied: bool) {
+/// While the job pauses because its request was denied, no shutdown waits for it.
+async fn pause(core: &Core, record: &str, retry: &mut Retry, error: StoreError) {
+    let is_denied = !error.is_transient();
+    core.janitor.failed(error);
     let _denied = is_denied.then(|| core.janitor.denied());
     let _ = timeout(LONGEST_PAUSE, core.store.wait_up(record)).await;
     let _ = timeout(retry.next(), core.store.serving_again(record)).await;
@@ -181,13 +184,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
         }
         let Some(error) = refused else { continue };
         log::later!(DEBUG, lock = hold.lock_name(), error = error; "the settlement failed; retrying");
-        pause(
-            core,
-            hold.kind().record(),
-            &mut retry,
-            !error.is_transient(),
-        )
-        .await;
+        pause(core, hold.kind().record(), &mut retry, error).await;
     }
     core.tidy(&hold);
 }
@@ -205,7 +202,7 @@ async fn clean_up(core: &Core, ghost: &UnsettledRequest) {
     let mut retry = retry();
     let (mut once_more, mut probe) = (true, None);
     loop {
-        let is_denied = match release_unsettled(core, ghost).await {
+        let error = match release_unsettled(core, ghost).await {
             Ok(is_over) => {
                 if is_over || !once_more {
                     return;
@@ -214,7 +211,7 @@ async fn clean_up(core: &Core, ghost: &UnsettledRequest) {
                 sleep(core.config.command_timeout()).await;
                 continue;
             }
-            Err(error) if Instant::now() < deadline => !error.is_transient(),
+            Err(error) if Instant::now() < deadline => error,
             Err(error) => {
                 log::later!(
                     WARN, lock = lock, owner = ghost.owner, error = error;
@@ -226,7 +223,7 @@ async fn clean_up(core: &Core, ghost: &UnsettledRequest) {
         // A contended lock may leave one unsettled name per try: while the server fails, one of
         // them probes for all. A denied request does not probe, because the denial may concern that
         // request alone.
-        if is_denied {
+        if !error.is_transient() {
             probe = None;
         } else if probe.is_none() {
             match core.janitor.probe(&ghost.kind) {
@@ -238,7 +235,7 @@ async fn clean_up(core: &Core, ghost: &UnsettledRequest) {
                 }
             }
         }
-        pause(core, ghost.kind.record(), &mut retry, is_denied).await;
+        pause(core, ghost.kind.record(), &mut retry, error).await;
     }
 }
 
@@ -300,20 +297,21 @@ async fn take_off(
     let (mut retry, mut in_doubt, mut tell) = (retry(), None, Some(tell));
     loop {
         let outcome = core.release_elsewhere(kind, owner, &mut in_doubt).await;
-        let again = match &outcome {
-            Err(Error::Unconfirmed { .. }) => true,
+        let failure = match &outcome {
+            Err(Error::Unconfirmed { source, .. }) => Some(again(source)),
             // This try was not executed, but an earlier one may have been.
-            Err(Error::Store { .. }) => in_doubt.is_some(),
-            _ => false,
+            Err(Error::Store { source, .. }) => in_doubt.map(|_| again(source)),
+            _ => None,
         };
-        let is_denied = outcome.as_ref().is_err_and(|error| !error.is_transient());
         if let Some(tell) = tell.take() {
             let _ = tell.send(outcome);
         }
-        if !again || Instant::now() > deadline {
-            return;
+        match failure {
+            Some(error) if Instant::now() <= deadline => {
+                pause(core, kind.record(), &mut retry, error).await;
+            }
+            _ => return,
         }
-        pause(core, kind.record(), &mut retry, is_denied).await;
     }
 }
 

@@ -1,6 +1,6 @@
 //! The janitor's list: settlements that no caller awaits. `janitor.rs` works through it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nestlock_wire::{Epoch, clock::Instant, log};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
@@ -8,7 +8,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
 use super::{hold::Hold, kind::Kind};
 
 use crate::{
-    error::Result,
+    error::{Result, StoreError},
     owner::OwnerId,
     sync::{
         DashMap, Entry, Notify,
@@ -38,6 +38,8 @@ pub(crate) struct Janitor {
     /// Locks (family and name) for which one failing request is retried on behalf of all. The
     /// semaphore is closed when that probe ends.
     probes: DashMap<(&'static str, Arc<str>), Arc<Semaphore>>,
+    /// Why the last settlement that failed did so. `None` after all have succeeded.
+    failure: Mutex<Option<StoreError>>,
 }
 
 #[derive(Debug)]
@@ -73,6 +75,7 @@ impl Janitor {
                 slots,
                 freed,
                 probes: DashMap::new(),
+                failure: Mutex::default(),
             },
             list,
         )
@@ -100,9 +103,11 @@ impl Janitor {
 
     /// Counts jobs as done. Wakes waiters if at most denied jobs are left.
     pub(super) fn done(&self, jobs: usize) {
-        if self.pending.fetch_sub(jobs, Ordering::AcqRel) - jobs
-            <= self.denied.load(Ordering::Acquire)
-        {
+        let left = self.pending.fetch_sub(jobs, Ordering::AcqRel) - jobs;
+        if left == 0 {
+            self.failure().take();
+        }
+        if left <= self.denied.load(Ordering::Acquire) {
             self.idle.notify_waiters();
         }
     }
@@ -164,6 +169,20 @@ impl Janitor {
                 })
             }
         }
+    }
+
+    /// Records why a settlement failed. It is tried again.
+    pub(super) fn failed(&self, error: StoreError) {
+        *self.failure() = Some(error);
+    }
+
+    /// Returns why settlements failed, once.
+    pub(super) fn why(&self) -> Option<StoreError> {
+        self.failure().take()
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Option<StoreError>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a job as paused because it was denied, until the result is dropped.

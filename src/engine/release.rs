@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use super::{
     core::Core,
-    failure::{NOT_CONFIRMED, no_reply, not_replicated, store_error},
+    failure::{NO_REPLY, NOT_CONFIRMED, no_reply, not_replicated, store_error},
     hold::{
         Hold,
         generation::{Generation, Ticket},
@@ -423,7 +423,11 @@ impl Core {
         if locks == 0 {
             Ok(())
         } else {
-            Err(Error::Unsettled { locks })
+            let source = self.janitor.why();
+            Err(Error::Unsettled {
+                locks,
+                source: source.unwrap_or_else(|| no_reply(NO_REPLY)),
+            })
         }
     }
 }

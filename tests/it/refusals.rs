@@ -334,6 +334,8 @@ async fn a_shutdown_waits_for_no_release_that_is_refused_for_good() {
             matches!(error, Error::Unsettled { locks: 3, .. }),
             "{error:?}"
         );
+        let why = "enable PUBLISH";
+        assert!(error.to_string().contains(why), "{error}");
         // Requests without a reply may take this long.
         assert!(
             began.elapsed() < Duration::from_secs(5),

@@ -220,7 +220,7 @@ fn parts(acl: &Acl, is_cluster: bool, prefix: &str) -> Vec<Part> {
         Some(For::Top) => vec![READS, LOOKS, PEOPLE, LISTENS, FREES],
         Some(For::Doctor) => [EVERY_CLIENT.into(), EXAMINES]
             .into_iter()
-            .chain(locks().map(Part::from))
+            .chain(locks().filter(is_asked).map(Part::from))
             .collect(),
         Some(For::Bench) => {
             let fair = KINDS

@@ -294,6 +294,9 @@ pub(crate) struct Top {
 #[command(after_help = "\
 In a cluster, each row shows the worst node, with its address. With a plain URL of one node, only that node is checked.")]
 pub(crate) struct Doctor {
+    /// Kinds of locks to try, for a user who may use no others [default: all but `semaphore`]
+    #[arg(long, value_delimiter = ',', value_name = "KINDS")]
+    pub(crate) kinds: Vec<Kind>,
     /// Print JSON, one object per line
     #[arg(long)]
     pub(crate) json: bool,

@@ -7,6 +7,7 @@ use crate::locks::Record;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
+    /// Also mutexes, `mutex`.
     #[value(alias = "mutex")]
     Reentrant,
     NonReentrant,

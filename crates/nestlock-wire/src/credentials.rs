@@ -68,7 +68,8 @@ impl Credentials {
 
     /// Sets how long they are valid, from the call of the provider on: for a token that expires at a
     /// known time, what is left of it at the call. New ones are fetched after
-    /// three quarters of that time, and sent over the connection that is open (`AUTH`).
+    /// three quarters of that time, but not within 50 ms, and sent over the connection that is open
+    /// (`AUTH`).
     #[must_use]
     pub fn valid_for(mut self, time: Duration) -> Self {
         self.refresh_after = Some(time.mul_f64(0.75));

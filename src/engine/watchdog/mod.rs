@@ -254,11 +254,12 @@ async fn renew(core: &Arc<Core>, target: BatchTarget<'_>, batch: Vec<BatchEntry>
                     parts.extend([right, part]);
                     continue;
                 }
+                // a server that refuses all renewals is reported once, until it accepts one
+                let is_news = halves || target.refusing().insert(target.server);
                 if !halves {
                     part.extend(parts.drain(..).flatten());
-                    target.refusing().insert(target.server);
                 }
-                failed(core, &part, &error);
+                failed(core, &part, &error, is_news);
             }
         }
     }
@@ -307,10 +308,18 @@ fn take_in(
 }
 
 /// Records that a batch was not renewed: each hold is due again.
-fn failed(core: &Core, part: &[BatchEntry], error: &StoreError) {
-    log::later!(
-        WARN, locks = part.len(), error = error; "renewal failed; retrying until the lease ends"
+fn failed(core: &Core, part: &[BatchEntry], error: &StoreError, is_news: bool) {
+    let (locks, first) = (
+        part.len(),
+        part.first().map_or("", |entry| entry.hold.lock_name()),
     );
+    if is_news {
+        log::later!(
+            WARN, lock = first, locks = locks, error = error; "renewal failed; retrying until the lease ends"
+        );
+    } else {
+        log::later!(DEBUG, lock = first, locks = locks, error = error; "renewal failed again");
+    }
     if meter::IS_ON {
         let failed = part.iter().map(|entry| counted_as(entry, "failed", None));
         core.config.meter.renewals(failed.collect());

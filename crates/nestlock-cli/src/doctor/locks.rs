@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::future::{OptionFuture, join_all};
 use nestlock::{Error, LockClient, StoreErrorKind};
 
 use super::row::{Row, Verdict, row};
@@ -82,21 +82,24 @@ fn failed(what: String, kinds: &str, error: &Error) -> Row {
     }
 }
 
+/// The kinds that are checked by default: not a semaphore, which has no permits until a client sets
+/// their number.
+pub(super) const KINDS: [Kind; 9] = [
+    Kind::Reentrant,
+    Kind::Fair,
+    Kind::Fenced,
+    Kind::Spin,
+    Kind::Signal,
+    Kind::String,
+    Kind::Read,
+    Kind::Write,
+    Kind::Permits,
+];
+
 /// Acquires and releases a lock of each kind.
-pub(super) async fn of_kinds(scratch: &Scratch) -> Vec<Row> {
+pub(super) async fn of_kinds(scratch: &Scratch, kinds: &[Kind]) -> Vec<Row> {
     let client = &scratch.client;
-    let kinds = [
-        Kind::Reentrant,
-        Kind::Fair,
-        Kind::Fenced,
-        Kind::Spin,
-        Kind::Signal,
-        Kind::String,
-        Kind::Read,
-        Kind::Write,
-        Kind::Permits,
-    ];
-    let tries = kinds.map(|kind| async move {
+    let tries = kinds.iter().copied().map(|kind| async move {
         let outcome = async {
             let lock = kind.lock(client, &scratch.lock_of(kind))?;
             let Some(guard) = lock.try_lock().await? else {
@@ -115,8 +118,15 @@ pub(super) async fn of_kinds(scratch: &Scratch) -> Vec<Row> {
             Err(error) => Err((kind.name(), kind.name(), error)),
         }
     });
-    let (mut tries, heard) = tokio::join!(join_all(tries), of_messages(scratch));
-    tries.push(heard.map_err(|error| ("messages".into(), "reentrant".into(), error)));
+    let heard = async {
+        let heard = of_messages(scratch).await;
+        heard.map_err(|error| ("messages".into(), "reentrant".into(), error))
+    };
+    let (mut tries, heard) = tokio::join!(
+        join_all(tries),
+        OptionFuture::from(has_reentrant(kinds).then_some(heard)),
+    );
+    tries.extend(heard);
     told(tries)
 }
 
@@ -169,6 +179,13 @@ fn told(tries: Vec<Tried>) -> Vec<Row> {
     rows
 }
 
+/// Returns whether the user may acquire a reentrant lock, which the checks of messages and of
+/// masters do.
+fn has_reentrant(kinds: &[Kind]) -> bool {
+    let reentrant = Kind::Reentrant.permissions();
+    kinds.iter().any(|kind| kind.permissions() == reentrant)
+}
+
 /// Checks whether a release wakes a waiter.
 async fn of_messages(scratch: &Scratch) -> nestlock::Result<Row> {
     let lock = |client: &LockClient| client.reentrant_lock(scratch.lock("messages"));
@@ -201,7 +218,14 @@ async fn of_messages(scratch: &Scratch) -> nestlock::Result<Row> {
 }
 
 /// Acquires and releases a lock at each master of a cluster.
-pub(super) async fn of_masters(scratch: &Scratch, raw: &Raw<'_>) -> Vec<(String, Vec<Row>)> {
+pub(super) async fn of_masters(
+    scratch: &Scratch,
+    raw: &Raw<'_>,
+    kinds: &[Kind],
+) -> Vec<(String, Vec<Row>)> {
+    if !has_reentrant(kinds) {
+        return Vec::new();
+    }
     let tries = raw.masters().into_iter().map(async |node| {
         let name = raw.names_at(&node, &scratch.name).next()?;
         let outcome = async {

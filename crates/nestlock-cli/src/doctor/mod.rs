@@ -17,7 +17,8 @@ use self::{
 };
 use crate::{
     args::{Doctor, Server},
-    failure::Failure,
+    failure::{Failure, Unusable},
+    kind::Kind,
     node::is_over,
     raw::Raw,
     stdout::say,
@@ -29,11 +30,22 @@ const LIMIT: Duration = Duration::from_secs(5);
 const TIDY: Duration = Duration::from_secs(1);
 
 pub(crate) async fn doctor(server: &Server, doctor: &Doctor) -> Result<u8, Failure> {
+    let kinds: &[Kind] = match &doctor.kinds[..] {
+        [] => &locks::KINDS,
+        kinds if kinds.contains(&Kind::Semaphore) => {
+            let why = "doctor tries no semaphore: try `permits`, which need the same commands";
+            return Err(Unusable(why.into()).into());
+        }
+        kinds => kinds,
+    };
     let (mut rows, mut scratch) = (Vec::new(), None);
     let (raw, refused) = reach(server).await?;
-    if timeout(LIMIT, look(&raw, server, refused, &mut rows, &mut scratch))
-        .await
-        .is_err()
+    if timeout(
+        LIMIT,
+        look(&raw, (server, kinds), refused, &mut rows, &mut scratch),
+    )
+    .await
+    .is_err()
     {
         rows.push(row(
             "time",
@@ -89,7 +101,7 @@ async fn reach(server: &Server) -> Result<(Raw<'_>, Option<Failure>), Failure> {
 /// Runs all checks concurrently, as the servers may be far away.
 async fn look(
     raw: &Raw<'_>,
-    server: &Server,
+    (server, kinds): (&Server, &[Kind]),
     refused: Option<Failure>,
     rows: &mut Vec<Row>,
     scratch: &mut Option<Scratch>,
@@ -104,12 +116,14 @@ async fn look(
         };
         match scratch {
             Ok(scratch) if raw.is_cluster() => {
-                let (masters, mut rows) =
-                    tokio::join!(locks::of_masters(scratch, raw), locks::of_kinds(scratch));
+                let (masters, mut rows) = tokio::join!(
+                    locks::of_masters(scratch, raw, kinds),
+                    locks::of_kinds(scratch, kinds)
+                );
                 rows.extend(service::worst(&masters));
                 rows
             }
-            Ok(scratch) => locks::of_kinds(scratch).await,
+            Ok(scratch) => locks::of_kinds(scratch, kinds).await,
             Err(error) => vec![row("locks", Verdict::Bad, error.to_string())],
         }
     };

@@ -265,6 +265,35 @@ fn to_measure_takes_no_more_than_what_is_printed() {
     each_rule_is_needed("bench");
 }
 
+/// A user of one kind gets its rules, and `doctor` then tries no other kind.
+#[test]
+fn a_user_of_one_kind_is_examined_for_it() {
+    let world = World::new();
+    let rules = rules(&world, &["--for", "doctor", "--kinds", "fenced"]);
+    let user = ["ACL", "SETUSER", "some", "reset", "on", ">pw"];
+    let rules: Vec<&str> = user
+        .into_iter()
+        .chain(rules.iter().map(String::as_str))
+        .collect();
+    assert_eq!(world.server_says(&rules), "+OK\r\n");
+    let url = format!("redis://some:pw@{}", world.server.addr());
+    let examined = |kinds: &[&str]| {
+        let args = [&["--prefix", PREFIX, "doctor", "--json"], kinds].concat();
+        let output = world.nestlock(&args).env("NESTLOCK_URL", &url).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    };
+    let rows = examined(&["--kinds", "fenced"]);
+    assert!(rows.contains("acquired and released"), "{rows}");
+    assert!(!rows.contains("messages") && !is_denied(&world), "{rows}");
+    assert!(examined(&[]).contains("signal"));
+    assert!(is_denied(&world), "other kinds need more");
+    let (code, _, why) = world.said(&["doctor", "--kinds", "semaphore"]);
+    assert!(
+        code == Some(64) && why.contains("`permits`"),
+        "{code:?} {why}"
+    );
+}
+
 /// Of the tools, only `exec` waits for replicas, and none waits for the disk. `doctor` tries WAIT.
 #[test]
 fn what_waits_for_no_copies_gets_no_rule_to_wait() {
