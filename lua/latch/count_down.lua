@@ -16,7 +16,9 @@ local left = free - 1
 
 -- publish first: if PUBLISH is denied, nothing is written
 if left == 0 then redis.call('publish', channel, '0') end
--- let the server refuse these commands, if it does, before anything is changed: that key does not exist
+-- let the server refuse these commands, if it does, before anything is changed: that key does not exist. A server without
+-- memory refuses SET only where nothing was written before
+redis.call('set', request, '', 'xx')
 redis.call('del', request)
 redis.call('set', counter, free, 'keepttl')
 if caller ~= '' then redis.call('hset', callers, caller, '1') end

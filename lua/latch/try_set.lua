@@ -16,7 +16,9 @@ if free then return once(0) end
 
 -- publish first: if PUBLISH is denied, nothing is written
 redis.call('publish', channel, '1')
--- let the server refuse this command, if it does, before anything is written: this key does not exist
+-- let the server refuse these commands, if it does, before anything is changed: that key does not exist. A server without
+-- memory refuses SET only where nothing was written before
+redis.call('set', request, '', 'xx')
 redis.call('del', request)
 local reply = once(1)
 redis.call('set', counter, count)

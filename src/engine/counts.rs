@@ -8,8 +8,11 @@ use super::{core::Core, failure::store_error, release::Repeat};
 
 use crate::error::{Error, Result, StoreError};
 
-/// Half of the minute for which the server knows a request: see `lua/parts/once.lua`.
-const REPEATED_WITHIN: Duration = Duration::from_secs(30);
+/// How long after the first try a reply is that of one change: for a minute, less 5 s, the server knows
+/// a request (`lua/parts/once.lua`).
+const KNOWN: Duration = Duration::from_secs(55);
+/// How long it is retried. The last try may take as long again.
+const REPEATED_WITHIN: Duration = Duration::from_secs(27);
 
 impl Core {
     /// Runs a script that replies with a number and writes nothing. Sends one request and does not
@@ -30,7 +33,8 @@ impl Core {
     /// command timeout, which the last try may take as well.
     pub(crate) async fn change_count(&self, lock: &str, call: &Call) -> Result<u32> {
         let patience = self.config.command_timeout().min(REPEATED_WITHIN);
-        let mut repeat = Repeat::until(Instant::now() + patience);
+        let began = Instant::now();
+        let mut repeat = Repeat::until(began + patience);
         loop {
             if let Err(error) = self.enter(lock).await {
                 // an earlier try may have been executed
@@ -39,7 +43,10 @@ impl Core {
             }
             let error = match self.store.count(call).await {
                 Err(error) => error,
-                answer => return counted(lock, answer),
+                answer => {
+                    let earlier = repeat.unconfirmed().filter(|_| began.elapsed() >= KNOWN);
+                    return counted(lock, earlier.map_or(answer, Err));
+                }
             };
             let paused = repeat.pause(self, lock, error).await;
             paused.map_err(|error| store_error(lock, error))?;

@@ -75,7 +75,8 @@ impl Core {
                 continue;
             }
             match waiter.wait(deadline).await {
-                Woken::TimedOut => return Ok(false),
+                // a message may have been lost: the last look is the answer
+                Woken::TimedOut => {}
                 Woken::Closed => return Err(Error::Closed),
                 next => woken = Some(next),
             }

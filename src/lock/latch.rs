@@ -16,7 +16,7 @@ use crate::{
     store::script,
 };
 
-script!(COUNT = "latch/count", keys = 1, args = 0);
+script!(COUNT = "latch/count", keys = 2, args = 0);
 script!(
     TRY_SET = "latch/try_set",
     parts = ["counter", "once"],
@@ -203,12 +203,17 @@ impl CountDownLatch {
     }
 
     fn read(&self) -> Call {
-        Call::new(&COUNT, [Arc::clone(&self.name)], [])
+        Call::new(&COUNT, [Arc::clone(&self.name), self.request()], [])
     }
 
     /// Returns the keys of a change, which is made once, even if it is sent twice.
     fn keys(&self) -> [Arc<str>; 3] {
-        let request = request_key(&self.callers, LATCH_CALLERS, LATCH_REQUEST);
-        [request, Arc::clone(&self.name), Arc::clone(&self.callers)]
+        let (name, callers) = (&self.name, &self.callers);
+        [self.request(), Arc::clone(name), Arc::clone(callers)]
+    }
+
+    /// Returns the key of a request, which no other has.
+    fn request(&self) -> Arc<str> {
+        request_key(&self.callers, LATCH_CALLERS, LATCH_REQUEST)
     }
 }

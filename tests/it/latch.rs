@@ -112,6 +112,41 @@ async fn a_lost_message_costs_one_poll() {
     assert!(began.elapsed() < ms(5_000), "{:?}", began.elapsed());
 }
 
+/// Also if its end comes before the poll.
+#[tokio::test]
+async fn a_wait_looks_once_more_at_its_end() {
+    let server = Server::start();
+    let client = patient(&server).await;
+    latch(&client).try_set_count(1).await.unwrap();
+    let waits = tokio::spawn({
+        let latch = latch(&client);
+        async move { latch.wait_for(ms(500)).await }
+    });
+    are_asleep(&server).await;
+    server.call(&["DEL", "l"]);
+    assert!(waits.await.unwrap().unwrap(), "it was zero by then");
+}
+
+/// A replica may not have the count yet, or any more.
+#[tokio::test]
+async fn a_replica_opens_no_latch() {
+    let server = Server::start_real();
+    let client = server.client_with(|builder| builder.poll_cap(ms(50))).await;
+    latch(&client).try_set_count(1).await.unwrap();
+    let waiters = waiting(&client, 10).await;
+    are_asleep(&server).await;
+    server.call(&["REPLICAOF", "127.0.0.1", "1"]);
+    server.call(&["CONFIG", "SET", "replica-read-only", "no"]);
+    server.call(&["DEL", "l"]);
+    server.call(&["CONFIG", "SET", "replica-read-only", "yes"]);
+    let polls = server.script_count();
+    let polled = || async { server.script_count() > polls + 3 };
+    eventually("it has polled", polled).await;
+    assert_eq!(client.stats().waiters, 10, "they wait for a master");
+    server.call(&["REPLICAOF", "NO", "ONE"]);
+    all_go(waiters).await;
+}
+
 /// Messages that a broken connection missed are made up for.
 #[tokio::test]
 async fn a_reconnect_looks_again() {

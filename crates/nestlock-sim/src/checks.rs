@@ -87,7 +87,7 @@ fn overlaps(book: &mut Book, who: Who, locks: &[String], mode: Mode, void: bool)
         // whose permits those of a lost hold are now is not known
         other.was_overtaken = !is_permit;
     }
-    if is_permit && taken <= PERMITS {
+    if is_permit && i64::from(taken) <= book.total(&locks[0]).most() {
         return Vec::new();
     }
     overlaps
@@ -95,17 +95,39 @@ fn overlaps(book: &mut Book, who: Who, locks: &[String], mode: Mode, void: bool)
 
 /// Checks that each permit is either available or taken, and none is both. Nothing undoes a
 /// miscount.
-fn count_permits(book: &mut Book) {
+fn count_permits(book: &mut Book, kind: Kind) {
     for lock in (0..LOCKS).map(lock_name) {
         // there is none before the first acquire
         let Some(available) = net::number(0, &format!("GET {lock}")) else {
             continue;
         };
-        let taken = net::number(0, &format!("ZCARD {}", Kind::Permits.key(&lock)));
+        let taken = net::number(0, &format!("ZCARD {}", kind.key(&lock)));
         let taken = taken.expect("a number");
-        if available + taken != i64::from(PERMITS) {
+        let (least, most) = match kind {
+            Kind::Permits => (i64::from(PERMITS), i64::from(PERMITS)),
+            _ => match book.total(&lock).range() {
+                Some(range) => range,
+                None => continue,
+            },
+        };
+        if !(least..=most).contains(&(available + taken)) {
             book.wrong(&format!(
-                "{lock} has {available} permits available and {taken} taken"
+                "{lock} has {available} permits available and {taken} taken, of {least} to {most}"
+            ));
+        }
+    }
+}
+
+/// Checks that each latch counts what was counted down, and nothing twice.
+fn count_latches(book: &mut Book) {
+    for lock in (0..LOCKS).map(lock_name) {
+        let Some((least, most, _)) = book.latch(&lock).range() else {
+            continue;
+        };
+        let count = net::number(0, &format!("GET {lock}")).unwrap_or_default();
+        if !(least as i64..=most as i64).contains(&count) {
+            book.wrong(&format!(
+                "{lock} has {count} left to count, not {least} to {most}"
             ));
         }
     }
@@ -197,8 +219,11 @@ pub(crate) fn look(plan: &Plan) {
             book.wrong(&what);
         }
         look_for_free_locks(book, plan);
-        if plan.kind == Kind::Permits {
-            count_permits(book);
+        if plan.kind.has_permits() {
+            count_permits(book, plan.kind);
+        }
+        if plan.kind == Kind::Latch {
+            count_latches(book);
         }
         if plan.kind == Kind::Fair {
             queues::look(book);
@@ -207,9 +232,14 @@ pub(crate) fn look(plan: &Plan) {
     });
 }
 
-/// Returns `true` if no server has a record of the lock, or a permit is available.
+/// Returns `true` if no server has a record of the lock, a permit is available, or a latch is open.
 fn is_free(kind: Kind, lock: &str) -> bool {
     let key = kind.key(lock);
+    if kind == Kind::Semaphore {
+        let expired = net::number(0, &format!("ZCOUNT {key} -inf {}", server_time(0)));
+        let available = net::number(0, &format!("GET {lock}"));
+        return available.is_some_and(|available| available + expired.expect("a number") > 0);
+    }
     if kind == Kind::Permits {
         let taken = net::number(0, &format!("ZCOUNT {key} ({} +inf", server_time(0)));
         return taken.expect("a number") < i64::from(PERMITS);
@@ -227,9 +257,17 @@ fn look_for_free_locks(book: &mut Book, plan: &Plan) {
         .map(lock_name)
         .filter(|lock| is_free(plan.kind, lock))
         .collect();
+    // an open latch is open for those that come later, too
+    let since_when = |(since, _): &(u64, Doing)| match plan.kind {
+        Kind::Latch => now() > since + plan.taken_within(),
+        _ => true,
+    };
     // a task that wants several locks may be waiting for another one of them
     let could_be_taken = |lock: &String| {
-        let wants = |(_, what): &(u64, Doing)| matches!(what, Doing::Acquires(locks) if locks.contains(lock) && locks.iter().all(|lock| free.contains(lock)));
+        let wants = |task: &(u64, Doing)| {
+            since_when(task)
+                && matches!(&task.1, Doing::Acquires(locks) if locks.contains(lock) && locks.iter().all(|lock| free.contains(lock)))
+        };
         free.contains(lock) && book.tasks.values().any(wants)
     };
     let wanted: Vec<String> = (0..LOCKS).map(lock_name).filter(could_be_taken).collect();

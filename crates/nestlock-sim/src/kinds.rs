@@ -25,7 +25,7 @@ pub(crate) fn lock_name(number: u64) -> String {
 pub(crate) enum Mode {
     Alone,
     WithReaders,
-    /// It has this many of the [`PERMITS`].
+    /// It has this many of the permits.
     Permits(u32),
 }
 
@@ -58,11 +58,15 @@ pub(crate) enum Kind {
     Red3,
     Red5,
     Permits,
+    /// Like permits, and their number changes.
+    Semaphore,
+    /// Not a lock: its waiters go on when its count is 0.
+    Latch,
     /// One record, through all constructors that share it.
     Mixed,
 }
 
-pub(crate) const KINDS: [(&str, Kind); 15] = [
+pub(crate) const KINDS: [(&str, Kind); 17] = [
     ("reentrant", Kind::Reentrant),
     ("relay", Kind::Relay),
     ("mutex", Kind::Mutex),
@@ -77,6 +81,8 @@ pub(crate) const KINDS: [(&str, Kind); 15] = [
     ("red3", Kind::Red3),
     ("red5", Kind::Red5),
     ("permits", Kind::Permits),
+    ("semaphore", Kind::Semaphore),
+    ("latch", Kind::Latch),
     ("mixed", Kind::Mixed),
 ];
 
@@ -157,6 +163,10 @@ impl Kind {
         )
     }
 
+    pub(crate) fn has_permits(self) -> bool {
+        matches!(self, Self::Permits | Self::Semaphore)
+    }
+
     pub(crate) fn has_values(self) -> bool {
         self == Self::String
     }
@@ -209,11 +219,16 @@ impl Kind {
                     .timeout_factor(0.2);
                 LockClient::red_lock(clients, name, options)
             }
-            Self::Permits => {
+            Self::Permits | Self::Semaphore => {
                 let taken = if turn.is_multiple_of(4) { 2 } else { 1 };
                 mode = Mode::Permits(taken);
-                client.permits(name, PERMITS)?.many(taken)
+                if self == Self::Semaphore {
+                    client.semaphore(name)?.many(taken)
+                } else {
+                    client.permits(name, PERMITS)?.many(taken)
+                }
             }
+            Self::Latch => unreachable!("no lock"),
             Self::Mixed => match turn % 3 {
                 0 => client.reentrant_lock(name),
                 1 => client.fenced_lock(name),
@@ -228,6 +243,7 @@ impl Kind {
         match self {
             Self::Signal => format!("lock:{lock}"),
             Self::Permits => format!("{{{lock}}}:timeout"),
+            Self::Semaphore => format!("nestlock_semaphore_leases:{{{lock}}}"),
             _ => lock.to_owned(),
         }
     }

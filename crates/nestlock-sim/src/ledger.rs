@@ -11,6 +11,7 @@ use crate::{
     clock::{SECOND, now},
     kernel,
     kinds::{LOCKS, Mode, TTL, lock_name},
+    numbers::{Latch, Total},
     process::as_process,
     trace::note,
 };
@@ -100,6 +101,11 @@ pub(crate) struct Book {
     /// Fair locks acquired since the last check: the task, the lock, and when the task's waiter
     /// arrived in the queue.
     pub(crate) came_in: Vec<(Who, String, u64)>,
+    /// How many permits each semaphore has.
+    totals: BTreeMap<String, Total>,
+    latches: BTreeMap<String, Latch>,
+    /// How often the server has forgotten everything.
+    pub(crate) era: u64,
     pub(crate) last_disturbed: u64,
     pub(crate) counts: BTreeMap<&'static str, u64>,
     pub(crate) wrong: Vec<String>,
@@ -210,6 +216,24 @@ impl Book {
         for name in (0..LOCKS).map(lock_name).filter(is_meant) {
             let known = self.void_until.entry(name).or_default();
             *known = (*known).max(until);
+        }
+    }
+
+    pub(crate) fn total(&mut self, lock: &str) -> &mut Total {
+        self.totals.entry(lock.to_owned()).or_default()
+    }
+
+    pub(crate) fn latch(&mut self, lock: &str) -> &mut Latch {
+        self.latches.entry(lock.to_owned()).or_default()
+    }
+
+    /// Records that the server has forgotten everything. Holds may vanish until `until`.
+    pub(crate) fn forgotten(&mut self, locks: &[String], until: u64) {
+        self.void(locks, until);
+        self.era += 1;
+        for lock in locks {
+            self.total(lock).forget();
+            self.latch(lock).forget();
         }
     }
 

@@ -18,6 +18,7 @@ mod ledger;
 mod memory;
 mod nemesis;
 mod net;
+mod numbers;
 mod orders;
 mod plan;
 mod process;

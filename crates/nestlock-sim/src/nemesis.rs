@@ -153,7 +153,7 @@ pub(crate) async fn strike(plan: &Plan, world: &mut World, rng: &mut Rng) {
         Fault::Shutdown => world.shut_down(victim),
         Fault::Forgets => {
             // a holder whose reply is in flight has lost its lock as well
-            book(|book| book.void(&all_locks, now() + TTL));
+            book(|book| book.forgotten(&all_locks, now() + TTL));
             cut_all();
             net::ask(server, "FLUSHALL");
             net::ask(server, "SCRIPT FLUSH");

@@ -59,8 +59,8 @@ impl Plan {
             interruptions: rng.pick(&[0, 0, 50, 500]),
             calm: rng.pick(&[0, 0, 0, 2_000]),
             drift: 3_000,
-            gives: rng.chance(30),
-            forces: with_faults && rng.chance(10),
+            gives: rng.chance(30) && kind != Kind::Latch,
+            forces: with_faults && rng.chance(10) && kind != Kind::Latch,
         }
     }
 

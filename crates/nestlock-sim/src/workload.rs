@@ -73,7 +73,9 @@ pub(crate) async fn run(plan: &Plan) {
         let is_left = |key: &String| match key.split_once(':') {
             Some(("redisson_lock_token", _)) => false,
             // the number of permits stays, and so do permits that have expired
-            _ if plan.kind == Kind::Permits => false,
+            _ if plan.kind.has_permits() => false,
+            // the last count, and who has counted
+            _ if plan.kind == Kind::Latch => false,
             // a late request may have queued a dead waiter again: the next acquirer removes it
             Some((
                 "redisson_lock_queue" | "redisson_lock_timeout" | "nestlock_fair_seen",

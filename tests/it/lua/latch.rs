@@ -35,7 +35,7 @@ impl Bench {
     }
 
     fn latch_count(&self) -> Reply {
-        self.untouched(COUNT, &KEYS[1..2], &[])
+        self.untouched(COUNT, &[KEYS[1], REQUEST], &[])
     }
 }
 
@@ -100,4 +100,30 @@ fn latch_keeps_a_ttl_and_refuses_what_is_no_count() {
         assert_eq!(bench.untouched(TRY_SET, &KEYS, &["3", CHANNEL]), wrong);
         assert_eq!(bench.untouched(COUNT_DOWN, &KEYS, &["", CHANNEL]), wrong);
     }
+}
+
+/// A replica may not have the count yet, or any more.
+#[test]
+fn latch_is_not_looked_at_on_a_replica() {
+    let bench = Bench::real();
+    bench.set_up(&["REPLICAOF", "127.0.0.1", "1"]);
+    let error = bench.refused(COUNT, &[KEYS[1], REQUEST], &[]);
+    assert!(error.contains("READONLY "), "{error}");
+}
+
+#[test]
+fn latch_of_a_server_without_memory_stays_as_it_is() {
+    let bench = Bench::real();
+    let refuses = |script, args: &[&str]| {
+        bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
+        let error = bench.refused(script, &KEYS, args);
+        assert!(error.contains("OOM "), "{error}");
+        bench.set_up(&["CONFIG", "SET", "maxmemory", "0"]);
+    };
+    refuses(TRY_SET, &["3", CHANNEL]);
+    bench.set_up(&["SET", "go", "1"]);
+    for caller in ["", "a"] {
+        refuses(COUNT_DOWN, &[caller, CHANNEL]);
+    }
+    assert_eq!(bench.latch_count(), count(1));
 }

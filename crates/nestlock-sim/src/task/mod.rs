@@ -2,8 +2,10 @@
 
 mod acquire;
 mod gifts;
+mod latches;
 mod release;
 mod rounds;
+mod semaphores;
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},

@@ -26,6 +26,12 @@ impl Task {
     /// Acquires a lock, perhaps several times, and releases it.
     async fn round(&mut self) {
         let name = self.plan.kind.next_lock(&mut self.rng);
+        if self.plan.kind == Kind::Latch {
+            return self.use_latch(&name).await;
+        }
+        if self.plan.kind == Kind::Semaphore {
+            self.change_permits(&name).await;
+        }
         if self.plan.gives && self.rng.chance(50) {
             self.take_given().await;
         }
@@ -72,6 +78,12 @@ impl Task {
             if let Err(error) = hold.guard.extend(lease).await {
                 count_error(&error);
             }
+        }
+        if self.plan.kind == Kind::Semaphore
+            && self.rng.chance(10)
+            && let Some(hold) = held.pop()
+        {
+            self.forget(hold).await;
         }
         does(self.who, Doing::Other(format!("releases {name}")));
         let alone = held.len() == 1;
