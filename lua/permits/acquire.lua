@@ -7,7 +7,7 @@
 -- ARGV[3]  count    integer  how many permits, 1 to 999
 -- ARGV[4]  total    integer  how many there are if there is no counter yet, at most 10 digits. 0: none until there is one
 -- ARGV[5]  channel  string   where waiters listen
--- Parts    permit, counter, time
+-- Parts    permit, available, counter, time
 -- Returns  1         acquired: each permit's lease is at least `lease`
 --          {0, ttl}  busy: milliseconds until the next permit expires; -1: none does
 --          -3        WRONG_KIND: the key of the counter holds something else
@@ -60,7 +60,9 @@ if #spare > 0 then redis.call('zrem', leases, '') end
 local more = free and change or left
 -- of a semaphore, all that are available: see permits/release
 local told = free and total == '0' and left or more
-if more > 0 and told > 0 then redis.call('publish', channel, told) end
+if more > 0 and told > 0 then
+    redis.call('publish', channel, total == '0' and available(told, more) or told)
+end
 if free then redis.call('incrby', counter, change) elseif total ~= '0' then redis.call('set', counter, left) end
 local leased = {}
 for n = 1, wanted do

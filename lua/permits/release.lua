@@ -6,7 +6,7 @@
 -- ARGV[2]  holds    integer  0: give back all of them; 1: keep them
 -- ARGV[3]  channel  string   where waiters listen
 -- ARGV[4]  total    integer  0: a semaphore, whose messages are the number available
--- Parts    permit, time
+-- Parts    permit, available, time
 -- Returns  1        given back; waiters got the number of permits as a message
 --          0        still held
 --          nil      this owner holds fewer. Those that it had, or that had expired, were given back
@@ -27,9 +27,10 @@ local told = #permits
 if total == '0' and tonumber(free) then
     -- Redisson's waiters go on in order, as many as the message says, whatever each of them wants
     told = tonumber(free) + held + redis.call('zcount', leases, 0, now)
+    told = told > 0 and available(told, #permits)
 end
 -- publish first: if PUBLISH is denied, nothing is written. No other client runs before this script ends
-if told > 0 then redis.call('publish', channel, told) end
+if told then redis.call('publish', channel, told) end
 -- out of memory, a server denies only a script's first write, and never ZREM: this lets later writes pass
 redis.call('zrem', leases, '')
 -- without a counter, the next acquire counts the permits

@@ -15,7 +15,9 @@ end
 -- expired permits are still in the set: the client that removes them raises the counter
 local wanted = tonumber(total) - redis.call('zcard', leases)
 local expired = redis.call('zcount', leases, 0, server_time())
-local more = math.max(0, math.max(0, wanted + expired) - math.max(0, (free or 0) + expired))
+-- without a counter, waiters were told of none
+local before = free and math.max(0, free + expired) or 0
+local more = math.max(0, wanted + expired - before)
 if more > 0 then redis.call('publish', channel, more) end
 if not free then
     redis.call('set', counter, wanted)

@@ -36,7 +36,7 @@ script!(
 /// ```no_run
 /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
 /// let ready = client.count_down_latch("run-7:ready")?;
-/// ready.try_set_count(3).await?; // one process, or each of them: the first counts
+/// ready.try_set_count(3).await?; // one process: after the last count it would begin again
 /// ready.count_down().await?; // each of three workers
 /// ready.wait().await // until all three have
 /// # }
@@ -76,8 +76,8 @@ impl CountDownLatch {
     /// # Errors
     ///
     /// [`Error::InvalidCount`] if `count` is 0 or above that; otherwise as
-    /// [`Lock::inspect`](crate::Lock::inspect); [`Error::Unconfirmed`] if the count may have been set.
-    /// The call may be repeated.
+    /// [`Lock::inspect`](crate::Lock::inspect). After [`Error::Unconfirmed`] the count may have been set,
+    /// and even have gone down to zero since: a second call would then set it again.
     ///
     /// # Cancel safety
     ///
@@ -114,7 +114,8 @@ impl CountDownLatch {
     /// be started again before the latch is open.
     ///
     /// The callers are forgotten when nestlock opens the latch or sets its count. Redisson does not
-    /// know of them: if its clients open or set the latch, take a new name for each run.
+    /// know of them: if its clients open or set the latch, take a new name for each run, and delete
+    /// `nestlock_latch_callers:{name}`.
     ///
     /// ```no_run
     /// # async fn example(ready: nestlock::CountDownLatch) -> nestlock::Result<()> {
@@ -148,7 +149,7 @@ impl CountDownLatch {
         self.anchor.change_count(&self.name, &call).await
     }
 
-    /// Returns the count, as the server saw it a moment ago. One request.
+    /// Returns the count, as the master saw it a moment ago. One request, which a replica refuses.
     ///
     /// # Errors
     ///
@@ -164,13 +165,15 @@ impl CountDownLatch {
     /// Waits until the count is zero; returns at once if it is, or if the latch does not exist.
     ///
     /// A lost message costs up to the [`poll_cap`](crate::LockClientBuilder::poll_cap), 1 s by default.
-    /// A latch that is opened, and set again at once, may keep a waiter that did not look in between.
+    /// A latch that is opened, and set again at once, may keep a waiter that did not look in between. A
+    /// server that loses its data opens all latches.
     ///
     /// # Errors
     ///
     /// [`Error::WrongLockKind`] or [`Error::WrongType`] if the key holds something else;
     /// [`Error::Store`] after an outage as long as
-    /// [`outage_patience`](crate::LockClientBuilder::outage_patience); [`Error::Closed`].
+    /// [`outage_patience`](crate::LockClientBuilder::outage_patience), from this caller's first look in
+    /// it, of which a client makes one per poll; [`Error::Closed`].
     ///
     /// # Cancel safety
     ///
@@ -179,11 +182,13 @@ impl CountDownLatch {
         self.wait_until(None).await.map(drop)
     }
 
-    /// Like [`wait`](Self::wait), for at most `wait`. Returns whether the count was zero.
+    /// Like [`wait`](Self::wait), for at most `wait`, and one last look. Returns whether the count was
+    /// zero.
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait); [`Error::Store`] also if the server did not reply in all that time.
+    /// As [`wait`](Self::wait), but an outage ends no bounded wait; [`Error::Store`] if the server did
+    /// not reply in all that time, or cannot be reached at its end.
     ///
     /// # Cancel safety
     ///

@@ -21,13 +21,13 @@ use crate::{
 
 script!(
     ACQUIRE = "permits/acquire",
-    parts = ["permit", "counter", "time"],
+    parts = ["permit", "available", "counter", "time"],
     keys = 2,
     args = 5
 );
 script!(
     RELEASE = "permits/release",
-    parts = ["permit", "time"],
+    parts = ["permit", "available", "time"],
     keys = 2,
     args = 4
 );

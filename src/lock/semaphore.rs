@@ -75,7 +75,8 @@ const FORGOTTEN_WITHIN: Duration = Duration::from_secs(60);
 /// # When a holder dies
 ///
 /// The permits of a guard come back when its lease has ended and a nestlock client acquires one next: a
-/// Redisson process does not know of the lease, and an acquire that finds too few changes nothing.
+/// Redisson process does not know of the lease, and an acquire that finds too few changes nothing. The
+/// same holds for what was released in a cluster while the counter was on another node than the leases.
 /// Permits without a guard, as all of Redisson's, stay taken until
 /// [`add_permits`](Self::add_permits), and so do those of guards if their key
 /// (`nestlock_semaphore_leases:{name}`) is deleted or evicted.

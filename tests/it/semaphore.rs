@@ -456,7 +456,8 @@ async fn a_shutdown_between_two_tries_leaves_a_doubt() {
     assert!(matches!(error, Error::Unconfirmed { .. }), "{error}");
 }
 
-/// Redisson wakes as many waiters as a message says, in order, whatever each of them wants.
+/// Redisson wakes as many waiters as a message says, in order, whatever each of them wants. nestlock wakes
+/// as many as there are zeros before it.
 #[tokio::test]
 async fn a_message_is_the_number_available() {
     let server = Server::start();
@@ -466,17 +467,17 @@ async fn a_message_is_the_number_available() {
     listener.call(&["SUBSCRIBE", CHANNEL]).unwrap();
     let mut told = || listener.read().unwrap().list()[2].text().to_owned();
     semaphore.acquire().await.unwrap().unlock().await.unwrap();
-    assert_eq!(told(), "3");
+    assert_eq!(told(), "03");
     let lease = AcquireOptions::new().lease(ms(20));
     let two = semaphore.many(2).unwrap();
     two.lock_with(lease).await.unwrap().leave_to_lease();
     tokio::time::sleep(ms(40)).await;
     // which takes back what has expired, for Redisson's waiters, too
     let held = semaphore.acquire().await.unwrap();
-    assert_eq!(told(), "2");
+    assert_eq!(told(), "02");
     assert_eq!((counter(&server), taken(&server)), (2, 1));
     held.unlock().await.unwrap();
-    assert_eq!(told(), "3");
+    assert_eq!(told(), "03");
     let _held = semaphore.acquire().await.unwrap();
     semaphore.many(1).unwrap().force_unlock().await.unwrap();
     assert_eq!(told(), "3");

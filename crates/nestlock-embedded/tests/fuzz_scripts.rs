@@ -391,7 +391,7 @@ fn random_sequences_of_our_scripts_do_the_same_as_on_redis() {
         let part = |first| {
             let scripts = &scripts;
             scope.spawn(move || {
-                play_rounds(&Pair::start(), &RULES, first, 70, |seed| {
+                play_rounds(&Pair::start(), &RULES, first, 90, |seed| {
                     round(seed, scripts)
                 })
             })

@@ -4,7 +4,7 @@
 //! A change whose outcome is unknown may be executed at any later time, so a number is a range. A
 //! server that forgets everything also forgets which changes it has made, and makes a late one again.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use nestlock::Error;
 
@@ -13,8 +13,8 @@ use crate::{
     kinds::PERMITS,
 };
 
-/// How long an acquire may be under way: it took its permits of the number at some time in between.
-const UNDER_WAY: u64 = 40 * SECOND;
+/// How long an acquire may be in flight: it took its permits of the number at some time in between.
+const IN_FLIGHT: u64 = 40 * SECOND;
 
 /// How long after its call a change may arrive again.
 const LATE: u64 = 20 * SECOND;
@@ -56,7 +56,7 @@ pub(crate) struct Total {
     most: VecDeque<(u64, i64)>,
 }
 
-/// A change that is under way.
+/// A change that is in flight.
 #[derive(Debug, Clone, Copy)]
 #[must_use = "end it"]
 pub(crate) struct Change {
@@ -74,7 +74,7 @@ impl Total {
 
     /// Returns the largest number that an acquire which ends now may have found.
     pub(crate) fn most(&self) -> i64 {
-        let began = now().saturating_sub(UNDER_WAY);
+        let began = now().saturating_sub(IN_FLIGHT);
         let seen = self.most.iter();
         let until_then = seen.scan(true, |goes_on, (since, most)| {
             let takes = *goes_on;
@@ -147,6 +147,8 @@ pub(crate) struct Latch {
     over: u64,
     /// When the last of them ended.
     recent: Vec<u64>,
+    /// Changes in flight whose callers have counted already. Of the next count, they would be the first.
+    repeats: u64,
     set: Option<SetCount>,
     /// How often its count was set.
     sets: u64,
@@ -162,13 +164,17 @@ struct SetCount {
     known: u64,
     /// Changes that began later, and were made.
     made: u64,
+    /// Who has counted down once for all.
+    callers: BTreeSet<String>,
 }
 
-/// A change of a latch that is under way.
+/// A change of a latch that is in flight.
 #[derive(Debug, Clone, Copy)]
 #[must_use = "end it"]
 pub(crate) struct Lowering {
     sets: u64,
+    /// Its caller has not counted before.
+    counts: bool,
 }
 
 impl Latch {
@@ -179,23 +185,40 @@ impl Latch {
     /// Its count was set, by a call that began when `over_before` changes were over.
     pub(crate) fn set(&mut self, count: u64, over_before: u64) {
         self.sets += 1;
+        self.begun += std::mem::take(&mut self.repeats);
         self.set = Some(SetCount {
             count,
             over_before,
             known: now(),
             made: 0,
+            callers: BTreeSet::new(),
         });
         self.check();
     }
 
-    pub(crate) fn begin(&mut self) -> Lowering {
-        self.begun += 1;
+    /// `caller`: who counts down once for all.
+    pub(crate) fn begin(&mut self, caller: Option<&str>) -> Lowering {
+        let has_counted = |set: &SetCount| caller.is_some_and(|it| set.callers.contains(it));
+        let counts = !self.set.as_ref().is_some_and(has_counted);
+        if counts {
+            self.begun += 1;
+        } else {
+            self.repeats += 1;
+        }
         self.check();
-        Lowering { sets: self.sets }
+        Lowering {
+            sets: self.sets,
+            counts,
+        }
     }
 
-    pub(crate) fn end(&mut self, lowering: Lowering, changed: Changed) {
+    pub(crate) fn end(&mut self, lowering: Lowering, caller: Option<&str>, changed: Changed) {
         if changed == Changed::Unknown {
+            return;
+        }
+        if !lowering.counts {
+            // otherwise it is in doubt, as if it were unknown
+            self.repeats -= u64::from(lowering.sets == self.sets);
             return;
         }
         self.over += 1;
@@ -204,7 +227,11 @@ impl Latch {
             && lowering.sets == self.sets
             && changed == Changed::Once
         {
-            set.made += 1;
+            match caller {
+                // it may have counted before the call
+                Some(caller) => _ = set.callers.insert(caller.to_owned()),
+                None => set.made += 1,
+            }
         }
     }
 
@@ -230,6 +257,7 @@ impl Latch {
     pub(crate) fn forget(&mut self) {
         self.set = None;
         self.sets += 1;
+        self.begun += std::mem::take(&mut self.repeats);
         let again = std::mem::take(&mut self.recent);
         self.over -= again.iter().filter(|ended| **ended + LATE > now()).count() as u64;
     }

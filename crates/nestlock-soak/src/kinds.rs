@@ -29,10 +29,11 @@ pub(crate) enum Kind {
     Multi,
     Red,
     Permits,
+    Semaphore,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::Mutex,
         Self::Reentrant,
         Self::Fair,
@@ -46,6 +47,7 @@ impl Kind {
         Self::Multi,
         Self::Red,
         Self::Permits,
+        Self::Semaphore,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -63,6 +65,7 @@ impl Kind {
             Self::Multi => "multi",
             Self::Red => "red",
             Self::Permits => "permits",
+            Self::Semaphore => "semaphore",
         }
     }
 
@@ -92,9 +95,13 @@ impl Kind {
         !matches!(self, Self::ReadWrite | Self::Multi | Self::Red)
     }
 
+    pub(crate) fn has_permits(self) -> bool {
+        matches!(self, Self::Permits | Self::Semaphore)
+    }
+
     /// Returns how many owners may hold it at once.
     pub(crate) fn holders(self) -> usize {
-        if self == Self::Permits {
+        if self.has_permits() {
             PERMITS as usize
         } else {
             1
@@ -173,7 +180,8 @@ impl Choice {
         if kind != Kind::Multi {
             names.truncate(1);
         }
-        let per_acquire = matches!(kind, Kind::Mutex | Kind::Permits)
+        let per_acquire = kind == Kind::Mutex
+            || kind.has_permits()
             || (kind != Kind::Red && rng.random_ratio(1, 8));
         Self::open(clients, kind, names, class, per_acquire, expiry).expect("good names")
     }
@@ -216,6 +224,7 @@ impl Choice {
             Kind::NonReentrantFair => client.non_reentrant_fair_lock(name)?,
             Kind::Signal => client.signal_lock(name)?,
             Kind::Permits => client.permits(name, PERMITS)?.many(1)?,
+            Kind::Semaphore => client.semaphore(name)?.many(1)?,
             Kind::Multi if names.len() == 1 => client.reentrant_lock(name)?,
             Kind::Multi => {
                 let members: Result<Vec<_>, _> = names

@@ -84,28 +84,28 @@ impl Servers {
     /// request moves a permit from one to the other, so their sum stays. Leaves out names that the
     /// server has lost.
     pub(crate) fn permits(&self) -> Vec<(String, i64, i64)> {
-        let permits = |name: String| {
+        let permits = |(name, leases): (String, String)| {
             let available = self.ask(0, &["GET", &name]).ok()?;
-            let taken = self.ask(0, &["ZCARD", &leases(&name)]).ok()?;
+            let taken = self.ask(0, &["ZCARD", &leases]).ok()?;
             let available = match available {
                 Reply::Text(text) => text.parse().ok()?,
                 _ => return None,
             };
             Some((name, available, taken.int()))
         };
-        let names = kinds::names(Kind::Permits).into_iter();
-        names.filter_map(permits).collect()
+        leases().filter_map(permits).collect()
     }
 
-    /// Returns all keys, except those that stay: the counters of tokens, guarded values, and the
-    /// permits: an expired one stays until an acquire.
+    /// Returns all keys, except those that stay: the counters of tokens, guarded values, the permits
+    /// (an expired one stays until an acquire), and for a minute the changes of a semaphore.
     pub(crate) fn keys(&self, server: usize) -> Vec<String> {
-        let permits = kinds::names(Kind::Permits);
-        let is_of = |name: &String, key: &str| key == name || key == leases(name);
+        let permits: Vec<(String, String)> = leases().collect();
+        let is_of = |(name, leases): &(String, String), key: &str| key == name || key == leases;
         let stays = |key: &str| {
             key.contains("token")
                 || key.contains("guarded")
-                || permits.iter().any(|name| is_of(name, key))
+                || key.starts_with("nestlock_semaphore_request:")
+                || permits.iter().any(|one| is_of(one, key))
         };
         let Ok(Reply::List(keys)) = self.ask(server, &["KEYS", "*"]) else {
             return vec!["no reply".to_owned()];
@@ -127,9 +127,17 @@ impl Servers {
     }
 }
 
-/// Returns the key of the leases of these permits.
-fn leases(name: &str) -> String {
-    format!("{{{name}}}:timeout")
+/// Returns the names of all permits, and the keys of their leases.
+fn leases() -> impl Iterator<Item = (String, String)> {
+    let permits = kinds::names(Kind::Permits).into_iter().map(|name| {
+        let leases = format!("{{{name}}}:timeout");
+        (name, leases)
+    });
+    let semaphores = kinds::names(Kind::Semaphore).into_iter().map(|name| {
+        let leases = format!("nestlock_semaphore_leases:{{{name}}}");
+        (name, leases)
+    });
+    permits.chain(semaphores)
 }
 
 pub(crate) fn connect(addr: SocketAddr) -> std::io::Result<Wire> {

@@ -15,7 +15,7 @@ use crate::{
     clock::now,
     handover::{self, name, result},
     history::word,
-    kinds::{Choice, Class, Kind},
+    kinds::{Choice, Class, Kind, PERMITS},
     process::{Connected, Process},
     settings::LONGEST_LEASE,
 };
@@ -168,6 +168,15 @@ impl Task {
         self.let_go(held).await;
     }
 
+    /// Says how many permits there are, if the server does not know.
+    async fn set_number(&self, choice: &Choice) {
+        let semaphore = self.client.servers[0].semaphore(&choice.names[0]);
+        let _ = semaphore
+            .expect("a good name")
+            .try_set_permits(PERMITS)
+            .await;
+    }
+
     async fn acquire(
         &mut self,
         choice: Choice,
@@ -175,6 +184,16 @@ impl Task {
         lease: Option<Duration>,
         parent: Option<u64>,
     ) -> Option<Held> {
+        let way = if choice.kind == Kind::Semaphore {
+            self.set_number(&choice).await;
+            match way {
+                // after a restart without records, there is no number until a task sets it
+                Way::Unbounded => Way::Bounded(Duration::from_secs(1)),
+                way => way,
+            }
+        } else {
+            way
+        };
         let op = self.process.op();
         let own = choice.per_acquire || !choice.kind.nests();
         let who = if own {

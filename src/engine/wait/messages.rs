@@ -52,10 +52,9 @@ pub(crate) fn deliver(subscriptions: &Subscriptions, heard: Push<'_>) {
     };
     queue.notify();
     if queue.has_permits() {
-        return match std::str::from_utf8(text).map(str::parse::<i64>) {
-            // Redisson also reports a number below 0, when it takes permits away.
-            Ok(Ok(permits)) => queue.wake_for(usize::try_from(permits).unwrap_or(0)),
-            _ => log::later!(DEBUG, channel = channel; "ignoring a message of another program"),
+        return match given_back(text) {
+            Some(permits) => queue.wake_for(permits),
+            None => log::later!(DEBUG, channel = channel; "ignoring a message of another program"),
         };
     }
     match text {
@@ -66,6 +65,20 @@ pub(crate) fn deliver(subscriptions: &Subscriptions, heard: Push<'_>) {
             None => log::later!(DEBUG, channel = channel; "ignoring a message of another program"),
         },
     }
+}
+
+/// Returns how many permits a message says were given back, or else are available: see
+/// `lua/parts/available.lua`. `None`: it is no number.
+fn given_back(text: &[u8]) -> Option<usize> {
+    let number: i64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+    let given = text.iter().take_while(|byte| **byte == b'0').count();
+    // Redisson also reports a number below 0, when it takes permits away.
+    let available = usize::try_from(number).unwrap_or(0);
+    Some(if given > 0 && available > 0 {
+        given
+    } else {
+        available
+    })
 }
 
 /// Keeps all wait queues subscribed: on one connection, or in a cluster on the node of each lock.

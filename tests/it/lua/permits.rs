@@ -376,4 +376,9 @@ fn permits_set_total_counts_what_is_taken() {
     assert_eq!(ears.heard(&bench), ["2", "3", "2"]);
     let available = bench.untouched(AVAILABLE, &KEYS, &["9"]);
     assert_eq!(available, count(2));
+    // without a counter, waiters were told of none
+    bench.set_up(&["DEL", KEYS[1], KEYS[0]]);
+    bench.set_up(&["ZADD", KEYS[0], "7", A, "8", B]);
+    assert_eq!(set("2"), count(2));
+    assert_eq!(ears.heard(&bench), ["2"]);
 }

@@ -10,6 +10,7 @@ use crate::{
     clock::{MILLI, now},
     ledger::{Doing, book, count, count_error, does, wrong},
     numbers::Changed,
+    trace::note,
 };
 
 impl Task {
@@ -45,10 +46,11 @@ impl Task {
 
     async fn count_down(&mut self, latch: &CountDownLatch, name: &str) {
         does(self.who, Doing::Other(format!("counts {name} down")));
-        let lowering = book(|book| book.latch(name).begin());
         let caller = self.rng.chance(20).then(|| format!("c{}", self.who.1));
+        let caller = caller.as_deref();
+        let lowering = book(|book| book.latch(name).begin(caller));
         let lower = async {
-            match &caller {
+            match caller {
                 Some(caller) => latch.count_down_as(caller).await,
                 None => latch.count_down().await,
             }
@@ -59,12 +61,10 @@ impl Task {
         if let Err(error) = &outcome {
             count_error(error);
         }
-        let changed = match Changed::of(outcome.as_ref()) {
-            // it may have counted before
-            Changed::Once if caller.is_some() => Changed::Never,
-            changed => changed,
-        };
-        book(|book| book.latch(name).end(lowering, changed));
+        let changed = Changed::of(outcome.as_ref());
+        let told = format!("{:?} {name} {caller:?}: {changed:?} {outcome:?}", self.who);
+        note("counted down", told.as_bytes());
+        book(|book| book.latch(name).end(lowering, caller, changed));
         count("counted down");
     }
 
