@@ -873,7 +873,9 @@ impl LockClientBuilder {
     }
 
     /// Sets how long an acquire that waits without limit keeps trying while the server is
-    /// unreachable. Default 10 s. Zero tries once; the first try may take the command timeout.
+    /// unreachable, from its own first failed try. Default 10 s. Zero tries once; the first try may
+    /// take the command timeout. Of the sleeping waiters of a lock one tries per poll, so the last of
+    /// many learns of an outage later.
     pub fn outage_patience(mut self, patience: Duration) -> Self {
         self.config.outage_patience = patience;
         self
