@@ -412,8 +412,13 @@ mod tests {
     #[test]
     fn a_node_needs_a_second_port_for_its_bus() {
         let plan = Plan::new(ARGS.map(OsString::from).to_vec()).unwrap();
-        let taken = ports::free_for_a_node().unwrap();
-        let bus = TcpListener::bind((Ipv4Addr::LOCALHOST, taken + 10_000)).unwrap();
+        // another test may take the port in between
+        let take = |_| {
+            let port = ports::free_for_a_node().unwrap();
+            let bus = TcpListener::bind((Ipv4Addr::LOCALHOST, port + 10_000));
+            Some((port, bus.ok()?))
+        };
+        let (taken, bus) = (0..100).find_map(take).expect("a free port");
         assert!(bus.local_addr().unwrap().port() < 32_768);
         let mut asked = 0;
         let node = SpawnedServer::start_at(&plan, || {
