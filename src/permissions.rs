@@ -190,7 +190,7 @@ pub const KINDS: [Permissions; 9] = [
         what: "latch",
         keys: &["~nestlock_latch_callers:{{}", "~nestlock_latch_request:{{}"],
         channels: &["&redisson_countdownlatch__channel__{{}"],
-        commands: &["get", "set"],
+        commands: &["get", "getex", "set"],
     },
     Permissions {
         what: "read-write",

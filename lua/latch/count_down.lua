@@ -14,12 +14,10 @@ local is_known = caller ~= '' and redis.call('hmget', callers, caller)[1]
 if is_known then return once(free) end
 local left = free - 1
 
+-- let the server refuse this command, if it does, before anything is written: this key does not exist
+redis.call('del', request)
 -- publish first: if PUBLISH is denied, nothing is written
 if left == 0 then redis.call('publish', channel, '0') end
--- let the server refuse these commands, if it does, before anything is changed: that key does not exist. A server without
--- memory refuses SET only where nothing was written before
-redis.call('set', request, '', 'xx')
-redis.call('del', request)
 redis.call('set', counter, free, 'keepttl')
 if caller ~= '' then redis.call('hset', callers, caller, '1') end
 local reply = once(left)

@@ -14,12 +14,10 @@ if not string.find(count, '^[1-9]%d*$') or #count > 10 then
 end
 if free then return once(0) end
 
+-- let the server refuse this command, if it does, before anything is written: this key does not exist
+redis.call('del', request)
 -- publish first: if PUBLISH is denied, nothing is written
 redis.call('publish', channel, '1')
--- let the server refuse these commands, if it does, before anything is changed: that key does not exist. A server without
--- memory refuses SET only where nothing was written before
-redis.call('set', request, '', 'xx')
-redis.call('del', request)
 local reply = once(1)
 redis.call('set', counter, count)
 redis.call('del', callers)

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nestlock_wire::{Epoch, clock::Instant, log};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
 
-use super::{hold::Hold, kind::Kind};
+use super::{failure::again, hold::Hold, kind::Kind};
 
 use crate::{
     error::{Result, StoreError},
@@ -176,9 +176,9 @@ impl Janitor {
         *self.failure() = Some(error);
     }
 
-    /// Returns why settlements failed, once.
+    /// Returns why settlements failed.
     pub(super) fn why(&self) -> Option<StoreError> {
-        self.failure().take()
+        self.failure().as_ref().map(again)
     }
 
     fn failure(&self) -> MutexGuard<'_, Option<StoreError>> {

@@ -16,7 +16,7 @@ use crate::{
     store::script,
 };
 
-script!(COUNT = "latch/count", keys = 2, args = 0);
+script!(COUNT = "latch/count", keys = 1, args = 0);
 script!(
     TRY_SET = "latch/try_set",
     parts = ["counter", "once"],
@@ -149,7 +149,8 @@ impl CountDownLatch {
         self.anchor.change_count(&self.name, &call).await
     }
 
-    /// Returns the count, as the master saw it a moment ago. One request, which a replica refuses.
+    /// Returns the count, as the master saw it a moment ago. One request. A replica refuses it, and so
+    /// does a master that refuses writes because too few replicas or no disk follow.
     ///
     /// # Errors
     ///
@@ -173,7 +174,7 @@ impl CountDownLatch {
     /// [`Error::WrongLockKind`] or [`Error::WrongType`] if the key holds something else;
     /// [`Error::Store`] after an outage as long as
     /// [`outage_patience`](crate::LockClientBuilder::outage_patience), from this caller's first look in
-    /// it, of which a client makes one per poll; [`Error::Closed`].
+    /// it, or if the server refused looks for as long, as [`count`](Self::count); [`Error::Closed`].
     ///
     /// # Cancel safety
     ///
@@ -188,7 +189,8 @@ impl CountDownLatch {
     /// # Errors
     ///
     /// As [`wait`](Self::wait), but an outage ends no bounded wait; [`Error::Store`] if the server did
-    /// not reply in all that time, or cannot be reached at its end.
+    /// not reply in all that time, or cannot be reached at its end. If the last look has no reply within
+    /// a round trip and 40 ms, the one before is the answer.
     ///
     /// # Cancel safety
     ///
@@ -208,17 +210,12 @@ impl CountDownLatch {
     }
 
     fn read(&self) -> Call {
-        Call::new(&COUNT, [Arc::clone(&self.name), self.request()], [])
+        Call::new(&COUNT, [Arc::clone(&self.name)], [])
     }
 
     /// Returns the keys of a change, which is made once, even if it is sent twice.
     fn keys(&self) -> [Arc<str>; 3] {
-        let (name, callers) = (&self.name, &self.callers);
-        [self.request(), Arc::clone(name), Arc::clone(callers)]
-    }
-
-    /// Returns the key of a request, which no other has.
-    fn request(&self) -> Arc<str> {
-        request_key(&self.callers, LATCH_CALLERS, LATCH_REQUEST)
+        let request = request_key(&self.callers, LATCH_CALLERS, LATCH_REQUEST);
+        [request, Arc::clone(&self.name), Arc::clone(&self.callers)]
     }
 }

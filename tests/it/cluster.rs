@@ -279,6 +279,22 @@ async fn a_latch_opens_wherever_its_slot_is() {
     }
 }
 
+/// Also if that takes longer than any patience: whether its key is still there, or was moved.
+#[tokio::test]
+async fn a_latch_is_looked_at_while_its_slot_moves() {
+    for is_moved in [false, true] {
+        let cluster = start(2, 0).await;
+        let client = client(&cluster).await;
+        let latch = client.count_down_latch("s").unwrap();
+        assert!(latch.try_set_count(1).await.unwrap());
+        begin_to_move(&cluster, SpawnedCluster::slot_of("s"), move |_| is_moved).await;
+        for _ in 0..3 {
+            assert_eq!(latch.count().await.unwrap(), 1);
+        }
+        assert!(!latch.wait_for(Duration::from_millis(50)).await.unwrap());
+    }
+}
+
 #[tokio::test]
 async fn a_lock_unfit_for_a_cluster_is_refused_before_any_request() {
     let cluster = start(1, 0).await;

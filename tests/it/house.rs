@@ -918,11 +918,12 @@ fn every_script_names_its_arguments_first_and_is_short() {
 
 /// Commands that scripts may call: each works in an ACL and in a cluster, and reads one lock's keys
 /// only.
-const COMMANDS: [&str; 38] = [
+const COMMANDS: [&str; 39] = [
     "del",
     "exists",
     "expire",
     "get",
+    "getex",
     "hdel",
     "hexists",
     "hget",

@@ -35,7 +35,7 @@ impl Bench {
     }
 
     fn latch_count(&self) -> Reply {
-        self.untouched(COUNT, &[KEYS[1], REQUEST], &[])
+        self.untouched(COUNT, &KEYS[1..2], &[])
     }
 }
 
@@ -107,13 +107,14 @@ fn latch_keeps_a_ttl_and_refuses_what_is_no_count() {
 fn latch_is_not_looked_at_on_a_replica() {
     let bench = Bench::real();
     bench.set_up(&["REPLICAOF", "127.0.0.1", "1"]);
-    let error = bench.refused(COUNT, &[KEYS[1], REQUEST], &[]);
+    let error = bench.refused(COUNT, &KEYS[1..2], &[]);
     assert!(error.contains("READONLY "), "{error}");
 }
 
 #[test]
 fn latch_of_a_server_without_memory_stays_as_it_is() {
     let bench = Bench::real();
+    let mut ears = bench.listen(CHANNEL);
     let refuses = |script, args: &[&str]| {
         bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
         let error = bench.refused(script, &KEYS, args);
@@ -126,4 +127,5 @@ fn latch_of_a_server_without_memory_stays_as_it_is() {
         refuses(COUNT_DOWN, &[caller, CHANNEL]);
     }
     assert_eq!(bench.latch_count(), count(1));
+    assert_eq!(ears.heard(&bench).len(), 0, "no waiter looks in vain");
 }

@@ -489,7 +489,7 @@ fn cases_of_permits() -> Vec<Case> {
         &["3", "c"],
         &[free, "", "HSET callers x 1"],
     );
-    of("latch/count", &[L, "request"], &[], &[free, ""]);
+    of("latch/count", &[L], &[], &[free, ""]);
     of("semaphore/drain", &keys, &[], &all);
     of("semaphore/forget", &["request", LEASES], &[A], &all);
     cases

@@ -203,3 +203,21 @@ fn semaphore_of_bad_numbers_is_refused_untouched() {
         assert_eq!(bench.untouched(DRAIN, &KEYS, &[]), wrong);
     }
 }
+
+/// A message of a change that was refused would wake waiters in vain, at each try.
+#[test]
+fn semaphore_of_a_server_without_memory_tells_nothing() {
+    let bench = Bench::real();
+    let mut ears = bench.listen(CHANNEL);
+    let refuses = |script, args: &[&str]| {
+        bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
+        let error = bench.refused(script, &KEYS, args);
+        assert!(error.contains("OOM "), "{error}");
+        bench.set_up(&["CONFIG", "SET", "maxmemory", "0"]);
+    };
+    refuses(TRY_SET, &["3", CHANNEL]);
+    bench.semaphore_of("2");
+    refuses(ADD, &["1", CHANNEL]);
+    refuses(DRAIN, &[]);
+    assert_eq!((bench.number(), ears.heard(&bench).len()), (2, 0));
+}
