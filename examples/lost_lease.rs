@@ -13,9 +13,10 @@ use tokio::time::sleep;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = support::server()?;
-    // the watchdog renews at a third of its timeout
+    // the watchdog renews at a third of its timeout: a machine that stands still for longer than the rest
+    // loses its locks
     let client = LockClient::builder()
-        .watchdog_timeout(Duration::from_secs(1))
+        .watchdog_timeout(Duration::from_secs(4))
         .connect(server.url())
         .await?;
     let lock = client.reentrant_lock("import")?;
@@ -59,9 +60,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // without a fixed lease the watchdog renews, however long the work takes
     let lock = client.reentrant_lock("backup")?;
     let guard = lock.lock().await?;
-    let done = guard
-        .run_until_lost(sleep(Duration::from_millis(2500)))
-        .await;
+    let done = guard.run_until_lost(sleep(Duration::from_secs(5))).await;
     println!("renewed: {done:?}");
     done?;
     guard.unlock().await?;

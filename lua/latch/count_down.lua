@@ -14,6 +14,7 @@ local is_known = caller ~= '' and redis.call('hmget', callers, caller)[1]
 if is_known then return once(free) end
 local left = free - 1
 
+may_write()
 -- let the server refuse this command, if it does, before anything is written: this key does not exist
 redis.call('del', request)
 -- publish first: if PUBLISH is denied, nothing is written

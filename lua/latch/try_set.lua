@@ -14,6 +14,7 @@ if not string.find(count, '^[1-9]%d*$') or #count > 10 then
 end
 if free then return once(0) end
 
+may_write()
 -- let the server refuse this command, if it does, before anything is written: this key does not exist
 redis.call('del', request)
 -- publish first: if PUBLISH is denied, nothing is written

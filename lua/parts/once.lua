@@ -2,9 +2,11 @@
 local request = KEYS[1]
 local earlier = redis.call('get', request)
 if earlier then return {tonumber(earlier)} end
--- let the server refuse a change, if it does, before any message: this writes nothing. Without memory, a server refuses SET only
+-- lets the server refuse a change, if it does, before any message: this writes nothing. Without memory, a server refuses SET only
 -- where nothing was written before
-redis.call('set', request, '', 'xx')
+local function may_write()
+    redis.call('set', request, '', 'xx')
+end
 local function once(reply)
     redis.call('set', request, reply, 'px', 60000)
     return {reply}

@@ -18,6 +18,7 @@ if math.abs(now_free) > 2147483647 then return once(0) end
 
 -- those that have expired are available, too
 local available = now_free + redis.call('zcount', leases, 0, server_time())
+may_write()
 -- publish first: if PUBLISH is denied, nothing is written
 if tonumber(count) > 0 and available > 0 then redis.call('publish', channel, available) end
 local reply = once(1)

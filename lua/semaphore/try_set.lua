@@ -18,6 +18,7 @@ if free then return once(0) end
 -- the number was deleted while permits were taken: they come back later
 local more = tonumber(total) - redis.call('zcard', leases)
 local available = more + redis.call('zcount', leases, 0, server_time())
+may_write()
 -- publish first: if PUBLISH is denied, nothing is written
 if available > 0 then redis.call('publish', channel, available) end
 local reply = once(1)

@@ -38,8 +38,16 @@ pub(crate) struct Janitor {
     /// Locks (family and name) for which one failing request is retried on behalf of all. The
     /// semaphore is closed when that probe ends.
     probes: DashMap<(&'static str, Arc<str>), Arc<Semaphore>>,
-    /// Why the last settlement that failed did so. `None` after all have succeeded.
-    failure: Mutex<Option<StoreError>>,
+    failure: Mutex<LastFailure>,
+}
+
+/// Why the last settlement that failed did so.
+#[derive(Debug, Default)]
+struct LastFailure {
+    /// `None` after all have succeeded.
+    error: Option<StoreError>,
+    /// A shutdown has reported it: what fails since then fails because the connections are closed.
+    is_reported: bool,
 }
 
 #[derive(Debug)]
@@ -105,7 +113,7 @@ impl Janitor {
     pub(super) fn done(&self, jobs: usize) {
         let left = self.pending.fetch_sub(jobs, Ordering::AcqRel) - jobs;
         if left == 0 {
-            self.failure().take();
+            self.failure().error.take();
         }
         if left <= self.denied.load(Ordering::Acquire) {
             self.idle.notify_waiters();
@@ -173,15 +181,20 @@ impl Janitor {
 
     /// Records why a settlement failed. It is tried again.
     pub(super) fn failed(&self, error: StoreError) {
-        *self.failure() = Some(error);
+        let mut failure = self.failure();
+        if !failure.is_reported {
+            failure.error = Some(error);
+        }
     }
 
-    /// Returns why settlements failed.
+    /// Returns why settlements failed, to be reported by a shutdown.
     pub(super) fn why(&self) -> Option<StoreError> {
-        self.failure().as_ref().map(again)
+        let mut failure = self.failure();
+        failure.is_reported = true;
+        failure.error.as_ref().map(again)
     }
 
-    fn failure(&self) -> MutexGuard<'_, Option<StoreError>> {
+    fn failure(&self) -> MutexGuard<'_, LastFailure> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

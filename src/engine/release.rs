@@ -413,7 +413,7 @@ impl Core {
             () = self.janitor.at_rest() => true,
             () = self.sleep_until(Instant::now() + self.settling_time()) => false,
         };
-        let locks = self.janitor.pending();
+        let (locks, why) = (self.janitor.pending(), self.janitor.why());
         if answers {
             self.store.close().await;
         } else {
@@ -423,10 +423,9 @@ impl Core {
         if locks == 0 {
             Ok(())
         } else {
-            let source = self.janitor.why();
             Err(Error::Unsettled {
                 locks,
-                source: source.unwrap_or_else(|| no_reply(NO_REPLY)),
+                source: why.unwrap_or_else(|| no_reply(NO_REPLY)),
             })
         }
     }
