@@ -13,7 +13,7 @@ use tokio::time::sleep;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = support::server()?;
-    // the watchdog renews at a third of its timeout: a machine that stands still for longer than the rest
+    // the watchdog renews at a third of its timeout: a process that stands still for the other two thirds
     // loses its locks
     let client = LockClient::builder()
         .watchdog_timeout(Duration::from_secs(4))

@@ -1,8 +1,9 @@
 //! Waits for a latch: until its count is zero.
 //!
 //! A waiter reads the count, joins the wait queue, and reads it again whenever the queue wakes it: a
-//! message that the count is zero or was set again, a reconnect, or its poll. Reading changes nothing,
-//! so nothing is ever in doubt, and a waiter may be dropped at any time.
+//! message that the count is zero or was set again, a reconnect, or its poll; and once more when its wait
+//! is over. Reading changes nothing, so nothing is ever in doubt, and a waiter may be dropped at any
+//! time.
 
 use std::sync::Arc;
 

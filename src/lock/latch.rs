@@ -150,7 +150,7 @@ impl CountDownLatch {
     }
 
     /// Returns the count, as the master saw it a moment ago. One request. A replica refuses it, and so
-    /// does a master that refuses writes because too few replicas or no disk follow.
+    /// does a master that refuses writes because it has too few replicas or cannot save its data.
     ///
     /// # Errors
     ///

@@ -266,8 +266,7 @@ fn superfluous(tool: Option<For>) -> &'static [&'static str] {
             "~nestlock_semaphore_request:{{}",
         ],
         // as for `exec`; also, it tries no semaphore, and its locks have no other clients: no queue
-        // advances, no reader blocks
-        // a writer, and no second token is issued
+        // advances, no reader blocks a writer, and no second token is issued
         Some(For::Doctor) => &[
             "scan",
             "~nestlock_fence:{{}",

@@ -7,7 +7,7 @@ use crate::locks::Record;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
-    /// Also mutexes, `mutex`.
+    /// `mutex` means the same.
     #[value(alias = "mutex")]
     Reentrant,
     NonReentrant,

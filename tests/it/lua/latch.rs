@@ -115,12 +115,7 @@ fn latch_is_not_looked_at_on_a_replica() {
 fn latch_of_a_server_without_memory_stays_as_it_is() {
     let bench = Bench::real();
     let mut ears = bench.listen(CHANNEL);
-    let refuses = |script, args: &[&str]| {
-        bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
-        let error = bench.refused(script, &KEYS, args);
-        assert!(error.contains("OOM "), "{error}");
-        bench.set_up(&["CONFIG", "SET", "maxmemory", "0"]);
-    };
+    let refuses = |script, args: &[&str]| bench.refused_without_memory(script, &KEYS, args);
     refuses(TRY_SET, &["3", CHANNEL]);
     bench.set_up(&["SET", "go", "1"]);
     for caller in ["", "a"] {

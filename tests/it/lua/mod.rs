@@ -168,6 +168,15 @@ impl Bench {
         reply.text().to_owned()
     }
 
+    /// Asserts that the server refuses the call while it has no memory. For a real server.
+    pub fn refused_without_memory(&self, script: &str, keys: &[&str], args: &[&str]) {
+        self.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
+        let error = self.refused(script, keys, args);
+        // Redis 6 puts more text before it
+        assert!(error.contains("OOM "), "{error}");
+        self.set_up(&["CONFIG", "SET", "maxmemory", "0"]);
+    }
+
     /// Returns the server's clock, in milliseconds since 1970.
     pub fn now(&self) -> i64 {
         self.server.now()

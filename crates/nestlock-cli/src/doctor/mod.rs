@@ -42,7 +42,7 @@ pub(crate) async fn doctor(server: &Server, doctor: &Doctor) -> Result<u8, Failu
     let (raw, refused) = reach(server).await?;
     if timeout(
         LIMIT,
-        look(&raw, (server, kinds), refused, &mut rows, &mut scratch),
+        look(&raw, server, kinds, refused, &mut rows, &mut scratch),
     )
     .await
     .is_err()
@@ -101,7 +101,8 @@ async fn reach(server: &Server) -> Result<(Raw<'_>, Option<Failure>), Failure> {
 /// Runs all checks concurrently, as the servers may be far away.
 async fn look(
     raw: &Raw<'_>,
-    (server, kinds): (&Server, &[Kind]),
+    server: &Server,
+    kinds: &[Kind],
     refused: Option<Failure>,
     rows: &mut Vec<Row>,
     scratch: &mut Option<Scratch>,

@@ -9,8 +9,6 @@ use crate::{
     checks,
     clock::{MILLI, now},
     ledger::{Doing, book, count, count_error, does, wrong},
-    numbers::Changed,
-    trace::note,
 };
 
 impl Task {
@@ -58,12 +56,7 @@ impl Task {
         let Some(outcome) = self.left_midway(10, lower).await else {
             return;
         };
-        if let Err(error) = &outcome {
-            count_error(error);
-        }
-        let changed = Changed::of(outcome.as_ref());
-        let told = format!("{:?} {name} {caller:?}: {changed:?} {outcome:?}", self.who);
-        note("counted down", told.as_bytes());
+        let changed = self.told(&format!("{name} down by {caller:?}"), &outcome);
         book(|book| book.latch(name).end(lowering, caller, changed));
         count("counted down");
     }

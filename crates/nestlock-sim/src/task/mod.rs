@@ -12,9 +12,17 @@ use std::{
     time::Duration,
 };
 
-use nestlock::{LockClient, LockGuard};
+use nestlock::{Error, LockClient, LockGuard};
 
-use crate::{kinds::Choice, ledger::Who, orders::Orders, plan::Plan, rng::Rng};
+use crate::{
+    kinds::Choice,
+    ledger::{Who, count_error},
+    numbers::Changed,
+    orders::Orders,
+    plan::Plan,
+    rng::Rng,
+    trace::note,
+};
 
 async fn nap(ms: u64) {
     tokio::time::sleep(Duration::from_millis(ms)).await;
@@ -40,6 +48,19 @@ pub(crate) struct Task {
 impl Task {
     fn is_shut_down(&self) -> bool {
         self.orders.is_shut_down.load(Relaxed)
+    }
+
+    /// Records what the caller of a change was told, and returns what that means.
+    fn told<T>(&self, what: &str, outcome: &Result<T, Error>) -> Changed {
+        if let Err(error) = outcome {
+            count_error(error);
+        }
+        let changed = Changed::of(outcome.as_ref());
+        note(
+            "change",
+            format!("{:?} {what}: {changed:?}", self.who).as_bytes(),
+        );
+        changed
     }
 
     /// Awaits a call to its end or, with a probability of `percent`, drops it before it completes.

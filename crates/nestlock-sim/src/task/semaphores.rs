@@ -8,7 +8,6 @@ use crate::{
     kinds::PERMITS,
     ledger::{Doing, book, count, count_error, does, wrong},
     numbers::Changed,
-    trace::note,
 };
 
 impl Task {
@@ -56,12 +55,7 @@ impl Task {
         let Some(outcome) = self.left_midway(10, semaphore.add_permits(by)).await else {
             return;
         };
-        if let Err(error) = &outcome {
-            count_error(error);
-        }
-        let changed = Changed::of(outcome.as_ref());
-        let told = format!("{:?} {name} by {by}: {changed:?} {outcome:?}", self.who);
-        note("changed", told.as_bytes());
+        let changed = self.told(&format!("{name} by {by}"), &outcome);
         book(|book| book.total(name).end(change, by_this, changed));
         count("changed");
     }
@@ -72,13 +66,8 @@ impl Task {
         // a late one takes what will be available then
         let change = book(|book| book.total(name).begin(-i64::from(u32::MAX)));
         let outcome = semaphore.drain_permits().await;
-        if let Err(error) = &outcome {
-            count_error(error);
-        }
         let taken = outcome.as_ref().map_or(0, |taken| i64::from(*taken));
-        let changed = Changed::of(outcome.as_ref());
-        let told = format!("{:?} {name} of {taken}: {changed:?} {outcome:?}", self.who);
-        note("drained", told.as_bytes());
+        let changed = self.told(&format!("{name} drained of {taken}"), &outcome);
         book(|book| book.total(name).end(change, -taken, changed));
         taken
     }
