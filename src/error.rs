@@ -288,12 +288,13 @@ pub enum Error {
     Closed,
     /// The shutdown could not confirm every release; the remaining locks end with their leases.
     #[error(
-        "the lock client was shut down, but the release of {locks} locks could not be confirmed: {source}"
+        "the lock client was shut down, but not all releases were confirmed ({releases} are left): {source}"
     )]
     #[non_exhaustive]
     Unsettled {
-        /// How many releases were not confirmed.
-        locks: usize,
+        /// How many releases were not confirmed, cancelled acquires included: several may be of one
+        /// lock.
+        releases: usize,
         /// Why the last of them failed.
         source: StoreError,
     },

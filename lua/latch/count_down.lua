@@ -20,7 +20,8 @@ redis.call('del', request)
 -- publish first: if PUBLISH is denied, nothing is written
 if left == 0 then redis.call('publish', channel, '0') end
 redis.call('set', counter, free, 'keepttl')
-if caller ~= '' then redis.call('hset', callers, caller, '1') end
+-- at zero they are deleted
+if caller ~= '' and left > 0 then redis.call('hset', callers, caller, '1') end
 local reply = once(left)
 if left == 0 then redis.call('del', counter, callers) else redis.call('set', counter, left, 'keepttl') end
 return reply

@@ -171,6 +171,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
             // The request may still run. Abandon the name, so that the next acquire uses another
             // one.
             Agreement::Silent(error) => {
+                core.janitor.failed(again(&error));
                 core.abandon_name_in_doubt(&hold);
                 Some(error)
             }

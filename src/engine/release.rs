@@ -413,18 +413,18 @@ impl Core {
             () = self.janitor.at_rest() => true,
             () = self.sleep_until(Instant::now() + self.settling_time()) => false,
         };
-        let (locks, why) = (self.janitor.pending(), self.janitor.why());
+        let (releases, why) = (self.janitor.pending(), self.janitor.why());
         if answers {
             self.store.close().await;
         } else {
             // a server that sends no replies would not reply to an orderly close either
             self.store.abandon();
         }
-        if locks == 0 {
+        if releases == 0 {
             Ok(())
         } else {
             Err(Error::Unsettled {
-                locks,
+                releases,
                 source: why.unwrap_or_else(|| no_reply(NO_REPLY)),
             })
         }

@@ -283,8 +283,10 @@ impl Core {
             return;
         }
         let _slot = self.janitor.slot().await;
-        // a failure leaves them to be settled one by one
-        let _ = self.agree_together(&together).await;
+        if let Err(error) = self.agree_together(&together).await {
+            // they are settled one by one
+            self.janitor.failed(error);
+        }
     }
 
     /// Makes the server agree, by one request, with those of these holds that only have to end.

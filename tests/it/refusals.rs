@@ -7,7 +7,10 @@ use nestlock::{
 };
 use tokio::time::timeout;
 
-use crate::support::{Server, WIRES, eventually};
+use crate::support::{
+    Server, WIRES, eventually,
+    proxy::{Action, Proxy, Verb},
+};
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -118,7 +121,7 @@ async fn a_restart_without_persistence_is_reported_on_reconnection() {
 #[tokio::test]
 async fn a_reconnect_leaves_holds_and_their_leases_as_they_are() {
     let server = Server::start();
-    let proxy = crate::support::proxy::Proxy::start(&server);
+    let proxy = Proxy::start(&server);
     let client = nestlock::LockClient::connect(proxy.url()).await.unwrap();
     let leased = nestlock::AcquireOptions::new().lease(Duration::from_secs(50));
     let leased = client
@@ -143,10 +146,7 @@ async fn a_reconnect_leaves_holds_and_their_leases_as_they_are() {
         })
         .await;
     }
-    eventually("it was checked", || async {
-        proxy.count(crate::support::proxy::Verb::Renew) >= 2
-    })
-    .await;
+    eventually("it was checked", || async { proxy.count(Verb::Renew) >= 2 }).await;
     assert!(!leased.is_lost() && !renewed.is_lost());
     assert!(
         leased.remaining() <= before
@@ -331,7 +331,7 @@ async fn a_shutdown_waits_for_no_release_that_is_refused_for_good() {
         let began = Instant::now();
         let error = client.shutdown().await.unwrap_err();
         assert!(
-            matches!(error, Error::Unsettled { locks: 3, .. }),
+            matches!(error, Error::Unsettled { releases: 3, .. }),
             "{error:?}"
         );
         let why = "enable PUBLISH";
@@ -349,6 +349,62 @@ async fn a_shutdown_waits_for_no_release_that_is_refused_for_good() {
         drop(forgotten);
         server.call(&["FLUSHALL"]);
     }
+}
+
+/// The server refused a release once, and is silent since.
+#[tokio::test]
+async fn a_shutdown_tells_the_last_reason_not_an_old_one() {
+    for locks in [1, 3] {
+        let server = Server::start();
+        let proxy = Proxy::start(&server);
+        let client = LockClient::connect(&proxy.url()).await.unwrap();
+        let guards: Vec<_> = (0..locks)
+            .map(|n| client.mutex(format!("l{n}")).unwrap())
+            .collect();
+        let mut held = Vec::new();
+        for lock in &guards {
+            held.push(lock.lock().await.unwrap());
+        }
+        proxy.each(
+            Verb::Release,
+            Action::Refuse("NOREPLICAS Not enough good replicas to write."),
+        );
+        drop(held);
+        // by then the client pauses for 250 ms or more
+        let refused = || async { proxy.count(Verb::Release) >= 8 * locks };
+        eventually("releases are refused", refused).await;
+        proxy.rule(|request| {
+            if request.is_script() {
+                Action::Mute
+            } else {
+                Action::Pass
+            }
+        });
+        let error = client.shutdown().await.unwrap_err().to_string();
+        assert!(!error.contains("NOREPLICAS"), "{locks}: {error}");
+        assert_eq!(client.shutdown().await.unwrap_err().to_string(), error);
+    }
+}
+
+/// One request releases several locks, and it is the first that brings no reply.
+#[tokio::test]
+async fn a_shutdown_tells_why_a_joint_release_failed() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = LockClient::connect(&proxy.url()).await.unwrap();
+    let (a, b) = (client.mutex("a").unwrap(), client.mutex("b").unwrap());
+    let held = (a.lock().await.unwrap(), b.lock().await.unwrap());
+    proxy.rule(|request| {
+        if request.is_script() {
+            Action::Mute
+        } else {
+            Action::Pass
+        }
+    });
+    let error = client.shutdown().await.unwrap_err().to_string();
+    let why = "2 are left): Timeout: no reply within the command timeout";
+    assert!(error.contains(why), "{error}");
+    drop(held);
 }
 
 /// The script has acquired the lock, but WAIT fails, so the client takes the lock back.

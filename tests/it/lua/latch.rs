@@ -1,6 +1,6 @@
 //! `lua/latch`: each line under "Returns", each refusal, each script sent twice.
 
-use super::{Bench, NO_COUNTS};
+use super::{Bench, NO_COUNTS, eval, source};
 use crate::support::wire::Reply;
 
 const REQUEST: &str = "nestlock_latch_request:{go}:1";
@@ -100,6 +100,38 @@ fn latch_keeps_a_ttl_and_refuses_what_is_no_count() {
         assert_eq!(bench.untouched(TRY_SET, &KEYS, &["3", CHANNEL]), wrong);
         assert_eq!(bench.untouched(COUNT_DOWN, &KEYS, &["", CHANNEL]), wrong);
     }
+}
+
+#[test]
+fn latch_tells_no_change_that_is_refused() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    let mut refusals = 0;
+    for command in ["get", "set", "del", "hmget", "hset", "publish"] {
+        let mut limited = bench.limited(command);
+        for (script, before, argument) in [
+            (TRY_SET, "", "3"),
+            (COUNT_DOWN, "1", ""),
+            (COUNT_DOWN, "1", "a"),
+            (COUNT_DOWN, "2", "a"),
+        ] {
+            bench.set_up(&["DEL", "go", REQUEST, CALLERS]);
+            if !before.is_empty() {
+                bench.set_up(&["SET", "go", before]);
+            }
+            let state = bench.snapshot();
+            let call = eval(&source(script), &KEYS, &[argument, CHANNEL]);
+            let call: Vec<_> = call.iter().map(String::as_str).collect();
+            let refused = limited.call(&call).unwrap().is_error();
+            let told = ears.heard(&bench);
+            if refused {
+                refusals += 1;
+                assert!(told.is_empty(), "{script} without {command}: {told:?}");
+                assert_eq!(bench.snapshot(), state, "{script} without {command}");
+            }
+        }
+    }
+    assert!(refusals > 12, "{refusals}");
 }
 
 /// A replica may not have the count yet, or any more.
