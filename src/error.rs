@@ -79,6 +79,15 @@ pub enum Error {
         /// What is wrong with the number, and what to do.
         reason: String,
     },
+    /// The note of an acquire is empty, too long, or not one line of text. Nothing was sent.
+    #[error("invalid note for lock {lock:?}: {reason}")]
+    #[non_exhaustive]
+    InvalidNote {
+        /// The lock's name.
+        lock: String,
+        /// What is wrong with it, and what to do.
+        reason: &'static str,
+    },
     /// The client's configuration is invalid. Nothing was sent.
     #[error("invalid configuration: {reason}")]
     #[non_exhaustive]
@@ -356,6 +365,7 @@ impl Error {
             Self::InvalidName { name, .. } => Some(name),
             Self::InvalidLease { lock, .. }
             | Self::InvalidCount { lock, .. }
+            | Self::InvalidNote { lock, .. }
             | Self::NotHeld { lock, .. }
             | Self::Lost { lock, .. }
             | Self::WrongLockKind { lock }

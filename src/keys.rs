@@ -26,6 +26,8 @@ pub(crate) const SEMAPHORE_REQUEST: &str = "nestlock_semaphore_request";
 pub(crate) const LATCH_REQUEST: &str = "nestlock_latch_request";
 /// The prefix of the key of those that have counted down a latch once for all.
 pub(crate) const LATCH_CALLERS: &str = "nestlock_latch_callers";
+/// The prefix of the keys of holders' notes.
+const NOTE: &str = "nestlock_note";
 /// The prefixes of the keys that locks derive from their names: no lock may have such a name.
 /// [`SIGNAL_RECORD`] is not one of them, since its keys are also the records of string locks with
 /// these names.
@@ -36,6 +38,14 @@ const RESERVED: [&str; 3] = ["redisson_", "nestlock_", SIGNAL_LIST];
 pub(crate) fn request_key(key: &str, prefix: &str, request: &str) -> Arc<str> {
     let key = key.replacen(prefix, request, 1);
     format!("{key}:{}", Uuid::new_v4()).into()
+}
+
+/// Returns the key of the note of an owner that holds the lock with this name, in the lock's slot.
+pub(crate) fn note_key(lock: &str, owner: &str) -> Arc<str> {
+    let [prefix, colon, open, name, close] = derived(NOTE, lock);
+    [prefix, colon, open, name, close, ":", owner]
+        .concat()
+        .into()
 }
 
 /// A checked lock name, with the client's prefix.

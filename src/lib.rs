@@ -39,7 +39,10 @@ pub use crate::{
     error::{Error, LossReason, NodeAnswer, NodeSaid, Result, StoreError, StoreErrorKind},
     guard::LockGuard,
     hand_over::HandOver,
-    lock::{CountDownLatch, Inspection, Lock, Permits, ReadWriteLock, RedLockOptions, Semaphore},
+    lock::{
+        CountDownLatch, HolderNote, Inspection, Lock, Permits, ReadWriteLock, RedLockOptions,
+        Semaphore,
+    },
     options::{AcquireOptions, Backoff, Messages, SignalOptions},
     owner::OwnerId,
     rlock::RLock,

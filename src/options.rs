@@ -1,6 +1,6 @@
 //! Options: the configuration of a client, and the options of one acquire.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use nestlock_wire::{
     Copies, Login, Wire,
@@ -21,6 +21,9 @@ const MAX_LEASE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 pub(crate) const LONGEST_DELAY: Duration = MAX_LEASE;
 /// The shortest watchdog timeout: renewal at a third of it must survive a short scheduling delay.
 const MIN_WATCHDOG: Duration = Duration::from_millis(200);
+
+/// The longest note, in bytes.
+const LONGEST_NOTE: usize = 256;
 
 /// How waiters learn of releases in a cluster. All clients of a lock must agree: a client that
 /// subscribes one way does not receive messages sent the other way, and only re-checks the lock
@@ -109,6 +112,7 @@ pub(crate) struct RareOptions {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) after_loss: bool,
     pub(crate) replicas: Option<u32>,
+    pub(crate) note: Option<Arc<str>>,
 }
 
 impl AcquireOptions {
@@ -120,6 +124,7 @@ impl AcquireOptions {
             max_hold: None,
             after_loss: false,
             replicas: None,
+            note: None,
         };
         self.rare.as_deref().unwrap_or(&NONE)
     }
@@ -246,6 +251,34 @@ impl AcquireOptions {
     /// a nested acquire; but the acquire itself needs only those that it requires.
     pub fn replicas(mut self, replicas: u32) -> Self {
         self.rare_mut().replicas = Some(replicas);
+        self
+    }
+
+    /// Says why the lock is held: one line of 1 to 256 bytes, for [`Lock::notes`](crate::Lock::notes)
+    /// and the command line, which also show since when, and the holder's application, host and
+    /// process.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// use nestlock::AcquireOptions;
+    ///
+    /// let guard = lock.lock_with(AcquireOptions::new().note("nightly import")).await?;
+    /// # guard.unlock().await
+    /// # }
+    /// ```
+    ///
+    /// A note is a hint. The client writes it after the acquire, to a key of its own beside the
+    /// record, writes it again whenever the lease has grown, and erases it after the hold: two more
+    /// requests, for which neither the acquire nor the release waits. If they fail, the note is
+    /// missing, or stays until its TTL is over. Others may read it: no secrets. Its key contains the owner,
+    /// and so the text of a [`value`](Self::value).
+    ///
+    /// Of nested holds, the first note counts until the owner has released all of them. An owner that
+    /// writes and reads has the last one. With very many notes on a slow link some are missing: few
+    /// are in flight at once, so that locks do not wait for them. A text that is empty, longer, or has
+    /// control characters is refused with [`Error::InvalidNote`] by the acquire.
+    pub fn note(mut self, note: impl Into<String>) -> Self {
+        self.rare_mut().note = Some(note.into().into());
         self
     }
 }
@@ -393,6 +426,28 @@ pub(crate) fn checked_lease(lock: &str, lease: Duration) -> Result<Duration> {
         );
     }
     Ok(Duration::from_millis(millis(lease)))
+}
+
+/// Returns whether a character ends a line, or changes the direction of the text behind it.
+fn is_turning(letter: char) -> bool {
+    matches!(letter, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Checks a note.
+pub(crate) fn checked_note(lock: &str, note: &str) -> Result<()> {
+    let reason = if note.is_empty() {
+        "it is empty; say why the lock is held, or leave it out"
+    } else if note.len() > LONGEST_NOTE {
+        "it has more than 256 bytes; use a shorter one"
+    } else if note.contains(|letter| char::is_control(letter) || is_turning(letter)) {
+        "it has a line break or another control character; use one line of text"
+    } else {
+        return Ok(());
+    };
+    Err(Error::InvalidNote {
+        lock: lock.to_owned(),
+        reason,
+    })
 }
 
 /// Returns how long a hold is valid after the request was sent: the lease minus a drift allowance

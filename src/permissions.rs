@@ -101,6 +101,15 @@ pub const FSYNC: Permissions = Permissions {
     commands: &["waitaof"],
 };
 
+/// What [`AcquireOptions::note`](crate::AcquireOptions::note) and
+/// [`Lock::notes`](crate::Lock::notes) need in addition.
+pub const NOTES: Permissions = Permissions {
+    what: "notes",
+    keys: &["~nestlock_note:{{}"],
+    channels: &[],
+    commands: &["get", "set"],
+};
+
 /// What the scripts of permits send: those of semaphores, too.
 const COUNTED: &[&str] = &[
     "get",
@@ -271,7 +280,7 @@ mod tests {
             all.sort_unstable();
             all
         };
-        for kind in KINDS.into_iter().chain([CLUSTER, REPLICAS, FSYNC]) {
+        for kind in KINDS.into_iter().chain([CLUSTER, REPLICAS, FSYNC, NOTES]) {
             let row = page
                 .lines()
                 .find(|line| line.starts_with(&format!("| {}", kind.what)))

@@ -10,7 +10,7 @@ use std::{
 use nestlock_wire::clock::Instant;
 use tokio::{
     runtime::Handle,
-    sync::{SemaphorePermit, mpsc::UnboundedSender, oneshot},
+    sync::{Semaphore, SemaphorePermit, mpsc::UnboundedSender, oneshot},
     time::Sleep,
 };
 
@@ -32,10 +32,12 @@ use crate::{
 };
 
 /// Most locks in one script call: this many block the server for about a millisecond.
-pub(super) const LOCKS_AT_ONCE: usize = 500;
+pub(crate) const LOCKS_AT_ONCE: usize = 500;
 /// How long after the end of a wait, plus a round trip, the client waits for the reply to a request
 /// in flight.
 pub(super) const REPLY_GRACE: Duration = Duration::from_millis(40);
+/// How many requests about notes may be in flight at once: those of locks queue behind them.
+pub(super) const NOTES_AT_ONCE: usize = 32;
 /// How long dropping the last handle waits for releases in flight. If the process exits next, they
 /// would be lost.
 const CLOSING: Duration = Duration::from_millis(500);
@@ -57,6 +59,10 @@ pub(crate) struct Core {
     /// Counter for [`WaitId`](super::kind::WaitId) numbers.
     pub(super) owner_locks_taken: AtomicU32,
     pub(super) runtime: Handle,
+    /// How many requests about notes may be in flight.
+    pub(super) note_slots: Semaphore,
+    /// A note was refused, and that was told.
+    pub(super) notes_refused: AtomicBool,
     /// Set by a shutdown, which then scans the holds and wait queues. A call first adds itself to
     /// those, and only then loads this flag. The mutexes of those maps and holds order the two, so
     /// at least one sees the other.

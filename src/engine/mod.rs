@@ -26,6 +26,7 @@ mod force;
 mod inspect;
 mod latch;
 mod left;
+mod notes;
 pub(crate) mod release;
 pub(crate) mod together;
 mod transfer;
@@ -35,11 +36,12 @@ mod start;
 
 pub use self::inspect::ClientStats;
 pub(crate) use self::{
-    core::Anchor,
+    core::{Anchor, LOCKS_AT_ONCE as MOST_KEYS},
     kind::{
         AcquireTerms, JointScripts, Kind, KindInfo, MOST_PERMITS, Sharing, Sibling, WaitId, Wake,
     },
     latch::Awaiting,
+    notes::NoteCalls,
     retry::random_fraction,
     start::{connect, connect_lazy},
 };

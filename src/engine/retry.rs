@@ -1,6 +1,6 @@
 //! Back-off and jitter for retries.
 //!
-//! Eight loops retry a request. Each has a `Retry`, whose pauses double up to a maximum, and a
+//! Nine loops retry a request. Each has a `Retry`, whose pauses double up to a maximum, and a
 //! deadline:
 //!
 //! - `Acquire::run`: an attempt that failed for now, until the wait or the outage patience is over
@@ -9,6 +9,7 @@
 //!   timeout
 //! - `Core::change_count`: a change of a number, for one command timeout
 //! - `Core::wait_for_zero`: the look at a latch, until the wait or the outage patience is over
+//! - `Core::note`: a holder's note, until the hold has ended
 //! - `janitor::settle`: a release that no caller awaits, until the record's lease is over
 //! - `janitor::clean_up`: the release of an abandoned name, until its requests cannot arrive any
 //!   more, or the lease is over

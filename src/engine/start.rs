@@ -20,6 +20,7 @@ use nestlock_wire::{Sink, Wire, has_io_here, log};
 use tokio::{
     runtime::{Builder, Handle},
     sync::{
+        Semaphore,
         mpsc::{self, UnboundedReceiver},
         oneshot,
     },
@@ -27,7 +28,7 @@ use tokio::{
 
 use super::{
     begin::Beginning,
-    core::{Anchor, Core},
+    core::{Anchor, Core, NOTES_AT_ONCE},
     hold::registry::Holds,
     janitor,
     jobs::Janitor,
@@ -181,6 +182,8 @@ fn core(
         relays,
         owner_locks_taken: AtomicU32::new(0),
         runtime: runtime.clone(),
+        note_slots: Semaphore::new(NOTES_AT_ONCE),
+        notes_refused: AtomicBool::new(false),
         closed: AtomicBool::new(false),
     });
     runtime.spawn(janitor::run(Arc::clone(&core), list));

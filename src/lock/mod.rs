@@ -7,6 +7,7 @@ mod handle;
 mod latch;
 mod multi;
 mod nodes;
+mod note;
 mod observed;
 mod permits;
 mod quorum;
@@ -38,6 +39,7 @@ pub(crate) use self::{
 pub use self::{
     handle::{Inspection, Lock},
     latch::CountDownLatch,
+    note::HolderNote,
     permits::Permits,
     read_write::ReadWriteLock,
     red_options::RedLockOptions,
@@ -345,7 +347,7 @@ impl Lock {
             let entered = Acquire::adopting(anchor, kind, &options, from)?
                 .adopt()
                 .await?;
-            Ok(LockGuard::new(Arc::clone(anchor), entered))
+            Ok(note::guard(anchor, entered, &options))
         };
         if self.owner_per_acquire {
             OwnerId::of_one_acquire(adopt).await
@@ -653,7 +655,7 @@ impl Lock {
         match &self.inner {
             LockInner::One(SingleLock { anchor, kind }) => {
                 let entered = Acquire::new(anchor, kind, options, wait)?.run().await?;
-                Ok(entered.map(|entered| LockGuard::new(Arc::clone(anchor), entered)))
+                Ok(entered.map(|entered| note::guard(anchor, entered, options)))
             }
             LockInner::Several(several) => Arc::clone(several).acquire(wait, options).await,
         }

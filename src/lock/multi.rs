@@ -19,7 +19,7 @@ use crate::{
     owner::OwnerId,
 };
 
-use super::{Inspection, Lock, Several, nodes::ask};
+use super::{Inspection, Lock, Several, nodes::ask, note};
 
 /// The pause after an attempt in which members were busy grows by this and a round trip, up to
 /// [`MAX_PAUSE`] and two round trips. All of it is random. Without the round trips, the pause would
@@ -75,7 +75,7 @@ impl MultiLock {
         let all = Acquire::new(&self.anchor, &kinds[0], options, wait)?;
         Ok(match all.together(kinds).await? {
             JointOutcome::Entered(entered) => {
-                let guard = |entered| LockGuard::new(Arc::clone(&self.anchor), entered);
+                let guard = |entered| note::guard(&self.anchor, entered, options);
                 MultiAttempt::Entered(entered.into_iter().map(guard).collect())
             }
             JointOutcome::Busy(_) if wait == Wait::No => MultiAttempt::Busy,

@@ -104,6 +104,13 @@ impl Servers {
 }
 
 impl Store {
+    /// Returns the program that its connections name: `<application>:<host>:<process>`.
+    pub(crate) fn program(&self) -> &str {
+        let name = &*self.connect_options.name;
+        let name = name.strip_prefix("nestlock:").unwrap_or(name);
+        name.rsplit_once(':').map_or(name, |(program, _)| program)
+    }
+
     /// Creates a store without any connection.
     pub(crate) fn new(dials: ConnectOptions) -> Self {
         Self {

@@ -278,6 +278,12 @@ pub(crate) fn count(value: &Value) -> Result<Option<u32>, StoreError> {
     }
 }
 
+pub(crate) fn texts(value: &Value, keys: usize) -> Result<Vec<String>, StoreError> {
+    let text = |text: &Value| Some(text.as_lossy_str()?.into_owned());
+    let texts: Option<Vec<_>> = for_each(value, keys)?.iter().map(text).collect();
+    texts.ok_or_else(|| nonsense(value))
+}
+
 pub(crate) fn guarded(value: &Value) -> Result<Guarded, StoreError> {
     let parts = match value {
         Value::Integer(1) => return Ok(Guarded::Done(None)),

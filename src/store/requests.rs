@@ -232,6 +232,18 @@ impl Store {
         reply::count(&self.eval(call).await?.0)
     }
 
+    /// Runs a script that writes or erases a holder's note. Returns whether that was done.
+    pub(crate) async fn note(&self, call: &Call) -> Result<bool, StoreError> {
+        Ok(self.eval(call).await?.0 == Value::Integer(1))
+    }
+
+    /// Runs a script that only reads, and replies with a text for each of its keys.
+    pub(crate) async fn texts(&self, call: &Call) -> Result<Vec<String>, StoreError> {
+        let texts = self.eval(call).await;
+        let texts = texts.and_then(|(value, _)| reply::texts(&value, call.keys.len()));
+        texts.map_err(StoreError::of_a_read)
+    }
+
     /// Runs a script that reads or writes a guarded key.
     pub(crate) async fn guarded(&self, call: &Call) -> Result<Guarded, StoreError> {
         reply::guarded(&self.eval(call).await?.0)

@@ -91,7 +91,7 @@ impl Source {
 // --- floors ---
 
 /// The floor of each module. The longest matching name counts.
-const FLOORS: [(&str, u8); 30] = [
+const FLOORS: [(&str, u8); 31] = [
     ("", 7),
     ("blocking", 7),
     ("client", 7),
@@ -107,6 +107,7 @@ const FLOORS: [(&str, u8); 30] = [
     ("engine/counts", 5),
     ("engine/latch", 5),
     ("engine/left", 5),
+    ("engine/notes", 5),
     ("engine/janitor", 5),
     ("engine/start", 5),
     ("engine/watchdog", 5),

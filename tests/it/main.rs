@@ -46,6 +46,7 @@ mod multi;
 mod mutex;
 mod neighbours;
 mod non_reentrant;
+mod notes;
 mod outage;
 mod permits;
 mod process;

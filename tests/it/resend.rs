@@ -52,6 +52,7 @@ async fn call(verb: Verb, lock: &Lock) -> Result<()> {
         Verb::Transfer => unreachable!("it is sent again on purpose: see adopt.rs"),
         Verb::Bundle => unreachable!("it is not one call: see bundle.rs"),
         Verb::Count => unreachable!("not of this lock: see permits.rs"),
+        Verb::Note => unreachable!("the client's own: see notes.rs"),
     }
 }
 

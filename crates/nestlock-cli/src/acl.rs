@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use nestlock::permissions::{
-    CLUSTER, EVERY_CLIENT, FSYNC, KINDS, Permissions, REPLICAS, SENTINEL, rule,
+    CLUSTER, EVERY_CLIENT, FSYNC, KINDS, NOTES, Permissions, REPLICAS, SENTINEL, rule,
 };
 use serde_json::json;
 
@@ -65,6 +65,7 @@ const READS: Part = Part {
     keys: &[
         "%R~{}",
         "%R~lock:{}",
+        "%R~nestlock_note:{{}",
         "%R~nestlock_semaphore_leases:{{}",
         "%R~redisson_lock_queue:{{}",
         "%R~redisson_lock_token:{{}",
@@ -235,7 +236,7 @@ fn parts(acl: &Acl, is_cluster: bool, prefix: &str) -> Vec<Part> {
     if prefix.is_empty() && matches!(acl.tool, Some(For::Ls | For::Top)) {
         parts.push(COUNTS);
     }
-    // of the tools, only `exec` waits for replicas, and none waits for the disk
+    // of the tools, only `exec` waits for replicas and writes notes, and none waits for the disk
     let waits = (
         matches!(acl.tool, None | Some(For::Exec)),
         acl.tool.is_none(),
@@ -244,6 +245,7 @@ fn parts(acl: &Acl, is_cluster: bool, prefix: &str) -> Vec<Part> {
         (is_cluster, CLUSTER),
         (acl.replicas && waits.0, REPLICAS),
         (acl.fsync && waits.1, FSYNC),
+        (acl.notes && waits.0, NOTES),
     ];
     parts.extend(
         further

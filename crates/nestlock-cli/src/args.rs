@@ -166,6 +166,10 @@ pub(crate) struct Exec {
     /// leaves behind
     #[arg(long)]
     pub(crate) wait_group: bool,
+    /// Tell others why the lock is held: one line, for `who`, `ls --json`, `top`, and an `exec` that
+    /// finds it busy
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) note: Option<String>,
     /// Exit code if the lock is busy
     #[arg(short = 'E', long, default_value_t = 75, value_name = "CODE")]
     pub(crate) conflict_exit_code: u8,
@@ -332,8 +336,11 @@ pub(crate) struct Acl {
     /// Include the rules for locks that wait for the disk
     #[arg(long)]
     pub(crate) fsync: bool,
+    /// Include the rules for notes of holders
+    #[arg(long)]
+    pub(crate) notes: bool,
     /// Print the rules for each sentinel instead of those for the servers
-    #[arg(long, conflicts_with_all = ["kinds", "cluster", "replicas", "fsync"])]
+    #[arg(long, conflicts_with_all = ["kinds", "cluster", "replicas", "fsync", "notes"])]
     pub(crate) sentinel: bool,
     /// Name of the user
     #[arg(long, default_value = "nestlock", value_name = "NAME")]

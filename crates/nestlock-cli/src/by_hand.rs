@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nestlock::{Error, Inspection, Lock, OwnerId};
+use nestlock::{Error, HolderNote, Inspection, Lock, OwnerId};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -10,7 +10,7 @@ use crate::{
     args::{Extend, Force, Named, Release, Server, Who},
     failure::{Failure, Unusable},
     kind::Kind,
-    locks::{Found, Record},
+    locks::{Found, Record, held_secs, since_ms},
     ls::printable,
     raw::Raw,
     search::{self, told},
@@ -136,7 +136,10 @@ fn tell_holders(who: &Who, server: &Server, held: Option<&Held>, people: &People
     if who.json {
         let holders: Vec<_> = holders
             .iter()
-            .map(|(owner, holds)| holder_json(owner, *holds, people.of(owner)))
+            .map(|(owner, holds)| {
+                let note = found.and_then(|found| found.note(owner));
+                holder_json(owner, *holds, people.of(owner), note)
+            })
             .collect();
         let name = format!("{}{}", server.prefix, who.named.name);
         // a free lock has no record that shows its kind
@@ -160,19 +163,40 @@ fn tell_holders(who: &Who, server: &Server, held: Option<&Held>, people: &People
             format!("{application} {host} {process} {age}s")
         });
         let ttl = found.map_or_else(String::new, Found::ttl_text);
-        say(format_args!("{} {holds} {ttl} {whose}", printable(owner)));
+        let note = found.and_then(|found| found.note(owner));
+        let note = note.map_or_else(String::new, |note| {
+            format!(" {}s {}", held_secs(note), note.note)
+        });
+        say(format_args!(
+            "{} {holds} {ttl} {whose}{}",
+            printable(owner),
+            printable(&note)
+        ));
     }
     if who.watch && holders.is_empty() {
         say("-");
     }
 }
 
-fn holder_json(owner: &str, holds: u64, whose: Option<&Whose>) -> serde_json::Value {
+fn holder_json(
+    owner: &str,
+    holds: u64,
+    whose: Option<&Whose>,
+    note: Option<&HolderNote>,
+) -> serde_json::Value {
+    // the connections may be unknown, or gone
+    let (application, host) = (
+        note.map(|note| &note.application),
+        note.map(|note| &note.host),
+    );
+    let process = note.map(|note| note.process.to_string());
     json!({
         "owner": owner, "holds": holds,
-        "application": whose.map(|whose| &whose.application), "host": whose.map(|whose| &whose.host),
-        "process": whose.map(|whose| &whose.process), "connected_s": whose.map(|whose| whose.age),
+        "application": whose.map(|whose| &whose.application).or(application),
+        "host": whose.map(|whose| &whose.host).or(host),
+        "process": whose.map(|whose| whose.process.clone()).or(process), "connected_s": whose.map(|whose| whose.age),
         "address": whose.map(|whose| &whose.address),
+        "note": note.map(|note| &note.note), "since_ms": note.map(since_ms),
     })
 }
 

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::future::join_all;
 use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId, Permits};
 use nix::sys::signal::Signal;
 
@@ -16,6 +17,7 @@ use crate::{
     family::{AT_LAST, Tries, unended},
     guard::LEFT,
     kind::Kind,
+    locks::held_secs,
     signals::{Signals, end_by_interrupt, is_stop},
     stderr::warn,
     wait,
@@ -87,7 +89,10 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
     };
     let hold = match acquired {
         Ok(Ok(Some(hold))) => hold,
-        Ok(Ok(None)) => return Ok(exec.conflict_exit_code),
+        Ok(Ok(None)) => {
+            tell_holders(&client, &lock, kind, exec).await;
+            return Ok(exec.conflict_exit_code);
+        }
         Ok(Err(error)) => return Err(error.into()),
         // undo what is in flight, or an entry would stay in the wait queue
         Err(signal) => {
@@ -143,6 +148,29 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
         Outcome::Lost => exec.lost_code,
         Outcome::Unended => UNENDED,
     })
+}
+
+/// Tells the notes of the holders of a busy lock. Those without one stay unnamed.
+async fn tell_holders(client: &LockClient, lock: &Lock, kind: Kind, exec: &Exec) {
+    let mut locks = vec![lock.clone()];
+    // the other half may be held
+    let other = match kind {
+        Kind::Read => Some(Kind::Write),
+        Kind::Write => Some(Kind::Read),
+        _ => None,
+    };
+    locks.extend(other.and_then(|other| other.lock(client, &exec.name).ok()));
+    let notes = join_all(locks.iter().map(Lock::notes));
+    let notes = tokio::time::timeout(ANSWER, notes)
+        .await
+        .unwrap_or_default();
+    for note in notes.into_iter().flatten().flatten() {
+        let (application, host, process) = (&note.application, &note.host, note.process);
+        let (held, why) = (held_secs(&note), &note.note);
+        warn(format_args!(
+            "busy: held for {held} s by {application} on {host}, process {process}: {why}"
+        ));
+    }
 }
 
 /// Leaks the client: dropping its last handle would wait for replies.
@@ -221,7 +249,10 @@ async fn hold(
     if let Some((permits, n)) = permits.zip(exec.permits) {
         permits.set_permits(n).await?;
     }
-    let options = AcquireOptions::new().watchdog_timeout(exec.lease);
+    let mut options = AcquireOptions::new().watchdog_timeout(exec.lease);
+    if let Some(note) = &exec.note {
+        options = options.note(note);
+    }
     let guard = match exec.wait {
         _ if exec.nonblock => lock.try_lock_with(options).await?,
         Some(wait) => lock.try_lock_for_with(wait, options).await?,

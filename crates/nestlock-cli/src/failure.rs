@@ -24,7 +24,7 @@ impl Error for Unusable {}
 
 /// Returns whether an error is wrong use, whichever server it is for: the tool is not at fault.
 pub(crate) fn is_wrong_use(error: &Failure) -> bool {
-    use nestlock::Error::{InvalidConfig, InvalidLease, InvalidName, InvalidOwner};
+    use nestlock::Error::{InvalidConfig, InvalidLease, InvalidName, InvalidNote, InvalidOwner};
     let said = error.downcast_ref::<nestlock::Error>();
     error.is::<Unusable>()
         || said.is_some_and(|error| {
@@ -33,6 +33,7 @@ pub(crate) fn is_wrong_use(error: &Failure) -> bool {
                 InvalidConfig { .. }
                     | InvalidLease { .. }
                     | InvalidName { .. }
+                    | InvalidNote { .. }
                     | InvalidOwner { .. }
             )
         })

@@ -1,9 +1,13 @@
 //! A lock as a server has it, and its forms for display. What the server does not report is `None`,
 //! never zero.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
 
 use fred::types::Value;
+use nestlock::{HolderNote, OwnerId};
 use serde_json::json;
 
 use crate::node::{list, lossy, pairs, text};
@@ -77,6 +81,8 @@ pub(crate) struct Found {
     pub(crate) last_token: Option<u64>,
     /// How many permits there are, taken ones included.
     pub(crate) permits: Option<u64>,
+    /// The notes of those holders that have one.
+    pub(crate) notes: Vec<HolderNote>,
 }
 
 impl Found {
@@ -129,12 +135,33 @@ impl Found {
             .map_or("-".to_owned(), |token| token.to_string())
     }
 
+    /// Adds the note of this holder, if the text is one.
+    pub(crate) fn take_note(&mut self, owner: &str, text: &Value) {
+        let owner = OwnerId::from_value(owner).ok();
+        let note = owner.zip(self::text(text));
+        self.notes
+            .extend(note.and_then(|(owner, text)| HolderNote::parse(&owner, &text)));
+    }
+
+    /// Returns the note of this holder.
+    pub(crate) fn note(&self, owner: &str) -> Option<&HolderNote> {
+        self.notes.iter().find(|note| note.owner.as_str() == owner)
+    }
+
     /// Returns a JSON object, in the first version of this format.
     pub(crate) fn json(&self) -> serde_json::Value {
         let holders: Vec<_> = self
             .holders
             .iter()
-            .map(|(owner, holds)| json!({ "owner": owner, "holds": holds }))
+            .map(|(owner, holds)| {
+                let note = self.note(owner);
+                json!({
+                    "owner": owner, "holds": holds,
+                    "note": note.map(|note| &note.note), "since_ms": note.map(since_ms),
+                    "application": note.map(|note| &note.application), "host": note.map(|note| &note.host),
+                    "process": note.map(|note| note.process.to_string()),
+                })
+            })
             .collect();
         let (tasks, clients) = match self.waiting {
             Some(Waiting::Tasks(tasks)) => (Some(tasks), None),
@@ -147,6 +174,17 @@ impl Found {
             "permits": self.permits,
         })
     }
+}
+
+/// Returns since when a holder has the lock, in milliseconds since 1970 by the clock of its host.
+pub(crate) fn since_ms(note: &HolderNote) -> u128 {
+    let since = note.since.duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis())
+}
+
+/// Returns for how many seconds a holder has the lock, by the clocks of its host and of this one.
+pub(crate) fn held_secs(note: &HolderNote) -> u64 {
+    note.since.elapsed().unwrap_or_default().as_secs()
 }
 
 /// Returns the key or the channel that belongs to a lock.
@@ -375,6 +413,7 @@ mod tests {
             waiting: None,
             last_token: None,
             permits: None,
+            notes: Vec::new(),
         };
         assert_eq!(
             (found.waiting_text(), found.ttl_text(), found.token_text()),

@@ -26,8 +26,14 @@ const MISSING: u8 = 1;
 /// How often the known locks are read.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// Returns what to search for. Fails if the search would cost the servers too much.
-pub(crate) async fn wanted(raw: &Raw<'_>, server: &Server, find: &Find) -> Result<Wanted, Failure> {
+/// Returns what to search for, with the notes of this many holders of each lock. Fails if the search would
+/// cost the servers too much.
+pub(crate) async fn wanted(
+    raw: &Raw<'_>,
+    server: &Server,
+    find: &Find,
+    notes: usize,
+) -> Result<Wanted, Failure> {
     let (prefix, pattern, strings) = (server.prefix.clone(), find.pattern.clone(), find.strings);
     let mut most_keys = None;
     if pattern.is_none() && prefix.is_empty() {
@@ -52,12 +58,15 @@ pub(crate) async fn wanted(raw: &Raw<'_>, server: &Server, find: &Find) -> Resul
         most_keys,
         strings,
         by_name: false,
+        notes,
     })
 }
 
 pub(crate) async fn ls(server: &Server, ls: &Ls) -> Result<u8, Failure> {
     let raw = Raw::connect(server).await?;
-    let wanted = wanted(&raw, server, &ls.find).await?;
+    // the table has none
+    let notes = if ls.json { usize::MAX } else { 0 };
+    let wanted = wanted(&raw, server, &ls.find, notes).await?;
     if ls.watch || ls.stat {
         return watch(&raw, &wanted, ls).await;
     }
@@ -276,6 +285,7 @@ mod tests {
             waiting: None,
             last_token: None,
             permits: None,
+            notes: Vec::new(),
         };
         (name.to_owned(), found)
     }

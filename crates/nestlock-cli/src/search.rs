@@ -28,6 +28,8 @@ const PAGE: u64 = 1_000;
 /// Pause between two calls of SCAN, for other clients whose requests have queued up. A page takes
 /// the server no longer than that, so a scan uses at most half of its time.
 const PAUSE: Duration = Duration::from_millis(1);
+/// The prefix of the keys of holders' notes.
+const NOTE: &str = "nestlock_note";
 /// A hash with more fields is other data, and is not read.
 const MOST_HOLDERS: i64 = 100_000;
 
@@ -43,6 +45,8 @@ pub(crate) struct Wanted {
     pub(crate) strings: bool,
     /// A single lock is read by its name: its record may lack a TTL, and waiters are not counted.
     pub(crate) by_name: bool,
+    /// Of how many holders of a lock the notes are read.
+    pub(crate) notes: usize,
 }
 
 /// The key of what may be a lock's record.
@@ -239,6 +243,7 @@ pub(crate) async fn named(
         most_keys: None,
         strings: true,
         by_name: true,
+        notes: usize::MAX,
     };
     let Findings {
         found,
@@ -423,6 +428,7 @@ pub(crate) async fn read(
             waiting: None,
             last_token: None,
             permits: None,
+            notes: Vec::new(),
         };
         let heard = listeners.as_ref().ok().filter(|_| !wanted.by_name);
         let count = |channel: String| heard.map(|all| all.get(&channel).copied().unwrap_or(0));
@@ -454,9 +460,28 @@ pub(crate) async fn read(
             findings.others.insert(key.to_owned());
         }
     }
+    read_notes(raw, wanted, &mut findings).await;
     findings.away = raw.away();
     findings.unheard.take_if(|_| !findings.away.is_empty());
     findings
+}
+
+/// Reads the notes of the holders.
+async fn read_notes(raw: &Raw<'_>, wanted: &Wanted, findings: &mut Findings) {
+    let (mut holders, mut requests) = (Vec::new(), Vec::new());
+    for (key, found) in &findings.found {
+        let name = derived(NOTE, &format!("{}{}", wanted.prefix, found.name));
+        for (owner, _) in found.holders.iter().take(wanted.notes) {
+            holders.push((key.clone(), owner.clone()));
+            requests.push(words(&["GET", &format!("{name}:{owner}")]));
+        }
+    }
+    // if it is denied, or fails, there is only no note
+    for ((key, owner), answer) in holders.into_iter().zip(raw.ask_all(requests).await) {
+        if let (Some(found), Ok(text)) = (findings.found.get_mut(&key), answer) {
+            found.take_note(&owner, &text);
+        }
+    }
 }
 
 impl Findings {

@@ -92,7 +92,11 @@ impl<'a> Round<'a> {
                 0 => self.times.junk(),
                 _ => self.rng.between(1, 9).to_string().into_bytes(),
             },
-            ("value", "string") => self.times.junk(),
+            ("value" | "text", "string") => self.times.junk(),
+            ("turn", "integer") => match self.rng.below(20) {
+                0 => self.times.junk(),
+                _ => self.rng.between(1, 12).to_string().into_bytes(),
+            },
             ("count" | "total", "integer") => match self.rng.below(20) {
                 0 => self.times.junk(),
                 1 => b"0".to_vec(),
@@ -129,6 +133,15 @@ impl<'a> Round<'a> {
             ("token", "string") => derived("redisson_lock_token", lock),
             ("data", "string") => [b"data:", lock.as_bytes()].concat(),
             ("fence", "string") => derived("nestlock_fence", lock),
+            ("note", "string") => {
+                let owner = self.rng.pick(&OWNERS);
+                [
+                    &derived("nestlock_note", lock),
+                    b":".as_slice(),
+                    owner.as_bytes(),
+                ]
+                .concat()
+            }
             ("callers", "hash") => derived("nestlock_latch_callers", lock),
             ("request", "string") => {
                 let request = self.rng.between(1, 9);

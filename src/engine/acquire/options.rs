@@ -18,7 +18,7 @@ use crate::{
         lease::{Lease, Millis},
     },
     error::Result,
-    options::{AcquireOptions, Wait, checked_lease},
+    options::{AcquireOptions, Wait, checked_lease, checked_note},
     owner::OwnerId,
 };
 
@@ -56,6 +56,9 @@ impl<'a> Acquire<'a> {
     ) -> Result<Self> {
         core.check_ours(kind.name())?;
         let started = Instant::now();
+        if let Some(note) = &options.rare().note {
+            checked_note(kind.name(), note)?;
+        }
         let checked = |lease| checked_lease(kind.name(), lease).map(Millis::of);
         let max_hold = options.rare().max_hold.map(checked).transpose()?;
         let asked = options.lease.or(options.rare().watchdog_timeout);

@@ -46,6 +46,8 @@ pub(crate) struct Generation {
     /// The server's reply that granted the record. A hand-off keeps it.
     pub(crate) confirmed: Confirmed,
     ledger: Mutex<Ledger>,
+    /// One of its holds has a note.
+    pub(crate) has_note: AtomicBool,
     /// Notified when it ends. Notify it with no mutex locked: wakers are user code.
     pub(crate) ended: Notify,
 }
@@ -187,6 +189,7 @@ impl Generation {
                 replicas: 0,
                 end: None,
             }),
+            has_note: AtomicBool::new(false),
             ended: Notify::new(),
         })
     }
@@ -248,6 +251,7 @@ impl Generation {
                     watches: Watches::None,
                     ..*ledger
                 }),
+                has_note: AtomicBool::new(true),
                 ended: Notify::new(),
             })
         })
@@ -389,6 +393,7 @@ mod tests {
                 since,
                 confirmed,
                 ledger,
+                has_note: _,
                 ended: _,
             } = self;
             let ledger = ledger.lock().unwrap().clone();
@@ -398,6 +403,7 @@ mod tests {
                 since: *since,
                 confirmed: *confirmed,
                 ledger: Mutex::new(ledger),
+                has_note: AtomicBool::new(false),
                 ended: Notify::new(),
             })
         }

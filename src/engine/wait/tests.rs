@@ -13,7 +13,7 @@ use std::{
 
 use nestlock_wire::{Push, clock::Instant};
 use shuttle::future::{JoinHandle, block_on, yield_now};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::{
     awaited::Awaited,
@@ -83,6 +83,8 @@ impl World {
             relays: mpsc::unbounded_channel().0,
             owner_locks_taken: AtomicU32::new(0),
             runtime: stopped(),
+            note_slots: Semaphore::new(1),
+            notes_refused: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
         spawn(janitor::run(Arc::clone(&core), list));

@@ -4,6 +4,7 @@ mod fair;
 mod fair_mixed;
 mod fenced;
 mod latch;
+mod note;
 mod permits;
 mod read_write;
 mod reentrant;

@@ -490,6 +490,11 @@ fn cases_of_permits() -> Vec<Case> {
         &[free, "", "HSET callers x 1"],
     );
     of("latch/count", &[L], &[], &[free, ""]);
+    let noted = "SET n 7-import PX 20000";
+    let (later, written) = ("SET n 9-report PX 20000", ["30000", "7", "import"]);
+    of("note/write", &["n"], &written, &["", noted, later]);
+    of("note/erase", &["n"], &["7"], &["", noted, later]);
+    of("note/read", &["n"], &[], &["", noted]);
     of("semaphore/drain", &keys, &[], &all);
     of("semaphore/forget", &["request", LEASES], &[A], &all);
     cases

@@ -85,6 +85,8 @@ pub enum Verb {
     Transfer,
     /// Reads or changes a number of permits, or the count of a latch.
     Count,
+    /// Writes, reads or erases a holder's note.
+    Note,
     /// Acquires and releases in one request: see [`Request::parts`].
     Bundle,
 }
@@ -108,6 +110,7 @@ fn script_verbs() -> &'static HashMap<String, Verb> {
                 name if name.starts_with("transfer") => Verb::Transfer,
                 "available" | "set_total" | "try_set" | "add" | "drain" | "forget" | "count"
                 | "count_down" => Verb::Count,
+                "write" | "read" | "erase" => Verb::Note,
                 _ => continue,
             };
             let source = scripts::sent(&script);

@@ -39,7 +39,7 @@ pub(crate) async fn top(server: &Server, top: &Top) -> Result<u8, Failure> {
         .into());
     }
     let raw = Raw::connect(server).await?;
-    let wanted = wanted(&raw, server, &top.find).await?;
+    let wanted = wanted(&raw, server, &top.find, view::HOLDERS).await?;
     on_screen(async |terminal| run(raw, server, top, &wanted, terminal).await).await
 }
 

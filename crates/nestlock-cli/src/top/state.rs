@@ -409,6 +409,7 @@ pub(super) mod tests {
             waiting,
             last_token: None,
             permits: None,
+            notes: Vec::new(),
         };
         (name.to_owned(), found)
     }
@@ -417,6 +418,16 @@ pub(super) mod tests {
         let mut state = State::new("127.0.0.1:6379".into(), false, Duration::from_secs(1));
         refresh(&mut state, locks);
         state
+    }
+
+    impl State {
+        /// Gives the holder of this lock a note.
+        pub(crate) fn note(&mut self, name: &str, note: &str) {
+            let found = self.found.get_mut(name).unwrap();
+            let (owner, _) = found.holders[0].clone();
+            let text = format!("7 1700000000000\nshop:web-1:77\n{note}");
+            found.take_note(&owner, &text.into());
+        }
     }
 
     fn refresh(state: &mut State, locks: &[(&str, Option<u64>)]) {

@@ -9,8 +9,10 @@ use ratatui::{
 };
 
 use super::state::{Column, Mode, State};
-use crate::ls::printable;
+use crate::{locks::held_secs, ls::printable};
 
+/// How many holders of a lock the details show.
+pub(super) const HOLDERS: usize = 20;
 const HELP: &str = "\
 q, Ctrl-C   quit                 Enter   details
 arrows, j k g G   move           Space   pause
@@ -139,13 +141,18 @@ fn holder(state: &State, found: &crate::locks::Found) -> String {
         0 | 1 => String::new(),
         holders => format!(" +{}", holders - 1),
     };
-    let known = state.whose(owner).map(|whose| {
-        format!(
-            "{} on {} ({})",
-            whose.application, whose.host, whose.process
-        )
-    });
-    printable(&(known.unwrap_or_else(|| owner.clone()) + &more))
+    let note = found.note(owner);
+    let known = match (state.whose(owner), note) {
+        (Some(whose), _) => Some((&whose.application, &whose.host, whose.process.clone())),
+        (None, Some(note)) => Some((&note.application, &note.host, note.process.to_string())),
+        (None, None) => None,
+    };
+    let who = known.map_or_else(
+        || owner.clone(),
+        |(application, host, process)| format!("{application} on {host} ({process})"),
+    );
+    let why = note.map_or_else(String::new, |note| format!(": {}", note.note));
+    printable(&(who + &more + &why))
 }
 
 fn details(state: &State) -> String {
@@ -159,7 +166,7 @@ fn details(state: &State) -> String {
         format!("waiting  {}", found.waiting_text()),
         format!("token    {}", found.token_text()),
     ];
-    for (owner, holds) in found.holders.iter().take(20) {
+    for (owner, holds) in found.holders.iter().take(HOLDERS) {
         lines.push(format!("holder   {} x{holds}", printable(owner)));
         if let Some(whose) = state.whose(owner) {
             let (application, host, process) = (&whose.application, &whose.host, &whose.process);
@@ -167,6 +174,10 @@ fn details(state: &State) -> String {
                 "         {application} on {host}, process {process}, connected for {} s",
                 whose.age
             ));
+        }
+        if let Some(note) = found.note(owner) {
+            let (held, why) = (held_secs(note), printable(&note.note));
+            lines.push(format!("         held for {held} s: {why}"));
         }
     }
     lines.extend(state.unknown().map(str::to_owned));
@@ -231,6 +242,15 @@ mod tests {
         let mut state = state(&[("order:7", Some(3)), ("quiet", None)]);
         let screen = screen(&mut state);
         insta::assert_snapshot!(screen);
+    }
+
+    #[test]
+    fn a_note_follows_its_holder() {
+        let mut state = state(&[("order:7", None)]);
+        state.note("order:7", "nightly import");
+        assert!(screen(&mut state).contains("shop on web-1 (77)"));
+        (state.selected, state.mode) = (Some("order:7".into()), Mode::Details);
+        assert!(screen(&mut state).contains("s: nightly import"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::support::World;
+use crate::support::{Running, World, eventually, until};
 
 const OWNER: &str = "0a1b2c3d-1111-4222-8333-444455556666:42";
 const OTHER: &str = "0a1b2c3d-2222-4222-8333-444455556666:43";
@@ -263,6 +263,42 @@ fn to_examine_takes_no_more_than_what_is_printed() {
 #[test]
 fn to_measure_takes_no_more_than_what_is_printed() {
     each_rule_is_needed("bench");
+}
+
+/// With `--notes` also the keys of notes; otherwise `exec --note` runs all the same.
+#[test]
+fn a_user_who_writes_notes_gets_their_rules() {
+    let world = World::new();
+    for (extra, written) in [(&[][..], false), (&["--notes"], true)] {
+        let args = [&["--for", "exec", "--kinds", "reentrant"], extra].concat();
+        let user = ["ACL", "SETUSER", "some", "reset", "on", ">pw"];
+        let rules = rules(&world, &args);
+        let rules: Vec<&str> = user
+            .into_iter()
+            .chain(rules.iter().map(String::as_str))
+            .collect();
+        assert_eq!(world.server_says(&rules), "+OK\r\n");
+        let url = format!("redis://some:pw@{}", world.server.addr());
+        let lock = format!("l{written}");
+        let begun = format!("begun{written}");
+        let line = format!("echo $NESTLOCK_OWNER > {begun}; {}", until("go"));
+        let mut exec = world.nestlock(&[
+            "--prefix", PREFIX, "exec", &lock, "--note", "n", "-c", &line,
+        ]);
+        exec.env("NESTLOCK_URL", &url);
+        let running = Running::of(exec);
+        let key = format!("nestlock_note:{{{PREFIX}{lock}}}:{}", world.text(&begun));
+        let there = || world.server_says(&["EXISTS", &key]) == ":1\r\n";
+        if written {
+            eventually("the note is there", there);
+        } else {
+            eventually("it is denied", || is_denied(&world));
+            assert!(!there());
+        }
+        world.make("go");
+        assert_eq!(running.code(), Some(0));
+        std::fs::remove_file(world.path("go")).unwrap();
+    }
 }
 
 /// A user of one kind gets its rules, and `doctor` then tries no other kind.

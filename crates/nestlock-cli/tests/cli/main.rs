@@ -7,6 +7,7 @@ mod by_hand;
 mod ends;
 mod exec;
 mod look;
+mod notes;
 mod permits;
 mod support;
 #[cfg(target_os = "linux")]
