@@ -290,7 +290,7 @@ async fn a_note_that_is_no_line_of_text_is_refused() {
 /// A user without access to notes has its locks all the same.
 #[tokio::test]
 async fn a_server_that_refuses_notes_costs_no_lock() {
-    let server = Server::start();
+    let server = Server::start_real();
     let rules = ["ACL", "SETUSER", "locks", "on", ">pw", "&*", "+@all", "~l"];
     assert!(!server.call(&rules).is_error());
     let url = format!("redis://locks:pw@{}", server.addr());

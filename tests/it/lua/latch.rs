@@ -104,7 +104,7 @@ fn latch_keeps_a_ttl_and_refuses_what_is_no_count() {
 
 #[test]
 fn latch_tells_no_change_that_is_refused() {
-    let bench = Bench::new();
+    let bench = Bench::real();
     let mut ears = bench.listen(CHANNEL);
     let mut refusals = 0;
     for command in ["get", "set", "del", "hmget", "hset", "publish"] {
