@@ -151,23 +151,26 @@ async fn woken(url: &str) {
         connect().await.expect("a client"),
         connect().await.expect("a client"),
     ];
-    let permit = |client: &LockClient, name: &str| {
-        let permits = client.permits(name, 1).expect("a name");
+    let permit = |client: &LockClient, name: &str, is_fair| {
+        let permits = client.permits(name, 1).expect("a name").fair(is_fair);
         permits.many(1).expect("at least one")
     };
     let reentrant = |client: &LockClient, name: &str| client.reentrant_lock(name).expect("a name");
-    let (mut permits, mut locks) = (Vec::new(), Vec::new());
+    let (mut permits, mut locks) = ([Vec::new(), Vec::new()], Vec::new());
     for round in 0..1_000 {
-        let (permit_name, name) = (format!("p:{}", round % 8), format!("l:{}", round % 8));
-        permits.push(hand_over(permit(&from, &permit_name), permit(&to, &permit_name)).await);
+        for (kind, is_fair) in [("p", false), ("f", true)] {
+            let name = format!("{kind}:{}", round % 8);
+            let [from, to] = [&from, &to].map(|client| permit(client, &name, is_fair));
+            permits[usize::from(is_fair)].push(hand_over(from, to).await);
+        }
+        let name = format!("l:{}", round % 8);
         locks.push(hand_over(reentrant(&from, &name), reentrant(&to, &name)).await);
     }
-    let ratio = median(&mut permits) / median(&mut locks);
-    report(
-        "wake-up of a waiter, median, relative to the reentrant lock",
-        ratio,
-        "<= 1.2",
-    );
+    let lock = median(&mut locks);
+    for (what, permits) in ["permits", "fair permits"].into_iter().zip(&mut permits) {
+        let what = format!("wake-up of a waiter of {what}, median, relative to the reentrant lock");
+        report(&what, median(permits) / lock, "<= 1.2");
+    }
 }
 
 /// Measures how much of its lease the permit that is renewed last still has.

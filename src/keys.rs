@@ -18,6 +18,10 @@ pub(crate) const SIGNAL_RECORD: &str = "lock:";
 pub(crate) const SIGNAL_LIST: &str = "lock-signal:";
 /// The end of the key of the leases of permits, after a name in braces.
 pub(crate) const PERMIT_LEASES: &str = ":timeout";
+/// The prefix of the key of the queue of fair permits.
+pub(crate) const PERMIT_QUEUE: &str = "nestlock_permits_queue";
+/// The prefix of the key that says when waiters of fair permits expire.
+pub(crate) const PERMIT_WAITERS: &str = "nestlock_permits_seen";
 /// The prefix of the key of the leases of a semaphore's permits.
 pub(crate) const SEMAPHORE_LEASES: &str = "nestlock_semaphore_leases";
 /// The prefix of the keys that say which changes of a semaphore were made.

@@ -5,8 +5,8 @@
 //! let all = nestlock::permissions::KINDS.iter().map(|kind| kind.what);
 //! assert_eq!(
 //!     all.collect::<Vec<_>>(),
-//!     ["fenced", "guarded keys", "fair", "string", "signal", "permits", "semaphore", "latch",
-//!      "read-write"],
+//!     ["fenced", "guarded keys", "fair", "string", "signal", "permits", "fair permits",
+//!      "semaphore", "latch", "read-write"],
 //! );
 //! assert_eq!(nestlock::permissions::rule("~{}", "app:"), "~app:*");
 //! ```
@@ -127,7 +127,7 @@ const COUNTED: &[&str] = &[
 ];
 
 /// What some kinds need in addition.
-pub const KINDS: [Permissions; 9] = [
+pub const KINDS: [Permissions; 10] = [
     Permissions {
         what: "fenced",
         keys: &["~redisson_lock_token:{{}"],
@@ -185,6 +185,31 @@ pub const KINDS: [Permissions; 9] = [
         keys: &["~{{}"],
         channels: &["&redisson_sc:{{}"],
         commands: COUNTED,
+    },
+    Permissions {
+        what: "fair permits",
+        keys: &[
+            "~{{}",
+            "~nestlock_permits_queue:{{}",
+            "~nestlock_permits_seen:{{}",
+        ],
+        channels: &["&redisson_sc:{{}"],
+        commands: &[
+            "get",
+            "incrby",
+            "set",
+            "time",
+            "zadd",
+            "zcard",
+            "zcount",
+            "zmscore",
+            "zrange",
+            "zrangebyscore",
+            "zrank",
+            "zrem",
+            "zremrangebyscore",
+            "zscore",
+        ],
     },
     Permissions {
         what: "semaphore",

@@ -12,12 +12,11 @@ local leases, channel, total = KEYS[1], ARGV[1], ARGV[2]
 
 local taken = redis.call('zcard', leases)
 if taken == 0 then return 0 end
--- see permits/release
+-- see parts/give
 local told = total == '0' and free and free + taken or taken
--- publish first: if PUBLISH is denied, nothing is written
-if told > 0 then redis.call('publish', channel, told) end
--- out of memory, a server denies only a script's first write, and never this one: it lets later writes pass
+-- see parts/give
 redis.call('zremrangebyscore', leases, 1, 0)
+if told > 0 then redis.call('publish', channel, told) end
 -- without a counter, the next acquire counts the permits
 if free then redis.call('incrby', counter, taken) end
 redis.call('zremrangebyscore', leases, '-inf', '+inf')

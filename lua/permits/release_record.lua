@@ -19,9 +19,8 @@ end)
 if #permits == 0 then return nil end
 if holds == '1' then return #permits >= count and 0 or nil end
 
--- publish first: if PUBLISH is denied, nothing is written
-redis.call('publish', channel, #permits)
--- out of memory, a server denies only a script's first write, and never ZREM: this lets later writes pass
+-- see parts/give
 redis.call('zrem', leases, '')
+redis.call('publish', channel, #permits)
 for _, name in ipairs(permits) do redis.call('zadd', leases, 0, name) end
 return #permits >= count and 1 or nil

@@ -91,6 +91,9 @@ pub(crate) struct Sibling {
 /// removes while other clients wait for the server.
 pub(crate) const MOST_PERMITS: u32 = 100;
 
+/// The side of waiters of another kind: see [`Kind::heard`].
+pub(crate) const HEARD_SIDE: usize = MOST_PERMITS as usize;
+
 /// How many holders there may be at the same time, and so which waiters a message wakes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
@@ -194,7 +197,9 @@ impl KindInfo {
     /// Returns how many sides of waiters its channel serves: a message wakes other waiters of each.
     pub(crate) fn sides(&self) -> usize {
         match self.sharing {
-            Sharing::Counted { .. } => MOST_PERMITS as usize,
+            // each waiter has its own channel
+            _ if self.own_channel => 1,
+            Sharing::Counted { .. } => HEARD_SIDE + 1,
             _ if self.sibling.is_some() => 2,
             _ => 1,
         }
@@ -215,6 +220,12 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
 
     /// Returns how waiters of this owner are woken.
     fn wake(&self, owner: &OwnerId) -> Wake;
+
+    /// Returns another kind with the same record, and the channel of its waiters, if waiters of this one
+    /// must listen there, too: a release by a program that knows no more wakes one of them.
+    fn heard(&self) -> Option<(Arc<dyn Kind>, Arc<str>)> {
+        None
+    }
 
     /// For kinds with [`Wake::Signal`]: returns a call that pushes the element again if the lock is
     /// free.

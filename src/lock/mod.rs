@@ -2,6 +2,7 @@
 //! over several servers.
 
 mod fair;
+mod fair_permits;
 mod fenced;
 mod handle;
 mod latch;
@@ -10,6 +11,7 @@ mod nodes;
 mod note;
 mod observed;
 mod permits;
+mod permits_handle;
 mod quorum;
 mod read_write;
 mod red;
@@ -40,7 +42,7 @@ pub use self::{
     handle::{Inspection, Lock},
     latch::CountDownLatch,
     note::HolderNote,
-    permits::Permits,
+    permits_handle::Permits,
     read_write::ReadWriteLock,
     red_options::RedLockOptions,
     semaphore::Semaphore,

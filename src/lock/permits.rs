@@ -1,10 +1,8 @@
-//! Permits: at most N holders at the same time. Redisson's `RPermitExpirableSemaphore`.
-//!
-//! A counter says how many permits are available, and a sorted set has the taken ones, each with the
-//! instant at which its lease ends. An expired permit stays in the set until an acquire takes it:
-//! nothing on the server runs by itself.
+//! The record of permits, with its scripts: a counter says how many are available, and a sorted set has
+//! the taken ones, each with the instant at which its lease ends. An expired permit stays in the set
+//! until an acquire takes it: nothing on the server runs by itself.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use nestlock_wire::{Arg, Call, Script};
 
@@ -13,7 +11,6 @@ use super::Lock;
 use crate::{
     engine::{AcquireTerms, Anchor, Kind, KindInfo, MOST_PERMITS, Sharing, Wake},
     error::{Error, Result},
-    guard::LockGuard,
     keys::{LockName, PERMIT_LEASES, SEMAPHORE_LEASES},
     owner::OwnerId,
     store::script,
@@ -21,13 +18,13 @@ use crate::{
 
 script!(
     ACQUIRE = "permits/acquire",
-    parts = ["permit", "available", "counter", "time"],
+    parts = ["permit", "available", "counter", "time", "take"],
     keys = 2,
     args = 5
 );
 script!(
     RELEASE = "permits/release",
-    parts = ["permit", "available", "time"],
+    parts = ["permit", "available", "time", "give"],
     keys = 2,
     args = 4
 );
@@ -71,211 +68,11 @@ script!(
 /// The most permits that one name may have: Redisson's limit.
 pub(super) const MOST: u32 = i32::MAX.unsigned_abs();
 
-/// At most N holders at the same time, over all processes. See
-/// [`LockClient::permits`](crate::LockClient::permits).
-///
-/// ```no_run
-/// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
-/// let exports = client.permits("exports", 3)?;
-/// let guard = exports.acquire().await?; // one of three
-/// // at most three exports run at once, on all machines
-/// guard.unlock().await
-/// # }
-/// ```
-///
-/// Each acquire takes a permit of its own, also within one task, unless
-/// [`AcquireOptions::owner`](crate::AcquireOptions::owner) names an owner that has one. The [`LockGuard`] is that of a lock:
-/// the watchdog renews it, a lost permit is reported ([`LockGuard::lost`]), and a drop gives it back.
-/// The permits of a process that died come back when their leases end.
-///
-/// # How many there are
-///
-/// The first acquire of a name stores the number of permits on the server. From then on that number
-/// counts, whatever number later calls pass; [`set_permits`](Self::set_permits) changes it.
-///
-/// # With Redisson
-///
-/// Both use the same keys and messages. Redisson takes the client's clock for its leases and to find
-/// those that have ended; nestlock takes the server's. A Java process whose clock is ahead by two
-/// thirds of the watchdog timeout takes permits that are held, and one that is ahead at all takes
-/// those with a lease of their own early. The permits of one that is behind end early. Keep the
-/// machines' clocks in step.
-#[derive(Debug, Clone)]
-pub struct Permits {
-    anchor: Arc<Anchor>,
-    record: PermitRecord,
-}
-
-impl Permits {
-    pub(crate) fn new(anchor: &Arc<Anchor>, name: &LockName, total: u32) -> Result<Self> {
-        let record = PermitRecord::new(name, total);
-        record.check_total(total)?;
-        Ok(Self {
-            anchor: Arc::clone(anchor),
-            record,
-        })
-    }
-
-    /// Returns the name, with the client's prefix.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        self.record.name()
-    }
-
-    /// Takes a permit, and waits for it without limit.
-    ///
-    /// # Errors
-    ///
-    /// As [`Lock::lock`].
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`Lock::lock`].
-    pub async fn acquire(&self) -> Result<LockGuard> {
-        self.one().lock().await
-    }
-
-    /// Takes a permit if one is available. Returns `None` if not.
-    ///
-    /// # Errors
-    ///
-    /// As [`Lock::try_lock`].
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`Lock::lock`].
-    pub async fn try_acquire(&self) -> Result<Option<LockGuard>> {
-        self.one().try_lock().await
-    }
-
-    /// Takes a permit, and waits for it for at most `wait`. Returns `None` if none was available
-    /// all that time.
-    ///
-    /// # Errors
-    ///
-    /// As [`Lock::lock`].
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`Lock::lock`].
-    pub async fn try_acquire_for(&self, wait: Duration) -> Result<Option<LockGuard>> {
-        self.one().try_lock_for(wait).await
-    }
-
-    /// Takes `n` permits at once, and waits for them without limit. The guard has all of them, and is
-    /// lost with any of them: the others come back when their leases end.
-    ///
-    /// Waiters for fewer permits may pass it: whenever permits are given back, all get a chance. If
-    /// there are fewer than `n` since [`set_permits`](Self::set_permits), it waits until there are
-    /// more.
-    ///
-    /// ```no_run
-    /// # async fn example(permits: nestlock::Permits) -> nestlock::Result<()> {
-    /// let heavy = permits.acquire_many(2).await?;
-    /// heavy.unlock().await // gives back both
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`Lock::lock`]; [`Error::InvalidCount`] as [`many`](Self::many).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`Lock::lock`].
-    pub async fn acquire_many(&self, n: u32) -> Result<LockGuard> {
-        self.many(n)?.lock().await
-    }
-
-    /// Returns a lock whose every acquire takes `n` permits: for options, such as a lease, and for
-    /// what takes a [`Lock`]. Its `adopt` is for permits that were handed over by a lock of the same
-    /// `n`. Its `release` gives back all permits of an owner, and fails with
-    /// [`Error::NotHeld`] if they were fewer than `n`.
-    ///
-    /// ```no_run
-    /// # async fn example(permits: nestlock::Permits) -> nestlock::Result<()> {
-    /// use std::time::Duration;
-    /// use nestlock::AcquireOptions;
-    ///
-    /// let one = permits.many(1)?;
-    /// let lease = AcquireOptions::new().lease(Duration::from_secs(10));
-    /// if let Some(guard) = one.try_lock_with(lease).await? {
-    ///     guard.unlock().await?;
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidCount`] if `n` is 0, above 100, or above the number that these [`Permits`]
-    /// were made with; nothing is sent.
-    pub fn many(&self, n: u32) -> Result<Lock> {
-        self.record.many(&self.anchor, n)
-    }
-
-    fn one(&self) -> Lock {
-        self.record.as_lock(&self.anchor, 1)
-    }
-
-    /// Returns how many permits may be acquired, as the server saw it a moment ago. One request.
-    ///
-    /// # Errors
-    ///
-    /// As [`Lock::inspect`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
-    pub async fn available_permits(&self) -> Result<u32> {
-        let call = self.record.available();
-        self.anchor.count(self.record.name(), &call).await
-    }
-
-    /// Changes how many permits there are, taken ones included, and wakes waiters if there are more
-    /// than before. If there are fewer, holders keep theirs: the next acquires wait until enough are
-    /// given back.
-    ///
-    /// Processes that pass another number to [`LockClient::permits`](crate::LockClient::permits)
-    /// follow, but refuse [`many`](Self::many) above their number.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidCount`] if `total` is 0 or above 2,147,483,647; otherwise as
-    /// [`Lock::inspect`]; [`Error::Unconfirmed`] if the number may have been changed. The call may
-    /// be repeated.
-    ///
-    /// # Cancel safety
-    ///
-    /// If dropped midway, the number may or may not have been changed.
-    pub async fn set_permits(&self, total: u32) -> Result<()> {
-        self.record.check_total(total)?;
-        let call = self.record.set_total(total);
-        let changed = self.anchor.set_count(self.record.name(), &call).await;
-        changed.map(drop)
-    }
-
-    /// Returns the owners of permits and how many each has, as the server saw it a moment ago. A
-    /// permit of Redisson's is its own owner, as 32 hexadecimal digits. One request.
-    ///
-    /// # Errors
-    ///
-    /// As [`Lock::inspect`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
-    pub async fn holders(&self) -> Result<Vec<(OwnerId, u32)>> {
-        let held = self.one().inspect().await?;
-        Ok(held.map_or_else(Vec::new, |held| held.holders))
-    }
-}
-
 /// A string `name` with the number of available permits, and a sorted set of the taken ones:
 /// `{name}:timeout`, or `nestlock_semaphore_leases:{name}` for a semaphore.
 #[derive(Debug, Clone)]
 pub(crate) struct PermitRecord {
-    name: Arc<str>,
+    name: LockName,
     leases: Arc<str>,
     channel: Arc<str>,
     /// How many there are if the server has no number yet. `None`: a semaphore, of which there are
@@ -297,7 +94,7 @@ impl PermitRecord {
 
     fn with_leases(name: &LockName, leases: Arc<str>, total: Option<u32>) -> Self {
         Self {
-            name: Arc::clone(name.as_arc()),
+            name: name.clone(),
             leases,
             channel: name.derived("redisson_sc"),
             total,
@@ -305,8 +102,9 @@ impl PermitRecord {
         }
     }
 
-    /// Returns a lock whose every acquire takes `n` permits, if one acquire may take that many.
-    pub(super) fn many(&self, anchor: &Arc<Anchor>, n: u32) -> Result<Lock> {
+    /// Returns the same record, of which each acquire takes `n` permits, if one acquire may take that
+    /// many.
+    pub(super) fn taking_checked(&self, n: u32) -> Result<Self> {
         if n == 0 {
             return Err(self.refuse("0 permits; take at least 1".to_owned()));
         }
@@ -320,11 +118,11 @@ impl PermitRecord {
                 "{n} permits are more than the {MOST_PERMITS} of one acquire; let a permit stand for more"
             )));
         }
-        Ok(self.as_lock(anchor, n))
+        Ok(self.taking(n))
     }
 
-    pub(super) fn as_lock(&self, anchor: &Arc<Anchor>, takes: u32) -> Lock {
-        Lock::new(anchor, self.taking(takes)).owner_per_acquire()
+    pub(super) fn into_lock(self, anchor: &Arc<Anchor>) -> Lock {
+        Lock::new(anchor, self).owner_per_acquire()
     }
 
     pub(super) fn taking(&self, takes: u32) -> Self {
@@ -334,21 +132,33 @@ impl PermitRecord {
         }
     }
 
+    /// Returns the same record, of which each acquire takes as many as a hold has entries. `None`: it
+    /// is that record.
+    pub(super) fn of_takes(&self, entries: u16) -> Option<Self> {
+        let takes = u32::from(entries);
+        (takes != self.takes).then(|| self.taking(takes))
+    }
+
     pub(super) fn channel(&self) -> &Arc<str> {
         &self.channel
     }
 
     pub(super) fn keys(&self) -> [Arc<str>; 2] {
-        [Arc::clone(&self.leases), Arc::clone(&self.name)]
+        [Arc::clone(&self.leases), Arc::clone(self.name.as_arc())]
     }
 
     pub(super) fn name(&self) -> &str {
-        &self.name
+        self.name.as_arc()
+    }
+
+    /// Returns a further key next to its own.
+    pub(super) fn derived(&self, prefix: &str) -> Arc<str> {
+        self.name.derived(prefix)
     }
 
     pub(super) fn refuse(&self, reason: String) -> Error {
         Error::InvalidCount {
-            lock: self.name.to_string(),
+            lock: self.name().to_owned(),
             reason,
         }
     }
@@ -384,19 +194,20 @@ impl PermitRecord {
 
 impl Kind for PermitRecord {
     fn about(&self) -> KindInfo {
-        let family = match self.total {
-            Some(_) => "permits",
-            None => "semaphore",
+        let (family, rival) = match self.total {
+            Some(_) => ("permits", Some("fair_permits")),
+            None => ("semaphore", None),
         };
         KindInfo {
             reentrant: false,
+            rival,
             sharing: Sharing::Counted { takes: self.takes },
             ..KindInfo::plain(family)
         }
     }
 
     fn name(&self) -> &Arc<str> {
-        &self.name
+        self.name.as_arc()
     }
 
     fn record(&self) -> &Arc<str> {
@@ -455,8 +266,7 @@ impl Kind for PermitRecord {
     }
 
     fn of_entries(&self, entries: u16) -> Option<Arc<dyn Kind>> {
-        let takes = u32::from(entries);
-        (takes != self.takes).then(|| -> Arc<dyn Kind> { Arc::new(self.taking(takes)) })
+        Some(Arc::new(self.of_takes(entries)?))
     }
 
     fn renewed_owner(&self, owner: &OwnerId) -> Arg {

@@ -194,11 +194,11 @@ impl Semaphore {
     ///
     /// [`Error::InvalidCount`] if `n` is 0 or above 100; nothing is sent.
     pub fn many(&self, n: u32) -> Result<Lock> {
-        self.record.many(&self.anchor, n)
+        Ok(self.record.taking_checked(n)?.into_lock(&self.anchor))
     }
 
     fn one(&self) -> Lock {
-        self.record.as_lock(&self.anchor, 1)
+        self.record.taking(1).into_lock(&self.anchor)
     }
 
     /// Makes `count` more permits available, whether new ones or ones that were taken without a

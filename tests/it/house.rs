@@ -919,7 +919,7 @@ fn every_script_names_its_arguments_first_and_is_short() {
 
 /// Commands that scripts may call: each works in an ACL and in a cluster, and reads one lock's keys
 /// only.
-const COMMANDS: [&str; 39] = [
+const COMMANDS: [&str; 41] = [
     "del",
     "exists",
     "expire",
@@ -955,7 +955,9 @@ const COMMANDS: [&str; 39] = [
     "zcard",
     "zcount",
     "zmscore",
+    "zrange",
     "zrangebyscore",
+    "zrank",
     "zrem",
     "zremrangebyscore",
     "zscore",

@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 use crate::support::{
     Server, eventually,
     proxy::{Action, Proxy, Verb},
+    wire::Reply,
 };
 
 const CHANNEL: &str = "redisson_countdownlatch__channel__{l}";
@@ -134,11 +135,12 @@ async fn a_replica_opens_no_latch() {
     let client = server.client_with(|builder| builder.poll_cap(ms(50))).await;
     latch(&client).try_set_count(1).await.unwrap();
     let waiters = waiting(&client, 10).await;
-    are_asleep(&server).await;
-    server.call(&["REPLICAOF", "127.0.0.1", "1"]);
-    server.call(&["CONFIG", "SET", "replica-read-only", "no"]);
-    server.call(&["DEL", "l"]);
-    server.call(&["CONFIG", "SET", "replica-read-only", "yes"]);
+    // it gets the data of an empty master
+    let empty = Server::start_real();
+    empty.call(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
+    server.call(&["REPLICAOF", "127.0.0.1", &empty.addr().port().to_string()]);
+    let has_none = || async { server.call(&["EXISTS", "l"]) == Reply::Int(0) };
+    eventually("it has the master's data", has_none).await;
     let polls = server.script_count();
     let polled = || async { server.script_count() > polls + 3 };
     eventually("it has polled", polled).await;

@@ -30,6 +30,7 @@ mod contract;
 mod crash;
 mod credentials;
 mod fair;
+mod fair_permits;
 mod fenced;
 #[cfg(feature = "fred")]
 mod fred_config;

@@ -196,7 +196,15 @@ fn parts(acl: &Acl, is_cluster: bool, prefix: &str) -> Vec<Part> {
         return vec![SENTINEL.into()];
     }
     let asked: BTreeSet<&str> = acl.kinds.iter().map(|kind| kind.permissions()).collect();
-    let is_asked = |kind: &Permissions| asked.is_empty() || asked.contains(kind.what);
+    // permits may be fair
+    let of = |what| {
+        if what == "fair permits" {
+            "permits"
+        } else {
+            what
+        }
+    };
+    let is_asked = |kind: &Permissions| asked.is_empty() || asked.contains(of(kind.what));
     // none of the tools uses guarded keys, or latches
     let locks = || {
         let unused = [GUARDED, LATCH];
@@ -267,11 +275,13 @@ fn superfluous(tool: Option<For>) -> &'static [&'static str] {
             "~nestlock_fence:{{}",
             "~nestlock_semaphore_request:{{}",
         ],
-        // as for `exec`; also, it tries no semaphore, and its locks have no other clients: no queue
-        // advances, no reader blocks a writer, and no second token is issued
+        // as for `exec`; also, it tries no semaphore and no fair permits, and its locks have no other
+        // clients: no queue advances, no reader blocks a writer, and no second token is issued
         Some(For::Doctor) => &[
             "scan",
             "~nestlock_fence:{{}",
+            "~nestlock_permits_queue:{{}",
+            "~nestlock_permits_seen:{{}",
             "~nestlock_semaphore_leases:{{}",
             "~nestlock_semaphore_request:{{}",
             "blpop",
@@ -287,7 +297,9 @@ fn superfluous(tool: Option<For>) -> &'static [&'static str] {
             "ltrim",
             "rpush",
             "zcount",
+            "zrange",
             "zrangebyscore",
+            "zrank",
             "zremrangebyscore",
         ],
         // it never reads the owner of a lock, and none of its waiters dies

@@ -143,6 +143,9 @@ pub(crate) struct Exec {
     /// says how many
     #[arg(long, value_name = "NUMBER", conflicts_with_all = ["kind", "shared"], value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     pub(crate) permits: Option<u32>,
+    /// Give the permits to waiters in the order in which they came
+    #[arg(long, requires = "permits")]
+    pub(crate) fair: bool,
     /// Give up after TIME if the lock is busy: 500ms, 10s, 2m [default: wait forever]
     #[arg(short, long, value_parser = duration, value_name = "TIME", conflicts_with = "nonblock")]
     pub(crate) wait: Option<Duration>,

@@ -72,7 +72,8 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
     let permits = exec
         .permits
         .map(|n| client.permits(&exec.name, n))
-        .transpose()?;
+        .transpose()?
+        .map(|permits| permits.fair(exec.fair));
     let lock = match &permits {
         Some(permits) => permits.many(1)?,
         None => kind.lock(&client, &exec.name)?,

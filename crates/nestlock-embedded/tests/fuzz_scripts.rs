@@ -127,6 +127,10 @@ impl<'a> Round<'a> {
             ("signal", "list") => [b"lock-signal:", lock.as_bytes()].concat(),
             ("queue", "list") => derived("redisson_lock_queue", lock),
             ("timeouts", "zset") => derived("redisson_lock_timeout", lock),
+            ("queue", "zset") => derived("nestlock_permits_queue", lock),
+            ("seen", "zset") if script.name.starts_with("fair_permits") => {
+                derived("nestlock_permits_seen", lock)
+            }
             ("seen", "zset") => derived("nestlock_fair_seen", lock),
             ("intent", "string") => derived("nestlock_rwlock_intent", lock),
             ("readers", "zset") => derived("nestlock_rwlock_readers", lock),
@@ -257,7 +261,9 @@ impl<'a> Round<'a> {
         let (record, signal) = (format!("lock:{lock}"), format!("lock-signal:{lock}"));
         let leases = format!("{}:timeout", tagged(lock));
         let second = format!("{owner} 2");
-        let choices: [&[&str]; 47] = [
+        let [queue, seen] =
+            ["queue", "seen"].map(|key| format!("nestlock_permits_{key}:{}", tagged(lock)));
+        let choices: [&[&str]; 51] = [
             &["DEL", lock],
             &["DEL", lock],
             &["DEL", lock],
@@ -295,6 +301,10 @@ impl<'a> Round<'a> {
             &["ZADD", &leases, "922337203685477", &second, "8", "id"],
             &["ZADD", &leases, "922337203685477", "0123456789abcdef"],
             &["DEL", &leases],
+            &["ZADD", &queue, "7", owner, "8", &second],
+            &["ZADD", &seen, "9999999999999", owner, "9", &second],
+            &["DEL", &queue],
+            &["SET", &seen, "data", "PX", &time],
             &["PTTL", lock],
             &["HGETALL", lock],
             &["EXISTS", lock],

@@ -104,7 +104,7 @@ fn count_permits(book: &mut Book, kind: Kind) {
         let taken = net::number(0, &format!("ZCARD {}", kind.key(&lock)));
         let taken = taken.expect("a number");
         let (least, most) = match kind {
-            Kind::Permits => (i64::from(PERMITS), i64::from(PERMITS)),
+            Kind::Permits | Kind::FairPermits => (i64::from(PERMITS), i64::from(PERMITS)),
             _ => match book.total(&lock).range() {
                 Some(range) => range,
                 None => continue,
@@ -240,9 +240,11 @@ fn is_free(kind: Kind, lock: &str) -> bool {
         let available = net::number(0, &format!("GET {lock}"));
         return available.is_some_and(|available| available + expired.expect("a number") > 0);
     }
-    if kind == Kind::Permits {
+    if matches!(kind, Kind::Permits | Kind::FairPermits) {
         let taken = net::number(0, &format!("ZCOUNT {key} ({} +inf", server_time(0)));
-        return taken.expect("a number") < i64::from(PERMITS);
+        // the first in line may want two, and what is there is kept for it
+        let kept = i64::from(kind == Kind::FairPermits);
+        return taken.expect("a number") < i64::from(PERMITS) - kept;
     }
     (0..kind.servers()).all(|server| net::ask(server, &format!("EXISTS {key}")).starts_with(":0"))
 }

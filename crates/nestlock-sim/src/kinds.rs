@@ -58,6 +58,8 @@ pub(crate) enum Kind {
     Red3,
     Red5,
     Permits,
+    /// Most of them are fair.
+    FairPermits,
     /// Like permits, and their number changes.
     Semaphore,
     /// Not a lock: its waiters go on when its count is 0.
@@ -66,7 +68,7 @@ pub(crate) enum Kind {
     Mixed,
 }
 
-pub(crate) const KINDS: [(&str, Kind); 17] = [
+pub(crate) const KINDS: [(&str, Kind); 18] = [
     ("reentrant", Kind::Reentrant),
     ("relay", Kind::Relay),
     ("mutex", Kind::Mutex),
@@ -81,6 +83,7 @@ pub(crate) const KINDS: [(&str, Kind); 17] = [
     ("red3", Kind::Red3),
     ("red5", Kind::Red5),
     ("permits", Kind::Permits),
+    ("fair_permits", Kind::FairPermits),
     ("semaphore", Kind::Semaphore),
     ("latch", Kind::Latch),
     ("mixed", Kind::Mixed),
@@ -164,7 +167,7 @@ impl Kind {
     }
 
     pub(crate) fn has_permits(self) -> bool {
-        matches!(self, Self::Permits | Self::Semaphore)
+        matches!(self, Self::Permits | Self::FairPermits | Self::Semaphore)
     }
 
     pub(crate) fn has_values(self) -> bool {
@@ -219,13 +222,14 @@ impl Kind {
                     .timeout_factor(0.2);
                 LockClient::red_lock(clients, name, options)
             }
-            Self::Permits | Self::Semaphore => {
+            Self::Permits | Self::FairPermits | Self::Semaphore => {
                 let taken = if turn.is_multiple_of(4) { 2 } else { 1 };
                 mode = Mode::Permits(taken);
                 if self == Self::Semaphore {
                     client.semaphore(name)?.many(taken)
                 } else {
-                    client.permits(name, PERMITS)?.many(taken)
+                    let is_fair = self == Self::FairPermits && !turn.is_multiple_of(5);
+                    client.permits(name, PERMITS)?.fair(is_fair).many(taken)
                 }
             }
             Self::Latch => unreachable!("no lock"),
@@ -242,7 +246,7 @@ impl Kind {
     pub(crate) fn key(self, lock: &str) -> String {
         match self {
             Self::Signal => format!("lock:{lock}"),
-            Self::Permits => format!("{{{lock}}}:timeout"),
+            Self::Permits | Self::FairPermits => format!("{{{lock}}}:timeout"),
             Self::Semaphore => format!("nestlock_semaphore_leases:{{{lock}}}"),
             _ => lock.to_owned(),
         }

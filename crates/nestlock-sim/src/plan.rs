@@ -87,7 +87,7 @@ impl Plan {
     pub(crate) fn taken_within(&self) -> u64 {
         match self.kind {
             // dead waiters in the queue cost one patience
-            Kind::Fair => PATIENCE.as_nanos() as u64 + 1_500 * MILLI,
+            Kind::Fair | Kind::FairPermits => PATIENCE.as_nanos() as u64 + 1_500 * MILLI,
             // the intent of a writer that is not polled keeps readers out for 2 s
             Kind::ReadWrite => 3_500 * MILLI,
             // waiters are not notified

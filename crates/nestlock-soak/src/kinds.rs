@@ -29,11 +29,12 @@ pub(crate) enum Kind {
     Multi,
     Red,
     Permits,
+    FairPermits,
     Semaphore,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::Mutex,
         Self::Reentrant,
         Self::Fair,
@@ -47,6 +48,7 @@ impl Kind {
         Self::Multi,
         Self::Red,
         Self::Permits,
+        Self::FairPermits,
         Self::Semaphore,
     ];
 
@@ -65,6 +67,7 @@ impl Kind {
             Self::Multi => "multi",
             Self::Red => "red",
             Self::Permits => "permits",
+            Self::FairPermits => "fair-permits",
             Self::Semaphore => "semaphore",
         }
     }
@@ -96,7 +99,7 @@ impl Kind {
     }
 
     pub(crate) fn has_permits(self) -> bool {
-        matches!(self, Self::Permits | Self::Semaphore)
+        matches!(self, Self::Permits | Self::FairPermits | Self::Semaphore)
     }
 
     /// Returns how many owners may hold it at once.
@@ -224,6 +227,7 @@ impl Choice {
             Kind::NonReentrantFair => client.non_reentrant_fair_lock(name)?,
             Kind::Signal => client.signal_lock(name)?,
             Kind::Permits => client.permits(name, PERMITS)?.many(1)?,
+            Kind::FairPermits => client.permits(name, PERMITS)?.fair(true).many(1)?,
             Kind::Semaphore => client.semaphore(name)?.many(1)?,
             Kind::Multi if names.len() == 1 => client.reentrant_lock(name)?,
             Kind::Multi => {

@@ -129,10 +129,13 @@ impl Servers {
 
 /// Returns the names of all permits, and the keys of their leases.
 fn leases() -> impl Iterator<Item = (String, String)> {
-    let permits = kinds::names(Kind::Permits).into_iter().map(|name| {
-        let leases = format!("{{{name}}}:timeout");
-        (name, leases)
-    });
+    let permits = [Kind::Permits, Kind::FairPermits]
+        .into_iter()
+        .flat_map(kinds::names)
+        .map(|name| {
+            let leases = format!("{{{name}}}:timeout");
+            (name, leases)
+        });
     let semaphores = kinds::names(Kind::Semaphore).into_iter().map(|name| {
         let leases = format!("nestlock_semaphore_leases:{{{name}}}");
         (name, leases)

@@ -53,7 +53,7 @@ pub(crate) fn deliver(subscriptions: &Subscriptions, heard: Push<'_>) {
     queue.notify();
     if queue.has_permits() {
         return match given_back(text) {
-            Some(permits) => queue.wake_for(permits),
+            Some(permits) => queue.wake_for(permits, is_in_line(text)),
             None => log::later!(DEBUG, channel = channel; "ignoring a message of another program"),
         };
     }
@@ -79,6 +79,12 @@ fn given_back(text: &[u8]) -> Option<usize> {
     } else {
         available
     })
+}
+
+/// Returns whether the release also told the waiters of a queue, each by a message of its own: see
+/// `lua/parts/available.lua`.
+fn is_in_line(text: &[u8]) -> bool {
+    text.len() > 1 && text.starts_with(b"0")
 }
 
 /// Keeps all wait queues subscribed: on one connection, or in a cluster on the node of each lock.

@@ -22,7 +22,7 @@ use super::{awaited::Awaited, relay::Relay};
 use crate::{
     engine::{
         hold::{Entered, granted::Granted},
-        kind::{Kind, Sharing},
+        kind::{HEARD_SIDE, Kind, Sharing},
     },
     meter::Source,
     sync::{
@@ -281,9 +281,15 @@ impl WaitQueue {
 
     /// Wakes the waiters that may get in with these permits. Fewer than one of them wants were
     /// available before, or it would not wait: so rounded up.
-    pub(super) fn wake_for(&self, permits: usize) {
+    /// `is_in_line`: the waiters of the other kind were told already.
+    pub(super) fn wake_for(&self, permits: usize, is_in_line: bool) {
         for (number, side) in self.others() {
-            side.wake_exactly(permits.div_ceil(number + 1));
+            if number < HEARD_SIDE {
+                side.wake_exactly(permits.div_ceil(number + 1));
+            } else if !is_in_line {
+                // its request tells the first of the queue
+                side.wake_some(1);
+            }
         }
         self.first.wake_exactly(permits);
     }
@@ -319,7 +325,7 @@ impl WaitQueue {
     pub(super) fn live(&self) {
         if self.was_live.swap(true, Ordering::AcqRel) {
             self.wake_all_queues();
-        } else if self.has_permits() {
+        } else if self.has_permits() && !self.quiet {
             self.wake_chains();
         } else if !self.quiet {
             self.sides().for_each(SideQueue::wake_one);
@@ -330,9 +336,19 @@ impl WaitQueue {
         self.sides().map(SideQueue::waiters).sum()
     }
 
+    /// Returns the number of waiters for its lock: without those that also wait elsewhere.
+    pub(super) fn own_waiters(&self) -> usize {
+        let heard = self.others().filter(|(number, _)| *number == HEARD_SIDE);
+        self.waiters() - heard.map(|(_, side)| side.waiters()).sum::<usize>()
+    }
+
     /// Wakes all waiters to check the lock, because messages may have been missed; of permits, begins
     /// a chain.
     pub(super) fn wake_all_queues(&self) {
+        // one of them wakes where it hears another kind, and its request tells the first of the queue
+        if self.awaited.about().own_channel && self.has_permits() {
+            return;
+        }
         self.by_reconnect.store(true, Ordering::Relaxed);
         if self.has_permits() {
             self.wake_chains();

@@ -146,7 +146,7 @@ impl Subscriptions {
 
     /// Returns the number of waiters.
     pub(crate) fn waiters(&self) -> usize {
-        self.queues.iter().map(|queue| queue.waiters()).sum()
+        self.queues.iter().map(|queue| queue.own_waiters()).sum()
     }
 
     /// Calls `look` for each wait queue, with what is awaited and the number of waiters.
@@ -154,7 +154,7 @@ impl Subscriptions {
     pub(crate) fn for_each(&self, mut look: impl FnMut(&Awaited, usize)) {
         self.queues
             .iter()
-            .for_each(|queue| look(&queue.awaited, queue.waiters()));
+            .for_each(|queue| look(&queue.awaited, queue.own_waiters()));
     }
 
     /// Returns how many channels are subscribed or about to be.

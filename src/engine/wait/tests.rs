@@ -535,8 +535,8 @@ fn messages_that_find_too_few_waiters_wake_those_that_come() {
             true,
         ));
         queue.side(0).add_waiter();
-        queue.wake_for(1);
-        queue.wake_for(1);
+        queue.wake_for(1, false);
+        queue.wake_for(1, false);
         // the second side has its first waiter only now
         let come = [0, 1].map(|side| {
             let (queue, seen) = (Arc::clone(&queue), seen.clone());

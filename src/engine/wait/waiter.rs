@@ -7,6 +7,7 @@
 
 use std::{
     future::Future,
+    pin::Pin,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -25,7 +26,7 @@ use crate::{
     engine::{
         core::Core,
         hold::{Entered, Hold, generation::Ticket, state::HoldRequest},
-        kind::{Kind, Wake},
+        kind::{HEARD_SIDE, Kind, Wake},
         lease::Lease,
     },
     meter::Source,
@@ -43,6 +44,8 @@ pub(crate) struct Waiter<'a> {
     /// Set if it can take a hold that another holder of this client hands off: how many replicas
     /// must have it at least.
     takes: Option<u32>,
+    /// Where it hears the messages of another kind: see [`Kind::heard`].
+    heard: Option<Arc<WaitQueue>>,
     /// Its place in the lock's queue, if the lock has one.
     queue_entry: Option<Box<QueueEntry<'a>>>,
 }
@@ -58,6 +61,9 @@ impl Drop for Waiter<'_> {
             self.core.release_later(&hold, &ticket);
         }
         self.subscriptions.leave(&self.queue, self.side);
+        if let Some(heard) = &self.heard {
+            self.subscriptions.leave(heard, HEARD_SIDE);
+        }
     }
 }
 
@@ -106,6 +112,14 @@ impl Drop for PollTurn {
     }
 }
 
+/// Waits for the future, or for ever if there is none.
+async fn if_some<T>(future: &mut Option<Pin<Box<impl Future<Output = T>>>>) -> T {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
+
 impl Core {
     fn join_at<'a>(
         &'a self,
@@ -132,6 +146,7 @@ impl Core {
             queue,
             side,
             takes: None,
+            heard: None,
             queue_entry: None,
         }
     }
@@ -150,6 +165,11 @@ impl Core {
         if waiter.takes.is_some() {
             waiter.queue.relay.join();
         }
+        waiter.heard = kind.heard().map(|(other, channel)| {
+            let awaited = || Awaited::Lock(other);
+            self.subscriptions
+                .join(awaited, HEARD_SIDE, &channel, false)
+        });
         waiter
     }
 
@@ -308,9 +328,11 @@ impl<'a> Waiter<'a> {
         &self,
         deadline: Option<Instant>,
     ) -> impl Future<Output = Woken> + Send + '_ {
-        if self.queue.must_be_listened_to() {
-            self.subscriptions
-                .send_event(ChannelEvent::Subscribe(Arc::clone(&self.queue)));
+        for queue in self.heard.iter().chain([&self.queue]) {
+            if queue.must_be_listened_to() {
+                self.subscriptions
+                    .send_event(ChannelEvent::Subscribe(Arc::clone(queue)));
+            }
         }
         // A block, because an `async fn` keeps its arguments twice.
         async move {
@@ -319,6 +341,9 @@ impl<'a> Waiter<'a> {
             let hand = || Arc::clone(&self.queue.relay.permits).acquire_owned();
             let handed = hand();
             tokio::pin!(handed);
+            let listen =
+                |queue: &WaitQueue| Arc::clone(&queue.side(HEARD_SIDE).permits).acquire_owned();
+            let mut heard = self.heard.as_deref().map(|queue| Box::pin(listen(queue)));
             loop {
                 tokio::select! {
                     biased;
@@ -335,6 +360,11 @@ impl<'a> Waiter<'a> {
                     permit = &mut told => {
                         let Ok(permit) = permit else { return Woken::Closed };
                         self.count(self.queue.notified_by());
+                        return Woken::Notified(permit);
+                    }
+                    permit = if_some(&mut heard) => {
+                        let Ok(permit) = permit else { return Woken::Closed };
+                        self.count(Source::Message);
                         return Woken::Notified(permit);
                     }
                     () = self.alarm(deadline) => {}

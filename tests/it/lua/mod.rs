@@ -2,6 +2,7 @@
 
 mod fair;
 mod fair_mixed;
+mod fair_permits;
 mod fenced;
 mod latch;
 mod note;

@@ -339,6 +339,28 @@ fn permits_force_release_gives_back_whatever_is_taken() {
     assert_eq!(ears.heard(&bench), ["3"]);
 }
 
+/// A server that accepts no writes is asked again and again: waiters must not be told each time.
+#[test]
+fn permits_that_cannot_be_given_back_wake_no_waiter() {
+    let bench = Bench::real();
+    assert_eq!(bench.take_permits(A, "60000", "2"), ACQUIRED);
+    bench.set_up(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    let mut ears = bench.listen(CHANNEL);
+    for (script, keys, args) in [
+        (RELEASE, &KEYS[..], &[A, "0", CHANNEL, "3"][..]),
+        (RELEASE_RECORD, &LEASES, &[A, "0", CHANNEL]),
+        (FORCE, &KEYS, &[CHANNEL, "3"]),
+    ] {
+        let reply = bench.run(script, keys, args);
+        assert!(
+            matches!(&reply, Reply::Error(text) if text.starts_with("NOREPLICAS")),
+            "{reply:?}"
+        );
+    }
+    assert_eq!(ears.heard(&bench), [""; 0]);
+    assert_eq!(bench.counter(), 1);
+}
+
 #[test]
 fn permits_inspect_lists_the_owners() {
     let bench = Bench::new();
@@ -373,7 +395,7 @@ fn permits_set_total_counts_what_is_taken() {
         assert_eq!(bench.counter(), counter);
     }
     assert_eq!(set("4"), count(2), "one of three was owed");
-    assert_eq!(ears.heard(&bench), ["2", "3", "2"]);
+    assert_eq!(ears.heard(&bench), ["2", "3", "0", "2"]);
     let available = bench.untouched(AVAILABLE, &KEYS, &["9"]);
     assert_eq!(available, count(2));
     // without a counter, waiters were told of none

@@ -21,6 +21,8 @@ const INTENT: &str = "nestlock_rwlock_intent:{l}";
 const READERS: &str = "nestlock_rwlock_readers:{l}";
 const HOLDS: &str = "{l}:";
 const LEASES: &str = "{l}:timeout";
+const PLACES: &str = "nestlock_permits_queue:{l}";
+const WAITERS: &str = "nestlock_permits_seen:{l}";
 const SIGNAL: [&str; 2] = ["lock:l", "lock-signal:l"];
 const GUARDED: [&str; 2] = ["k", "nestlock_fence:{k}"];
 
@@ -451,6 +453,24 @@ fn cases_of_permits() -> Vec<Case> {
         of("permits/force_release", &keys, &["c", total], &all);
     }
     of("permits/release", &keys, &[A, "1", "c", "3"], &[mine]);
+    let line = format!(
+        "ZADD {PLACES} 1 {B} 2 {A};PEXPIRE {PLACES} 600000;ZADD {WAITERS} {far} {B} {far} {A}"
+    );
+    let dead = format!("ZADD {PLACES} 1 {B};ZADD {WAITERS} 7 {B};PEXPIRE {WAITERS} 600000");
+    let fair = [LEASES, L, PLACES, WAITERS];
+    for state in all {
+        for queue in [&line, &dead] {
+            let state = &*format!("{state};{queue}");
+            let acquire = |waits| [A, "30000", "1", "3", "c", "15000", waits];
+            of("fair_permits/acquire", &fair, &acquire("0"), &[state]);
+            of("fair_permits/acquire", &fair, &acquire("1"), &[state]);
+            of("fair_permits/release", &fair, &[A, "0", "c", "3"], &[state]);
+        }
+    }
+    let acquire = [A, "30000", "1", "3", "c", "15000", "1"];
+    of("fair_permits/acquire", &fair, &acquire, &all);
+    of("fair_permits/release", &fair, &[A, "0", "c", "3"], &all);
+    of("fair_permits/release", &fair, &[A, "1", "c", "3"], &[mine]);
     of("permits/release_record", &[LEASES], &[A, "0", "c"], &all);
     of("permits/renew", &[LEASES], &[A, "30000"], &all);
     let two = leases(&[A, A], "30000");

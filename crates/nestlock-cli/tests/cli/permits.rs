@@ -53,6 +53,40 @@ fn as_many_commands_run_as_there_are_permits() {
     assert_eq!(world.said(&["ls"]).1, "");
 }
 
+/// Those that wait with `--fair` run in the order in which they came, one after the other.
+#[test]
+fn fair_commands_run_in_the_order_they_came() {
+    let world = World::new();
+    let held = world.begin(
+        &[
+            "exec",
+            "jobs",
+            "--permits",
+            "1",
+            "-c",
+            &format!("echo 1 > held; {}", until("go")),
+        ],
+        "held",
+    );
+    let waits = |number: usize| {
+        let line = format!("echo {number} >> order");
+        let args = ["exec", "jobs", "--permits", "1", "--fair", "-c", &line];
+        let running = Running::of(world.nestlock(&args));
+        eventually("it is in the queue", || {
+            world.server_says(&["ZCARD", "nestlock_permits_queue:{jobs}"])
+                == format!(":{number}\r\n")
+        });
+        running
+    };
+    let waiters: Vec<_> = (1..=4).map(waits).collect();
+    world.make("go");
+    assert_eq!(held.code(), Some(0));
+    for waiter in waiters {
+        assert_eq!(waiter.code(), Some(0));
+    }
+    assert_eq!(world.text("order"), "1\n2\n3\n4");
+}
+
 /// The number on the server would otherwise be that of the first `exec` for ever.
 #[test]
 fn the_last_exec_says_how_many_permits_there_are() {
@@ -92,6 +126,7 @@ fn what_makes_no_sense_with_permits_is_refused() {
         (&["--permits", "2147483648"], "is not in 1.."),
         (&["--permits", "2", "--kind", "fair"], "cannot be used with"),
         (&["--permits", "2", "--shared"], "cannot be used with"),
+        (&["--fair"], "required arguments were not provided"),
         (
             &["--kind", "permits"],
             "say how many there are: --permits NUMBER",
