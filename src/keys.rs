@@ -20,7 +20,7 @@ pub(crate) const SIGNAL_LIST: &str = "lock-signal:";
 pub(crate) const PERMIT_LEASES: &str = ":timeout";
 /// The prefix of the key of the queue of fair permits.
 pub(crate) const PERMIT_QUEUE: &str = "nestlock_permits_queue";
-/// The prefix of the key that says when waiters of fair permits expire.
+/// The prefix of the key that says when waiters of fair permits expire, and how many they want.
 pub(crate) const PERMIT_WAITERS: &str = "nestlock_permits_seen";
 /// The prefix of the key of the leases of a semaphore's permits.
 pub(crate) const SEMAPHORE_LEASES: &str = "nestlock_semaphore_leases";

@@ -71,7 +71,6 @@ elseif late ~= 0 then
 end
 remove(dead, length)
 tell(waiters, nil, room + expired())
-are_there(1)
 -- there may be more of the dead
 local time = #dead < 1000 and math.ceil(patience / 3) or 1
-return {0, reply[2] >= 0 and math.min(reply[2], time) or time, math.max(before - #dead - there + 1, 0)}
+return {0, reply[2] >= 0 and math.min(reply[2], time) or time, math.max(before - #dead - all_permits() + 1, 0)}

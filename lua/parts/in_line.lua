@@ -4,14 +4,17 @@ local queue, seen = KEYS[3], KEYS[4]
 -- how much ends are too early, if no waiter could ask (too late if below 0: the clock went back); how many permits there are
 local wants, places, told, late, there = {}, {}, 0, 0, false
 
--- whether there are as many permits, taken ones included: a waiter for more holds up no others
-local function are_there(number)
+-- how many permits there are, taken ones included
+local function all_permits()
     if not there then
         local left = tonumber(redis.pcall('get', counter))
         there = math.max(1, left and left + redis.call('zcard', leases) or tonumber(total))
     end
-    return number <= there
+    return there
 end
+
+-- whether there are as many: a waiter for more holds up no others
+local function are_there(number) return number <= all_permits() end
 
 -- the score of a waiter, with its end moved by `late`. Later it is moved only once, until the waiter has asked again (1/2048): it may
 -- be dead, and requests may be rare
@@ -58,8 +61,8 @@ local function expired()
     return tonumber(redis.pcall('zcount', leases, 0, now)) or 0
 end
 
--- tells waiters, `without` one that is out of line or one that wants more than there are, that there is room for them; those that were told before only if they are first:
--- a message may be lost
+-- tells waiters that there is room for them, `without` one that is out of line. One that was told before is told again only if it
+-- is the first: a message may be lost
 local function tell(waiters, without, room)
     local before, last = 0, told
     for _, waiter in ipairs(waiters) do

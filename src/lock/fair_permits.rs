@@ -1,9 +1,9 @@
 //! Fair permits: first come, first served, among nestlock's waiters of all processes.
 //!
-//! The permits and the messages are those of [`super::permits`]. A sorted set has the waiters in
-//! order, each named by the last permit that it wants, and another says when each counts as gone. An
-//! acquire succeeds if enough are left for all that came before it. A release tells the waiters that
-//! fit in now, each on a channel of its own.
+//! The permits and the messages are those of [`super::permits`]. A sorted set has the waiting owners
+//! in order, and another says when each expires and how many permits it wants. An acquire succeeds if
+//! enough are left for all that came before it. A release tells the waiters that fit in now, each on
+//! a channel of its own.
 
 use std::{sync::Arc, time::Duration};
 
@@ -114,7 +114,7 @@ impl Kind for FairPermits {
         Call::new(&RELEASE, self.keys(), given.args)
     }
 
-    /// Tells no waiter of the queue: they ask again within a third of the patience.
+    /// Tells no waiter of the queue: they ask again within the poll cap.
     fn release_record(&self, owner: &OwnerId, holds: u32) -> Option<Call> {
         self.record.release_record(owner, holds)
     }

@@ -125,9 +125,9 @@ impl Permits {
     /// Takes `n` permits at once, and waits for them without limit. The guard has all of them, and is
     /// lost with any of them: the others come back when their leases end.
     ///
-    /// Waiters for fewer permits may pass it, unless these are [`fair`](Self::fair): whenever permits are
-    /// given back, all get a chance. If there are fewer than `n` since [`set_permits`](Self::set_permits), it waits until there are
-    /// more.
+    /// Waiters for fewer permits may pass it, unless these are [`fair`](Self::fair): whenever permits
+    /// are given back, all get a chance. If there are fewer than `n` since
+    /// [`set_permits`](Self::set_permits), it waits until there are more.
     ///
     /// ```no_run
     /// # async fn example(permits: nestlock::Permits) -> nestlock::Result<()> {
@@ -168,8 +168,8 @@ impl Permits {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidCount`](crate::Error::InvalidCount) if `n` is 0, above 100, or above the number that these [`Permits`]
-    /// were made with; nothing is sent.
+    /// [`Error::InvalidCount`](crate::Error::InvalidCount) if `n` is 0, above 100, or above the number
+    /// that these [`Permits`] were made with; nothing is sent.
     pub fn many(&self, n: u32) -> Result<Lock> {
         Ok(self.as_lock(self.record.taking_checked(n)?))
     }

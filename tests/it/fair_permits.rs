@@ -14,11 +14,8 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::{
     contract::contract_suite,
-    support::{
-        Server, eventually, poll_once,
-        proxy::{Action, Proxy, Verb},
-        wire::Reply,
-    },
+    permits::{QUEUE, all_come_back, counter, is_as_before_after_drops, queue, taken},
+    support::{Server, eventually, poll_once, proxy::Proxy, wire::Reply},
 };
 
 contract_suite! {
@@ -28,7 +25,6 @@ contract_suite! {
     counted = true,
 }
 
-const QUEUE: &str = "nestlock_permits_queue:{l}";
 const SEEN: &str = "nestlock_permits_seen:{l}";
 
 fn ms(millis: u64) -> Duration {
@@ -49,18 +45,6 @@ async fn patient(server: &Server) -> LockClient {
         builder.fair_patience(ms(600_000)).poll_cap(ms(600_000))
     };
     server.client_with(builder).await
-}
-
-fn counter(server: &Server) -> i64 {
-    server.call(&["GET", "l"]).text().parse().unwrap()
-}
-
-fn taken(server: &Server) -> i64 {
-    server.call(&["ZCARD", "{l}:timeout"]).int()
-}
-
-fn queue(server: &Server) -> i64 {
-    server.call(&["ZCARD", QUEUE]).int()
 }
 
 async fn queue_is(server: &Server, waiters: i64) {
@@ -537,64 +521,13 @@ async fn mixed_waiters_take_no_more_than_there_are() {
 /// Whatever becomes of a request, the number is exact and the queue empty afterwards.
 #[tokio::test]
 async fn a_lost_reply_leaves_no_waiter_behind() {
-    for verb in [Verb::Acquire, Verb::Release] {
-        for action in [
-            Action::Lose,
-            Action::CutBefore,
-            Action::Late(ms(700)),
-            Action::Ghost(ms(300)),
-        ] {
-            let server = Server::start();
-            let proxy = Proxy::start(&server);
-            let client = LockClient::builder()
-                .command_timeout(ms(500))
-                .watchdog_timeout(ms(5_000))
-                .fair_patience(ms(1_500))
-                .connect(proxy.url())
-                .await
-                .unwrap();
-            let permits = fair(&client, 2);
-            permits.acquire().await.unwrap().unlock().await.unwrap();
-            proxy.once(verb, action);
-            for _ in 0..3 {
-                if let Ok(guard) = permits.acquire_many(2).await {
-                    let _ = guard.unlock().await;
-                }
-            }
-            client.idle().await;
-            let is_back = || async { !matches!(action, Action::Ghost(_)) || proxy.ghosts() == 1 };
-            eventually("the late request is executed", is_back).await;
-            client.idle().await;
-            let all = || async { (counter(&server), taken(&server), queue(&server)) == (2, 0, 0) };
-            eventually("all are back", all).await;
-        }
-    }
+    all_come_back(true).await;
 }
 
 /// An acquire that is dropped at any of its polls leaves number and queue as they were.
 #[tokio::test]
 async fn a_dropped_acquire_leaves_the_queue_as_it_was() {
-    let server = Server::start();
-    let client = server.client().await;
-    let permits = fair(&client, 2);
-    let held = permits.acquire().await.unwrap();
-    for n in [1, 2] {
-        for polls in 0..12 {
-            let mut acquire = pin!(permits.acquire_many(n));
-            for _ in 0..polls {
-                if poll_once(acquire.as_mut()).await.is_ready() {
-                    break;
-                }
-                tokio::time::sleep(ms(1)).await;
-            }
-        }
-    }
-    client.idle().await;
-    assert_eq!(
-        (counter(&server), taken(&server), queue(&server)),
-        (1, 1, 0)
-    );
-    held.unlock().await.unwrap();
+    is_as_before_after_drops(true).await;
 }
 
 /// One owner cannot hold permits of a name both ways.

@@ -30,6 +30,8 @@ contract_suite! {
 
 /// The channel of the permits `l`.
 const CHANNEL: &str = "redisson_sc:{l}";
+/// The queue of fair permits.
+pub const QUEUE: &str = "nestlock_permits_queue:{l}";
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -40,12 +42,17 @@ fn permits(client: &LockClient, total: u32) -> Permits {
 }
 
 /// Returns the number that the server has for available permits.
-fn counter(server: &Server) -> i64 {
+pub fn counter(server: &Server) -> i64 {
     server.call(&["GET", "l"]).text().parse().unwrap()
 }
 
-fn taken(server: &Server) -> i64 {
+pub fn taken(server: &Server) -> i64 {
     server.call(&["ZCARD", "{l}:timeout"]).int()
+}
+
+/// Returns how many wait in the queue of fair permits.
+pub fn queue(server: &Server) -> i64 {
+    server.call(&["ZCARD", QUEUE]).int()
 }
 
 async fn has_waiters(client: &LockClient, waiters: usize) {
@@ -509,6 +516,12 @@ async fn many_waiters_are_served_without_a_stampede() {
 /// Whatever becomes of a request, the number is exact afterwards.
 #[tokio::test]
 async fn a_lost_reply_loses_no_permit() {
+    all_come_back(false).await;
+}
+
+/// Takes and gives back permits, with a fault of each request. Nothing is missing afterwards, and no
+/// waiter is left in a queue.
+pub async fn all_come_back(fair: bool) {
     for verb in [Verb::Acquire, Verb::Release] {
         for action in [
             Action::Lose,
@@ -521,10 +534,11 @@ async fn a_lost_reply_loses_no_permit() {
             let client = LockClient::builder()
                 .command_timeout(ms(500))
                 .watchdog_timeout(ms(5_000))
+                .fair_patience(ms(1_500))
                 .connect(proxy.url())
                 .await
                 .unwrap();
-            let permits = permits(&client, 2);
+            let permits = permits(&client, 2).fair(fair);
             permits.acquire().await.unwrap().unlock().await.unwrap();
             proxy.once(verb, action);
             for _ in 0..3 {
@@ -532,21 +546,20 @@ async fn a_lost_reply_loses_no_permit() {
                     let _ = guard.unlock().await;
                 }
             }
-            client.idle().await;
-            eventually("all are back", || async {
-                (counter(&server), taken(&server)) == (2, 0)
-            })
-            .await;
+            let all_back = async || {
+                client.idle().await;
+                eventually("all are back", || async {
+                    (counter(&server), taken(&server), queue(&server)) == (2, 0, 0)
+                })
+                .await;
+            };
+            all_back().await;
             // a late request may take and give back once more
             eventually("the late request is executed", || async {
                 !matches!(action, Action::Ghost(_)) || proxy.ghosts() == 1
             })
             .await;
-            client.idle().await;
-            eventually("all are back", || async {
-                (counter(&server), taken(&server)) == (2, 0)
-            })
-            .await;
+            all_back().await;
         }
     }
 }
@@ -554,9 +567,14 @@ async fn a_lost_reply_loses_no_permit() {
 /// An acquire that is dropped at any of its polls leaves the number as it was.
 #[tokio::test]
 async fn a_dropped_acquire_leaves_the_number_exact() {
+    is_as_before_after_drops(false).await;
+}
+
+/// Drops acquires of one permit and of two at each of their polls: number and queue are as before.
+pub async fn is_as_before_after_drops(fair: bool) {
     let server = Server::start();
     let client = server.client().await;
-    let permits = permits(&client, 2);
+    let permits = permits(&client, 2).fair(fair);
     let held = permits.acquire().await.unwrap();
     for n in [1, 2] {
         for polls in 0..12 {
@@ -570,7 +588,10 @@ async fn a_dropped_acquire_leaves_the_number_exact() {
         }
     }
     client.idle().await;
-    assert_eq!((counter(&server), taken(&server)), (1, 1));
+    assert_eq!(
+        (counter(&server), taken(&server), queue(&server)),
+        (1, 1, 0)
+    );
     held.unlock().await.unwrap();
 }
 

@@ -195,16 +195,13 @@ fn parts(acl: &Acl, is_cluster: bool, prefix: &str) -> Vec<Part> {
     if acl.sentinel {
         return vec![SENTINEL.into()];
     }
-    let asked: BTreeSet<&str> = acl.kinds.iter().map(|kind| kind.permissions()).collect();
-    // permits may be fair
-    let of = |what| {
-        if what == "fair permits" {
-            "permits"
-        } else {
-            what
-        }
-    };
-    let is_asked = |kind: &Permissions| asked.is_empty() || asked.contains(of(kind.what));
+    let asked: BTreeSet<&str> = acl
+        .kinds
+        .iter()
+        .flat_map(|kind| kind.permissions())
+        .copied()
+        .collect();
+    let is_asked = |kind: &Permissions| asked.is_empty() || asked.contains(kind.what);
     // none of the tools uses guarded keys, or latches
     let locks = || {
         let unused = [GUARDED, LATCH];
@@ -234,7 +231,7 @@ fn parts(acl: &Acl, is_cluster: bool, prefix: &str) -> Vec<Part> {
         Some(For::Bench) => {
             let fair = KINDS
                 .into_iter()
-                .filter(|kind| kind.what == Kind::Fair.permissions());
+                .filter(|kind| Kind::Fair.permissions().contains(&kind.what));
             [EVERY_CLIENT.into(), MEASURES]
                 .into_iter()
                 .chain(fair.map(Part::from))

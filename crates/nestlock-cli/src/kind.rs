@@ -78,17 +78,17 @@ impl Kind {
         }
     }
 
-    /// Returns the name of the kind in the table of permissions.
-    pub(crate) fn permissions(self) -> &'static str {
+    /// Returns the names of the kind in the table of permissions.
+    pub(crate) fn permissions(self) -> &'static [&'static str] {
         match self {
-            Self::Reentrant | Self::NonReentrant | Self::Spin => "reentrant",
-            Self::Fair | Self::NonReentrantFair => "fair",
-            Self::Fenced => "fenced",
-            Self::Signal => "signal",
-            Self::String => "string",
-            Self::Read | Self::Write => "read-write",
-            Self::Permits => "permits",
-            Self::Semaphore => "semaphore",
+            Self::Reentrant | Self::NonReentrant | Self::Spin => &["reentrant"],
+            Self::Fair | Self::NonReentrantFair => &["fair"],
+            Self::Fenced => &["fenced"],
+            Self::Signal => &["signal"],
+            Self::String => &["string"],
+            Self::Read | Self::Write => &["read-write"],
+            Self::Permits => &["permits", "fair permits"],
+            Self::Semaphore => &["semaphore"],
         }
     }
 

@@ -345,8 +345,9 @@ impl WaitQueue {
     /// Wakes all waiters to check the lock, because messages may have been missed; of permits, begins
     /// a chain.
     pub(super) fn wake_all_queues(&self) {
-        // one of them wakes where it hears another kind, and its request tells the first of the queue
-        if self.awaited.about().own_channel && self.has_permits() {
+        // a waiter that hears another kind wakes there, and its request tells the first of the queue
+        let lock = self.awaited.lock();
+        if lock.is_some_and(|kind| kind.heard().is_some()) {
             return;
         }
         self.by_reconnect.store(true, Ordering::Relaxed);
